@@ -30,9 +30,9 @@ def tiles(
 
 
 def moments(values: NDArray[Any], where: NDArray[np.bool_] | None = None) -> dict[str, Any]:
-    """Two passes in long double over the finite cells, one by one counted."""
+    """Two passes in long double over the finite cells."""
     flat = values.ravel() if where is None else values[where]
-    numbers = np.array([np.longdouble(x) for x in flat])
+    numbers = flat.astype(np.longdouble)
     finite = numbers[np.isfinite(numbers)] if numbers.size else numbers
     gaps = int(np.isnan(numbers).sum())
     result = {"count": finite.size, "gaps": gaps, "infs": numbers.size - finite.size - gaps}

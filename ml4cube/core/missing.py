@@ -1,4 +1,4 @@
-"""Gaps in plain arrays: which samples are kept, and how gaps are filled.
+"""Gaps in plain arrays: where they are, and how they are filled.
 
 A cell is a gap where its value is not finite (NaN, NaT, +inf or -inf). Arrays of samples have the
 shape (samples, *window); points are samples without window dims.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fingerprint import mix
-from ml4cube.core.statistics import check_numpy, scaled_dtype
+from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
 
 #: Rules for dropping samples.
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
@@ -31,10 +31,6 @@ FILL_FEATURES = (
     f"fill the features only, with fill_nan_values(cube, [...]); if the gaps are NaN again, delete "
     f"the attribute {FILLED_ATTR!r}"
 )
-
-#: Codes of `keep_samples` for kept and dropped samples.
-KEPT, GAP, MASK = 0, 1, 2
-REASONS = {GAP: "gap", MASK: "mask"}
 
 
 def find_gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -125,55 +121,22 @@ def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> N
     return result.swapaxes(0, axis)
 
 
-def keep_samples(
-    gaps: Mapping[str, NDArray[np.bool_]],
-    mask: NDArray[np.bool_] | None,
-    policy: str | None,
-) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """Return which samples are kept, and the reason (`KEPT`, `GAP` or `MASK`) for each.
-
-    All variables have equal numbers of samples, and the mask has their shape.
-    `policy` "auto" drops a sample with any gap, "if_all_nan" one whose variables are gaps in every
-    cell, "masked" one without a mask-true cell or with a gap in a mask-true cell, None drops none.
-    """
-    check_choice("drop_nan", policy, DROP_POLICIES)
-    reason = np.full(len(next(iter(gaps.values()))), KEPT, np.uint8)
-    if policy == "auto":
-        for flags in gaps.values():
-            reason[_any_cell(flags)] = GAP
-    elif policy == "if_all_nan":
-        reason[np.all([~_any_cell(~flags) for flags in gaps.values()], axis=0)] = GAP
-    elif policy == "masked":
-        assert mask is not None
-        for flags in gaps.values():
-            reason[_any_cell(flags & mask)] = GAP
-        reason[~_any_cell(mask)] = MASK
-    return reason == KEPT, reason
-
-
-def _any_cell(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tell for each sample whether any of its cells is flagged."""
-    return np.asarray(flags.any(axis=tuple(range(1, flags.ndim))))
-
-
 def fill_gaps(
     values: NDArray[Any],
     method: str,
     *,
-    mean: float | None = None,
+    known: VariableStatistics | None = None,
     const: object = None,
-    low: float | None = None,
-    high: float | None = None,
     seed: int = 0,
     positions: NDArray[np.uint64] | None = None,
     variable: str = "",
 ) -> NDArray[Any]:
     """Return a copy of one variable, shape (samples, *window), with its gaps filled.
 
-    "sample_mean" takes the mean of the sample's finite cells, and `mean` (of the training cells)
-    where it has none; "mean" takes `mean`, "constant" takes `const`. "noise" draws uniformly
-    between `low` and `high`, as a function of `seed`, `variable` and the cell's position in the
-    cube alone.
+    "sample_mean" takes the mean of the sample's finite cells, and that of the training cells, of
+    which `known` are the statistics, where it has none; "mean" takes the latter, "constant" takes
+    `const`. "noise" draws uniformly from the range of the training cells, as a function of `seed`,
+    `variable` and the cell's position in the cube alone.
     """
     check_choice("fill_method", method, FILL_METHODS)
     filled = np.array(values)
@@ -185,6 +148,9 @@ def fill_gaps(
             f"{_named(variable)} must be of a float dtype to fill its gaps, got {filled.dtype}; "
             "drop those samples"
         )
+    # weighted statistics, and those with quantiles, are arrays without dims
+    numbers = (None, None, None) if known is None else (known.mean, known.min, known.max)
+    mean, low, high = (number if number is None else float(number) for number in numbers)
     if method == "mean":
         filled[gaps] = _given(mean, "mean", method, variable, filled.dtype)
     elif method == "constant":

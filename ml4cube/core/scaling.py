@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -222,7 +221,7 @@ class Scaling:
         values: NDArray[Any],
         first: Mapping[str, NDArray[Any]],
         window: Mapping[str, int],
-        dtype: DTypeLike | None = None,
+        dtype: DTypeLike,
     ) -> NDArray[Any]:
         """Scale samples by the entry of each cell."""
         return scale_values(values, *self.at(self._cells(first, window), values), dtype)
@@ -232,10 +231,9 @@ class Scaling:
         values: NDArray[Any],
         first: Mapping[str, NDArray[Any]],
         window: Mapping[str, int],
-        dtype: DTypeLike | None = None,
     ) -> NDArray[Any]:
         """Undo `scaled`."""
-        return unscale_values(values, *self.at(self._cells(first, window)), dtype)
+        return unscale_values(values, *self.at(self._cells(first, window)))
 
     def _check_known(
         self, values: NDArray[Any], offset: Any, scale: Any, cells: Mapping[str, NDArray[Any]]
@@ -267,16 +265,3 @@ class Scaling:
                 along = along + np.arange(window[dim]).reshape(shape)
             cells[dim] = along
         return cells
-
-
-def apply_in_cells(
-    arithmetic: Callable[..., Any],
-    offset: NDArray[Any],
-    scale: NDArray[Any],
-    values: NDArray[Any],
-    *entries: NDArray[Any],
-) -> Any:
-    """Scale a block by the entry of each cell, using no more memory than the block."""
-    if not math.prod(values.shape):
-        return arithmetic(values, 0.0, 1.0)
-    return arithmetic(values, offset[entries], scale[entries])

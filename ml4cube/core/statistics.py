@@ -56,14 +56,13 @@ def check_numpy(name: str, dtype: Any) -> None:
         )
 
 
-def check_real(name: str, dtype: DTypeLike) -> None:
+def check_real(name: str, dtype: np.dtype[Any]) -> None:
     """Raise InvalidTypeError unless a dtype holds real numbers."""
     check_numpy(name, dtype)
-    kind = getattr(dtype, "kind", None) or np.dtype(dtype).kind
-    if kind not in "fiub":
+    if dtype.kind not in "fiub":
         raise InvalidTypeError(
-            f"variable {name!r} must hold real numbers to be scaled, got dtype {dtype}; leave it "
-            "out of the statistics or convert it"
+            f"variable {name!r} must hold real numbers, got dtype {dtype}; leave it out or convert "
+            "it"
         )
 
 

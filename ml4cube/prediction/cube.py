@@ -607,10 +607,8 @@ class _Predictor:
         return fill_gaps(
             samples,
             method,
-            mean=known.mean if known else None,
+            known=known,
             const=metadata.spec.const,
-            low=known.min if known else None,
-            high=known.max if known else None,
             seed=settings.get("seed", 0),
             positions=None if ids is None else ids[positions],
             variable=name,

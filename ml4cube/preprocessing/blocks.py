@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ml4cube.cube.chunks.blocks import block_shape, blocks
 from ml4cube.cube.chunks.opened import straight
-from ml4cube.preprocessing import cubes
 
 T = TypeVar("T")
 Slices = dict[str, slice]
@@ -37,7 +36,7 @@ def each_block(
         return
     variable = straight(variable)
     run = partial(_run, work, [None if one is None else one.dims for one in (variable, *others)])
-    if cubes.is_lazy(variable, *others):
+    if any(one is not None and one.chunks is not None for one in (variable, *others)):
         yield from _each_dask_block(variable, others, run)
         return
 
@@ -71,24 +70,12 @@ def _run(
     block, whole = arrays[0], dims[0]
     assert block is not None
     assert whole is not None
+    sizes = dict(zip(whole, block.shape, strict=True))
     full = [
-        None if array is None else _broadcast(array, known or (), whole, block.shape)
+        None if array is None else xr.Variable(known or (), array).set_dims(sizes).values  # type: ignore[no-untyped-call]
         for array, known in zip(arrays, dims, strict=True)
     ]
     return work(*full)
-
-
-def _broadcast(
-    array: NDArray[Any],
-    known: tuple[Hashable, ...],
-    dims: tuple[Hashable, ...],
-    shape: tuple[int, ...],
-) -> NDArray[Any]:
-    """Broadcast an array along the dims it lacks, as a read-only view."""
-    present = [dim for dim in dims if dim in known]
-    ordered = array.transpose([known.index(dim) for dim in present])
-    lacking = tuple(i for i, dim in enumerate(dims) if dim not in known)
-    return np.broadcast_to(np.expand_dims(ordered, lacking), shape)
 
 
 def _each_dask_block(

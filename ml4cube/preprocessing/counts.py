@@ -12,15 +12,19 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.missing import KEPT, MASK, REASONS, find_gaps, keep_samples
+from ml4cube.core.missing import find_gaps
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import not_data
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.samples import SAMPLES
+from ml4cube.preprocessing.cubes import SAMPLES
 
 logger = logging.getLogger(__name__)
+
+#: Codes of kept and dropped samples.
+KEPT, GAP, MASK = 0, 1, 2
+REASONS = {GAP: "gap", MASK: "mask"}
 
 # Prefix of the scalar coordinates that hold a cube's counts.
 _PREFIX = "accounting_"
@@ -223,34 +227,29 @@ def reasons(
     variables: Sequence[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
     """Return the reason code of each sample of a Dataset, or of each cell of a cube."""
-    if samples is None:
-        return _reasons(variables, mask, mode, _dims(*variables, mask))
-    # one by one, because their windows may have different dims
-    each = (_reasons([one], mask, mode, {SAMPLES: samples, **one.sizes}) for one in variables)
+    # one by one, because windows of samples may have different dims
+    each = (_reasons(one, mask, mode, samples) for one in variables)
     combine: Callable[..., xr.Variable] = np.minimum if mode == "if_all_nan" else np.maximum
     return functools.reduce(combine, each)
 
 
 def _reasons(
-    variables: Sequence[xr.Variable],
-    mask: xr.Variable | None,
-    mode: str,
-    sizes: Mapping[Hashable, int],
+    variable: xr.Variable, mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
-    """Return reason codes for variables that are broadcast to `sizes`."""
-    outer = [dim for dim in sizes if dim == SAMPLES or SAMPLES not in sizes]
-    window = [dim for dim in sizes if dim not in outer]
-    full = xr.Variable(
-        (*outer, *window), np.broadcast_to(False, tuple(sizes[d] for d in (*outer, *window)))
-    )
-    arrays = [cubes.spread(read_in_blocks(variable), full) for variable in variables]
-    if mask is not None:
-        arrays.append(cubes.spread(mask, full))
+    """Return the reason codes by the gaps of one variable."""
+    if samples is None:
+        outer, window = _dims(variable, mask), {}
+    else:
+        outer = {SAMPLES: samples}
+        window = {dim: n for dim, n in variable.sizes.items() if dim != SAMPLES}
+    sizes = outer | window
+    full = xr.Variable(tuple(sizes), np.broadcast_to(False, tuple(sizes.values())))
+    used = [read_in_blocks(variable), *([] if mask is None else [mask])]
     result: xr.Variable = xr.apply_ufunc(
         _reasons_of_block,
-        *arrays,
-        input_core_dims=[window] * len(arrays),
-        kwargs={"mode": mode, "masked": mask is not None, "window": len(window)},
+        *(cubes.spread(one, full) for one in used),
+        input_core_dims=[list(window)] * len(used),
+        kwargs={"mode": mode, "window": len(window)},
         dask="parallelized",
         dask_gufunc_kwargs={"allow_rechunk": True},
         output_dtypes=[np.uint8],
@@ -259,11 +258,13 @@ def _reasons(
 
 
 def _reasons_of_block(
-    *arrays: NDArray[Any], mode: str, masked: bool, window: int
+    values: NDArray[Any], mask: NDArray[np.bool_] | None = None, *, mode: str, window: int
 ) -> NDArray[np.uint8]:
-    """Return the reason codes of one block, of any number of outer dims."""
-    outer = arrays[0].shape[: arrays[0].ndim - window]
-    flat = [array.reshape(-1, *array.shape[len(outer) :]) for array in arrays]
-    mask = flat.pop() if masked else None
-    gaps = {str(i): find_gaps(values) for i, values in enumerate(flat)}
-    return keep_samples(gaps, mask, mode)[1].reshape(outer)
+    """Return the reason codes of one block, whose last dims are the window."""
+    cells = tuple(range(values.ndim - window, values.ndim))
+    gaps = find_gaps(values)
+    if mask is not None:
+        inside = mask.any(cells)
+        return np.where(inside, (gaps & mask).any(cells) * GAP, MASK).astype(np.uint8)
+    lost = gaps.all(cells) if mode == "if_all_nan" else gaps.any(cells)
+    return np.asarray(lost * GAP, np.uint8)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
@@ -21,6 +20,8 @@ from ml4cube.cube.variables import not_data, split_label
 logger = logging.getLogger(__name__)
 
 Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
+#: Dim along which a Dataset holds samples.
+SAMPLES = "samples"
 
 
 def check_cube(ds: object) -> None:
@@ -30,13 +31,6 @@ def check_cube(ds: object) -> None:
             "ds must be a Dataset, a DataArray or a dict of arrays (samples, *window), got "
             f"{type(ds).__name__}"
         )
-
-
-def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
-    """Return a DataArray if a DataArray was given."""
-    if isinstance(given, xr.Dataset):
-        return result
-    return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
 
 
 def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> None:
@@ -49,19 +43,15 @@ def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> N
 def only_data(
     argument: str,
     wanted: Sequence[str],
-    given: xr.Dataset | Mapping[str, Any],
+    cube: xr.Dataset,
     filter_var: str | None = roles.FILTER_VAR,
 ) -> tuple[str, ...]:
     """Return those names that are data variables; refuse coordinates and lists without any."""
-    cube = given if isinstance(given, xr.Dataset) else None
-    check_known(argument, wanted, given if cube is None else cube.variables)
-    if cube is not None:
-        others = not_data(cube, filter_var)
-    else:
-        others = {"split": "the split label", str(filter_var): "a mask"}
+    check_known(argument, wanted, cube.variables)
+    others = not_data(cube, filter_var)
     # masks and labels may be listed, as by list(ds.data_vars)
     wrong = {name: others[name] for name in wanted if name in others}
-    coords = [name for name in wrong if cube is not None and name in cube.coords]
+    coords = [name for name in wrong if name in cube.coords]
     if coords or (wanted and wrong.keys() == set(wanted)):
         found = ", ".join(f"{name!r} ({wrong[name]})" for name in coords or wrong)
         hint = "; ds.reset_coords() turns coordinates into data variables" if coords else ""
@@ -170,43 +160,3 @@ def flags(mask: xr.Variable) -> xr.Variable:
     mask = read_in_blocks(mask)
     present: xr.Variable = mask.notnull()
     return present & mask.astype(bool)
-
-
-def is_lazy(*arrays: Any) -> bool:
-    """Return True if any array is a dask array."""
-    return any(array is not None and array.chunks is not None for array in arrays)
-
-
-def with_samples(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
-    """Add a leading samples dim to a label or mask that lacks it."""
-    n, *window = shape
-    if array.shape == tuple(shape):
-        return array
-    by_sample = array.shape[:1] == (n,) and _ends_with(tuple(window), array.shape[1:])
-    static = _ends_with(tuple(window), array.shape)
-    if by_sample and static and array.ndim > 1:
-        raise InvalidValueError(
-            f"{what} of shape {array.shape} is ambiguous for data of shape {tuple(shape)}: with or "
-            "without samples; give it the full shape"
-        )
-    if not by_sample and not static:
-        raise InvalidValueError(
-            f"{what} has shape {array.shape}, the data {tuple(shape)}; give one value per "
-            "sample, per window cell, or per cell"
-        )
-    return array if by_sample else np.broadcast_to(array, (n, *array.shape))
-
-
-def to_shape(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
-    """Broadcast a label or mask along the window dims that it lacks."""
-    target = tuple(shape)
-    if array.shape[:1] != target[:1] or not _ends_with(target[1:], array.shape[1:]):
-        raise InvalidValueError(
-            f"{what} of shape {array.shape} does not fit data of shape {target}"
-        )
-    missing = (1,) * (len(target) - array.ndim)
-    return np.broadcast_to(array.reshape(array.shape[0], *missing, *array.shape[1:]), target)
-
-
-def _ends_with(shape: tuple[int, ...], ending: tuple[int, ...]) -> bool:
-    return len(ending) <= len(shape) and shape[len(shape) - len(ending) :] == ending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.preprocessing.blocks import Slices, each_block
 from ml4cube.preprocessing.cubes import check_known
-from ml4cube.preprocessing.weights import Weights, cell_weights, fitted_weights
+from ml4cube.preprocessing.weights import Weights, cell_weights
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Form:
     # Dims to reduce over; all if None.
     dims: tuple[str, ...] | None = None
     by: str | None = None
-    # One for each latitude of the cube; `fitted_weights` selects.
-    weights: tuple[xr.Variable, ...] | None = None
+    # Of each variable, if there are any.
+    weights: Mapping[str, xr.Variable] = field(default_factory=dict)
     # Whether to keep a histogram.
     counted: bool = False
     # Group of each time step.
@@ -41,7 +41,7 @@ class Form:
     @property
     def plain(self) -> bool:
         """True if no option is set."""
-        return self.dims is None and self.by is None and self.weights is None and not self.counted
+        return self.dims is None and self.by is None and not self.weights and not self.counted
 
 
 def form_of(
@@ -95,11 +95,11 @@ def _group_ids(cube: xr.Dataset, by: str) -> xr.Variable:
 
 
 def field_statistics(
-    variable: xr.Variable, where: xr.Variable | None, form: Form
+    name: str, variable: xr.Variable, where: xr.Variable | None, form: Form
 ) -> FieldStatistics:
     """Compute the statistics of one variable."""
     plan = _Plan.of(variable, form)
-    weights = None if form.weights is None else fitted_weights(form.weights, variable)
+    weights = form.weights.get(name)
     groups = form.groups if plan.grouped else None
     shape = tuple(plan.sizes.values())
     bins = default_bins(math.prod(shape)) if form.counted else None

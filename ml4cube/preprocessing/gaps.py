@@ -30,23 +30,19 @@ from ml4cube.core.missing import (
     DROP_POLICIES,
     FILL_METHODS,
     FILLED_ATTR,
-    KEPT,
-    MASK,
     blank,
     check_real_number,
     fill_gaps,
     find_gaps,
-    flags_of,
-    keep_samples,
-    plain,
 )
-from ml4cube.core.statistics import check_numpy, scaled_dtype
+from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
-from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
+    KEPT,
+    MASK,
     Stage,
     add,
     carried,
@@ -56,7 +52,8 @@ from ml4cube.preprocessing.counts import (
     record,
     record_stage,
 )
-from ml4cube.preprocessing.samples import SAMPLES, Samples, sample_arrays
+from ml4cube.preprocessing.cubes import SAMPLES
+from ml4cube.preprocessing.samples import as_cube, like_given
 from ml4cube.preprocessing.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -119,7 +116,7 @@ def assign_mask(
     flags = cubes.flags(_mask_variable(mask, like, stack_dim))
     full = cubes.spread(flags, like.variable)
     if like.chunks is not None:
-        full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
+        full = full.chunk(like.chunksizes)
     full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
     return ds.assign({name: full})
 
@@ -190,46 +187,16 @@ def apply_filter(
     >>> apply_filter(samples, drop_sample=True)["t"]
     array([[1., 2.]])
     """
-    cubes.check_cube(ds)
     check_flags({"drop_sample": drop_sample})
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        return _filter_cube(ds, filter_var, drop_sample)
-    arrays, data, n = sample_arrays(ds, filter_var)
-    outside = np.zeros(n, bool)
-    if cubes.has_mask(arrays, filter_var):
-        mask = flags_of(arrays[str(filter_var)])
-        for name in data:
-            out = ~cubes.to_shape(mask, arrays[name].shape, "mask")
-            if drop_sample or out.ndim == 1:
-                outside |= out.reshape(n, -1).any(axis=1)
-            elif arrays[name].dtype.kind in "fiub":
-                arrays[name] = blank(arrays[name], out)
-    return _kept(ds, arrays, np.where(outside, MASK, KEPT).astype(np.uint8))
-
-
-def _kept(
-    given: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], reason: NDArray[np.uint8]
-) -> Samples:
-    """Select the samples without a reason to drop them; count the others."""
-    keep = reason == KEPT
-    counts = add(dict(getattr(given, "accounting", {})), reason)
-    counts = {"total": counts.pop("total"), "kept": int(keep.sum()), **counts}
-    return Samples({name: values[keep] for name, values in arrays.items()}, counts)
-
-
-def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
-    """Apply a mask to a Dataset or DataArray."""
-    cube = as_dataset(ds)
+    cube = as_cube(ds, filter_var)
     if not cubes.has_mask(cube.variables, filter_var):
-        return ds
+        return like_given(cube, ds)
     inside = cubes.flags(cube.variables[str(filter_var)])
     data = data_variables(cube, exclude=[str(filter_var)])
     if SAMPLES in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
-        spare = [dim for dim in inside.dims if dim != SAMPLES]
-        dropped = cubes.spread(
-            ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
-        )
-        return cubes.like_given(_drop(cube, np.where(dropped.values, MASK, KEPT)), ds)
+        kept = inside.all([dim for dim in inside.dims if dim != SAMPLES]).values
+        reason = np.where(np.broadcast_to(kept, cube.sizes[SAMPLES]), KEPT, MASK)
+        return like_given(_drop(cube, reason), ds)
     for name in data:
         cubes.check_decoded(name, cube[name])
     masked = {
@@ -241,7 +208,7 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
         stage = Stage([], "masked", str(filter_var), largest)
         outer = outside(inside, cube.variables[stage.counted])
         result = record_stage(result, cube, stage, outer)
-    return cubes.like_given(result, ds)
+    return like_given(result, ds)
 
 
 def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
@@ -309,80 +276,35 @@ def drop_nan_values(
     {'total': 3, 'kept': 2, 'gap': 1}
     """
     check_choice("mode", mode, DROP_POLICIES)
-    cubes.check_cube(ds)
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        return _drop_nan_of_cube(ds, vars, mode, filter_var)
-    arrays, data, n = sample_arrays(ds, filter_var)
-    wanted = _counting(arrays, data, vars, mode, filter_var)
-    mask = flags_of(arrays[_needed_mask(arrays, filter_var)]) if mode == "masked" else None
-    gaps = {name: find_gaps(arrays[name]) for name in wanted}
-    reason = np.zeros(n, np.uint8)
-    if mask is not None:
-        for name, flags in gaps.items():
-            inside = cubes.to_shape(mask, flags.shape, "mask")
-            reason = np.maximum(reason, keep_samples({name: flags}, inside, mode)[1])
-    elif gaps:
-        reason = keep_samples(gaps, None, mode)[1]
-    return _kept(ds, arrays, reason)
-
-
-def _counting(
-    given: Any,
-    data: list[str],
-    vars: Iterable[str] | None,
-    mode: str | None,
-    filter_var: str | None,
-) -> list[str]:
-    """Return the variables whose gaps count."""
-    if vars is None:
-        # an integer has no gaps, so it would keep every sample
-        return [name for name in data if mode != "if_all_nan" or given[name].dtype.kind in "fM"]
-    listed = cubes.only_data("vars", names_of("vars", vars), given, filter_var)
-    for name in listed:
-        if given[name].dtype.kind not in _GAP_KINDS:
-            raise InvalidTypeError(
-                f"vars must be variables of numbers or dates, got {name!r} of dtype "
-                f"{given[name].dtype}"
-            )
-    return [name for name in data if name in listed]
-
-
-def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
-    """Return the name of the mask for ``"masked"``; refuse a missing one."""
-    if filter_var is None or filter_var not in present:
-        raise InvalidValueError(
-            f"mode='masked' needs the mask filter_var={filter_var!r}, got only {list(present)}; "
-            "add it with assign_mask, or use mode='auto'"
-        )
-    return filter_var
-
-
-def _drop_nan_of_cube(
-    ds: Any, vars: Iterable[str] | None, mode: str | None, filter_var: str | None
-) -> Any:
-    """Drop samples of a Dataset with samples, or cells of any other cube."""
-    cube = as_dataset(ds)
+    cube = as_cube(ds, filter_var)
     kinds = "fiub" if vars is None else _GAP_KINDS
     data = data_variables(cube, [filter_var] if filter_var else [], kinds)
     wanted = _counting(cube, data, vars, mode, filter_var)
-    mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
-    for name in wanted if vars is not None else data:
-        if mode is not None:
-            cubes.check_decoded(name, cube[name])
-    if not wanted or mode is None:
-        return ds
+    if mode is None:
+        return like_given(cube, ds)
+    for name in data if vars is None else wanted:
+        cubes.check_decoded(name, cube[name])
+    mask_name = filter_var if mode == "masked" else None
+    if mode == "masked" and mask_name not in cube.variables:
+        raise InvalidValueError(
+            f"mode='masked' needs the mask filter_var={filter_var!r}, got only "
+            f"{list(cube.variables)}; add it with assign_mask, or use mode='auto'"
+        )
+    if not wanted:
+        return like_given(cube, ds)
+    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
+    variables = [cube.variables[name] for name in wanted]
+    if SAMPLES in cube.dims:
+        reason = reasons(variables, inside, mode, cube.sizes[SAMPLES])
+        return like_given(_drop(cube, reason.values), ds)
     counted = counted_by(cube, wanted, mask_name)
-    if SAMPLES not in cube.dims and counted is None:
+    if counted is None:
         dims = {name: cube[name].dims for name in filter(None, [*wanted, mask_name])}
         raise InvalidValueError(
             f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
             "one grid in vars, and call once for each grid"
         )
-    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
-    variables = [cube.variables[name] for name in wanted]
-    reason = reasons(variables, inside, mode, cube.sizes.get(SAMPLES))
-    if SAMPLES in cube.dims or counted is None:
-        return cubes.like_given(_drop(cube, reason.values), ds)
+    reason = reasons(variables, inside, mode, None)
     dropped = reason != KEPT
     with_cells = [
         name
@@ -394,7 +316,28 @@ def _drop_nan_of_cube(
     blanked = {name: _blanked(cube[name], dropped) for name in with_cells}
     stage = Stage(wanted, mode, mask_name, counted)
     result = record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason)
-    return cubes.like_given(result, ds)
+    return like_given(result, ds)
+
+
+def _counting(
+    cube: xr.Dataset,
+    data: list[str],
+    vars: Iterable[str] | None,
+    mode: str | None,
+    filter_var: str | None,
+) -> list[str]:
+    """Return the variables whose gaps count."""
+    if vars is None:
+        # an integer has no gaps, so it would keep every sample
+        return [name for name in data if mode != "if_all_nan" or cube[name].dtype.kind in "fM"]
+    listed = cubes.only_data("vars", names_of("vars", vars), cube, filter_var)
+    for name in listed:
+        if cube[name].dtype.kind not in _GAP_KINDS:
+            raise InvalidTypeError(
+                f"vars must be variables of numbers or dates, got {name!r} of dtype "
+                f"{cube[name].dtype}"
+            )
+    return [name for name in data if name in listed]
 
 
 def fill_nan_values(
@@ -466,29 +409,30 @@ def fill_nan_values(
     array([[ 1., -1.],
            [-1., -1.]])
     """
-    cubes.check_cube(ds)
     seed = check_seed(seed)
     if const is not None:
         check_real_number("const", const)
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        given: Any = as_dataset(ds)
-    else:
-        given = {name: plain(values) for name, values in ds.items()}
-    methods = _methods(given, vars, method)
+    cube = as_cube(ds)
+    methods = _methods(cube, vars, method)
     if const is None and "constant" in methods.values():
         raise InvalidValueError("const must be a number if method='constant', got None")
     learning = [name for name, how in methods.items() if how != "constant"]
     if statistics is None and learning:
-        statistics = Statistics.from_cube(given, learning, split=split)
-    options = {
-        name: _fill_options(name, how, const, statistics, seed) for name, how in methods.items()
-    }
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        return cubes.like_given(_fill_cube(given, options), ds)
-    return _fill_samples(given, getattr(ds, "accounting", {}), options)
+        statistics = Statistics.from_cube(cube, learning, split=split)
+    options = {}
+    for name, how in methods.items():
+        known = None if how == "constant" else _known(name, statistics or {})
+        options[name] = {
+            "method": how,
+            "known": known,
+            "const": const,
+            "seed": seed,
+            "variable": name,
+        }
+    return like_given(_fill_cube(cube, options), ds)
 
 
-def _methods(given: Any, vars: Iterable[str] | None, method: Any) -> dict[str, str]:
+def _methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> dict[str, str]:
     """Return the method of each variable to fill: of floats that are neither label nor mask."""
     argument = "vars"
     if not isinstance(method, Mapping):
@@ -499,59 +443,34 @@ def _methods(given: Any, vars: Iterable[str] | None, method: Any) -> dict[str, s
             f"method={dict(method)!r}"
         )
     else:
+        cubes.check_known("method", method, cube.variables)
         for name, how in method.items():
             check_choice(f"method[{name!r}]", how, (*FILL_METHODS, None))
         argument, vars = "method", [name for name, how in method.items() if how is not None]
-    if vars is not None:
-        names = list(cubes.only_data(argument, names_of(argument, vars), given))
-    elif isinstance(given, xr.Dataset):
-        names = data_variables(given)
+    if vars is None:
+        names = data_variables(cube)
     else:
-        names = [name for name in given if name not in ("split", roles.FILTER_VAR)]
+        names = list(cubes.only_data(argument, names_of(argument, vars), cube))
     for name in names:
-        if vars is not None and given[name].dtype.kind not in "fiub":
+        if cube[name].dtype.kind not in "fiub":
             raise InvalidTypeError(
-                f"vars must be variables of numbers, got {name!r} of dtype {given[name].dtype}"
+                f"vars must be variables of numbers, got {name!r} of dtype {cube[name].dtype}"
             )
-        if isinstance(given, xr.Dataset):
-            cubes.check_decoded(name, given[name])
-    floats = [name for name in names if given[name].dtype.kind == "f"]
+        cubes.check_decoded(name, cube[name])
+    floats = [name for name in names if cube[name].dtype.kind == "f"]
     return {name: method[name] if isinstance(method, Mapping) else method for name in floats}
 
 
-def _fill_options(
-    name: str, method: str, const: float | None, statistics: core.Statistics | None, seed: int
-) -> dict[str, Any]:
-    """Return the arguments of `fill_gaps` for one variable."""
-    options: dict[str, Any] = {"method": method, "const": const, "seed": seed, "variable": name}
-    if statistics is not None and method != "constant":
-        if name not in statistics:
-            raise InvalidValueError(f"statistics must have {name!r}, got {list(statistics)}")
-        stats = statistics[name]
-        if np.ndim(stats.mean):
-            raise InvalidTypeError(
-                f"statistics must not keep dims, as those of {name!r} do; compute them without "
-                "dims and by"
-            )
-        # weighted statistics, and those with quantiles, are arrays without dims
-        options |= {
-            "mean": float(stats.mean),
-            "low": float(stats.min),
-            "high": float(stats.max),
-        }
-    return options
-
-
-def _fill_samples(
-    arrays: Mapping[str, NDArray[Any]],
-    before: Mapping[str, int],
-    options: Mapping[str, dict[str, Any]],
-) -> Samples:
-    """Fill a dict of arrays; add to earlier counts."""
-    filled = {name: fill_gaps(arrays[name], **chosen) for name, chosen in options.items()}
-    cells = sum(int(find_gaps(arrays[name]).sum()) for name in options)
-    logger.info("filled %d gaps in %s", cells, ", ".join(options))
-    return Samples({**arrays, **filled}, {**before, "filled": before.get("filled", 0) + cells})
+def _known(name: str, statistics: Mapping[str, VariableStatistics]) -> VariableStatistics:
+    """Return the statistics of a variable; refuse those that are missing or keep dims."""
+    if name not in statistics:
+        raise InvalidValueError(f"statistics must have {name!r}, got {list(statistics)}")
+    if np.ndim(statistics[name].mean):
+        raise InvalidTypeError(
+            f"statistics must not keep dims, as those of {name!r} do; compute them without dims "
+            "and by"
+        )
+    return statistics[name]
 
 
 def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Dataset:
@@ -570,16 +489,11 @@ def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Da
         )
     cells = {name: count.data for name, count in counts.items()}
     for array in gappy.values():
-        cells["filled"] = cells.get("filled", 0) + _gap_count(array.variable).data
+        gaps = xr.apply_ufunc(
+            find_gaps, array.variable, dask="parallelized", output_dtypes=[np.bool_]
+        )
+        cells["filled"] = cells.get("filled", 0) + gaps.sum().data
     return record(cubes.with_arrays(cube, filled), cells, stages)
-
-
-def _gap_count(variable: xr.Variable) -> xr.Variable:
-    """Return the number of gaps, lazily if the variable is lazy."""
-    flags: xr.Variable = xr.apply_ufunc(
-        find_gaps, variable, dask="parallelized", output_dtypes=[np.bool_]
-    )
-    return flags.sum()
 
 
 def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
@@ -593,26 +507,22 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
         *inputs,
         input_core_dims=[window] * len(inputs),
         output_core_dims=[window],
-        kwargs={"options": dict(options), "window": len(window)},
+        kwargs={"window": len(window), **options},
         dask="parallelized",
         dask_gufunc_kwargs={"allow_rechunk": True},
         output_dtypes=[array.dtype],
         keep_attrs="override",
     ).transpose(*array.dims)
     # undo the rechunking to whole windows
-    return (
-        filled
-        if array.chunks is None
-        else filled.chunk(dict(zip(array.dims, array.chunks, strict=True)))
-    )
+    return filled if array.chunks is None else filled.chunk(array.chunksizes)
 
 
 def _fill_block(
     values: NDArray[Any],
     positions: NDArray[np.uint64] | None = None,
     *,
-    options: Mapping[str, Any],
     window: int,
+    **options: Any,
 ) -> NDArray[Any]:
     """Fill one block of cells or samples, of any number of outer dims."""
     shape = values.shape

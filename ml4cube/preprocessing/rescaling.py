@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, prefixed
 from ml4cube.core.missing import plain
+from ml4cube.core.scaling import PLACES_ATTR, decoded_places, match_places
 from ml4cube.core.statistics import (
     check_real,
     offset_and_scale,
@@ -19,13 +23,13 @@ from ml4cube.core.statistics import (
     scaled_dtype,
     unscaled_attrs,
 )
+from ml4cube.core.sums.fields import FieldStatistics
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.rescaling import labelled, rescale_at_places
 from ml4cube.cube.variables import is_mask, split_label
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.samples import Samples
+from ml4cube.preprocessing.samples import Samples, like_given
 
 #: Statistics, or two numbers of each variable: [mean, std] or [min, max].
 Pairs = Mapping[str, Sequence[Any] | core.VariableStatistics]
@@ -67,7 +71,7 @@ def rescale(
     numbers = {n: _numbers(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in wanted}
     scaled = {n: rescale_array(n, arrays[n], *numbers[n], arithmetic) for n in wanted}
     if isinstance(ds, xr.Dataset | xr.DataArray):
-        return cubes.like_given(cubes.with_arrays(cube, scaled), ds)
+        return like_given(cubes.with_arrays(cube, scaled), ds)
     return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
 
 
@@ -81,10 +85,10 @@ def _numbers(called: str, entry: Any, scale_fn: str) -> tuple[Any, Any]:
 
 
 def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Rescale) -> Any:
-    """Rescale one array of any kind, lazily if it is lazy."""
-    differs = isinstance(offset, xr.DataArray) or isinstance(scale, xr.DataArray)
+    """Rescale one array of any kind by the statistics of each cell, lazily if it is lazy."""
+    offset, scale = xr.broadcast(xr.DataArray(offset), xr.DataArray(scale))
     if not isinstance(array, xr.DataArray):
-        if differs:
+        if offset.dims:
             raise InvalidTypeError(
                 f"the statistics of {name!r} keep dims, so its values must be a DataArray or in a "
                 f"Dataset, got {type(array).__name__}"
@@ -93,21 +97,81 @@ def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Re
         return rescale_array(name, array, offset, scale, arithmetic).data
     check_real(name, array.dtype)
     cubes.check_decoded(name, array)
-    if differs:
-        offset, scale = xr.broadcast(xr.DataArray(offset), xr.DataArray(scale))
-        dims = [str(dim) for dim in offset.dims]
-        labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
-        numbers = (offset.values, scale.values)
-        result = rescale_at_places(array, arithmetic, *numbers, dims, labels)
-    else:
-        result = xr.apply_ufunc(
-            arithmetic,
-            read_in_blocks(array),
-            kwargs={"offset": offset, "scale": scale},
-            dask="parallelized",
-            output_dtypes=[scaled_dtype(array.dtype)],
-            keep_attrs="override",
-        )
+    array = read_in_blocks(array)
+    entries = _entries(name, array, offset) if offset.dims else []
+    if array.chunks is not None:
+        chunks = array.chunksizes
+        entries = [one.chunk({d: chunks[d] for d in one.dims}) for one in entries]
+    result: xr.DataArray = xr.apply_ufunc(
+        partial(_at_entries, arithmetic, offset.values, scale.values),
+        array,
+        *entries,
+        dask="parallelized",
+        output_dtypes=[scaled_dtype(array.dtype)],
+        keep_attrs="override",
+    )
     update = scaled_attrs if arithmetic is scale_values else unscaled_attrs
     result.attrs = update(result.attrs)
     return result
+
+
+def _at_entries(
+    arithmetic: Rescale,
+    offset: NDArray[Any],
+    scale: NDArray[Any],
+    values: NDArray[Any],
+    *entries: NDArray[Any],
+) -> Any:
+    """Rescale a block, whose memory is all that this needs."""
+    return arithmetic(values, offset[entries], scale[entries])
+
+
+def _entries(name: str, array: xr.DataArray, offset: xr.DataArray) -> list[xr.Variable]:
+    """Return the entry of the statistics for each cell."""
+    if PLACES_ATTR in array.attrs:
+        return _of_samples(array, offset.shape)
+    dims = [str(dim) for dim in offset.dims]
+    labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
+    coords = {str(d): array.indexes[d].values for d in array.dims if d in array.indexes}
+    sizes = {str(dim): n for dim, n in array.sizes.items()}
+    places = match_places(name, dims, offset, labels, sizes, coords)
+    return [xr.Variable((dim,), along) for dim, along in places]
+
+
+def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable]:
+    """Return the entry of the statistics for each cell of a store's samples, by their origins."""
+    name, places = array.name, array.attrs[PLACES_ATTR]
+    if len(places) != len(shape):
+        raise InvalidValueError(
+            f"the samples of {name!r} were scaled by statistics along {[p[0] for p in places]}, "
+            f"got statistics of shape {shape}; use those of the store (StoreMetadata.of(...))"
+        )
+    entries = []
+    for axis, ((dim, along), (_, _, kept, cells)) in enumerate(
+        zip(decoded_places(places), places, strict=True)
+    ):
+        index = array.coords.get(f"{dim}_index")
+        if index is None or (kept and array.sizes.get(kept) != cells):
+            raise InvalidValueError(
+                f"the origins of the samples of {name!r} along {dim!r} are unknown: they need the "
+                f"coordinate '{dim}_index'{f' and all {cells} cells along {kept!r}' * bool(kept)}; "
+                "undo the scaling before you select or rename"
+            )
+        first = index.variable
+        cell = first + xr.Variable((kept,), np.arange(cells)) if kept else first
+        found = along[np.asarray(cell.values, np.intp)]
+        if found.size and found.max() >= shape[axis]:
+            raise InvalidValueError(
+                f"the samples of {name!r} were scaled by other statistics, longer than "
+                f"{shape[axis]} along {dim!r}; use those of the store (StoreMetadata.of(...))"
+            )
+        entries.append(xr.Variable(cell.dims, found))
+    return entries
+
+
+def labelled(stats: core.VariableStatistics, values: Any) -> Any:
+    """Return statistics as a number, or as a DataArray with their dims and coordinates."""
+    if not isinstance(stats, FieldStatistics) or not stats.dims:
+        return float(values)
+    coords = {dim: (dim, labels) for dim, labels in stats.labels.items()}
+    return xr.DataArray(values, coords, stats.dims)

@@ -1,18 +1,20 @@
-"""Samples: dicts of arrays that carry the count of what each stage removed."""
+"""Samples: dicts of arrays that carry the count of what each stage removed; as a cube, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.missing import plain
+from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube.opening import as_dataset
 from ml4cube.preprocessing import cubes
-
-#: Dim along which a Dataset holds samples.
-SAMPLES = "samples"
+from ml4cube.preprocessing.counts import accounting, record
 
 
 class Samples(dict[str, NDArray[Any]]):
@@ -43,15 +45,60 @@ class Samples(dict[str, NDArray[Any]]):
         self.accounting: dict[str, int] = dict(accounting or {})
 
 
-def sample_arrays(
-    samples: Mapping[str, Any], filter_var: str | None
-) -> tuple[dict[str, NDArray[Any]], list[str], int]:
-    """Read a dict of arrays; give label and mask a samples dim if they lack it."""
-    arrays = {name: plain(values) for name, values in samples.items()}
+def as_cube(ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR) -> xr.Dataset:
+    """Return a cube of any kind as a Dataset; samples get dims by position and length."""
+    cubes.check_cube(ds)
+    if isinstance(ds, xr.Dataset | xr.DataArray):
+        return as_dataset(ds)
+    arrays = {name: plain(values) for name, values in ds.items()}
     data = [name for name in arrays if name not in (filter_var, "split")]
     lengths = {name: arrays[name].shape[:1] for name in data}
     if len(set(lengths.values())) != 1 or () in lengths.values():
         raise InvalidValueError(f"arrays of samples must have equal first lengths, got {lengths}")
     for name in set(arrays).difference(data):
-        arrays[name] = cubes.with_samples(arrays[name], arrays[data[0]].shape, name)
-    return arrays, data, int(lengths[data[0]][0])
+        arrays[name] = _with_samples(arrays[name], arrays[data[0]].shape, name)
+    # fastpath: dates and objects stay as they are
+    variables = {n: xr.Variable(_dims(v.shape), v, fastpath=True) for n, v in arrays.items()}
+    counts = {name: n for name, n in getattr(ds, "accounting", {}).items() if name != "kept"}
+    return as_dataset(record(xr.Dataset(variables), counts))
+
+
+def _dims(shape: tuple[int, ...]) -> list[str]:
+    """Return names of dims, by position from the last, whose order is that of the array."""
+    window = [f"window{99 - i}_{n}" for i, n in enumerate(reversed(shape[1:]))]
+    return [cubes.SAMPLES, *reversed(window)]
+
+
+def _with_samples(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
+    """Add a leading samples dim to a label or mask that lacks it."""
+    n, *window = shape
+    if array.shape == tuple(shape):
+        return array
+    by_sample = array.shape[:1] == (n,) and _ends_with(tuple(window), array.shape[1:])
+    static = _ends_with(tuple(window), array.shape)
+    if by_sample and static and array.ndim > 1:
+        raise InvalidValueError(
+            f"{what} of shape {array.shape} is ambiguous for data of shape {tuple(shape)}: with or "
+            "without samples; give it the full shape"
+        )
+    if not by_sample and not static:
+        raise InvalidValueError(
+            f"{what} has shape {array.shape}, the data {tuple(shape)}; give one value per "
+            "sample, per window cell, or per cell"
+        )
+    return array if by_sample else np.broadcast_to(array, (n, *array.shape))
+
+
+def _ends_with(shape: tuple[int, ...], ending: tuple[int, ...]) -> bool:
+    return len(ending) <= len(shape) and shape[len(shape) - len(ending) :] == ending
+
+
+def like_given(result: xr.Dataset, given: cubes.Cube) -> Any:
+    """Return a DataArray or samples if these were given."""
+    if isinstance(given, xr.Dataset):
+        return result
+    if isinstance(given, xr.DataArray):
+        return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
+    n = result.sizes[cubes.SAMPLES]
+    counts = {"total": n, "kept": n, **accounting(result)}
+    return Samples({name: result[name].values for name in given}, counts)

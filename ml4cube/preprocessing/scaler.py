@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ from ml4cube.preprocessing.statistics import Statistics
 from ml4cube.preprocessing.weights import Weights
 
 METHODS = ("standardize", "normalize", "robust")
+_PARAMETERS = ("method", "per", "climatology", "weights")
 
 
 class CubeScaler:
@@ -75,7 +75,7 @@ class CubeScaler:
 
     statistics_: Statistics
     # an unfitted copy with the parameters of the first fit
-    _first: CubeScaler | None = None
+    _first: CubeScaler
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class CubeScaler:
         """
         if not self.__sklearn_is_fitted__():
             raise RunError(f"{self!r} is not fitted; call fit first")
-        if self._first is not None and not self._same_parameters(self._first):
+        if not self._same_parameters(self._first):
             raise InvalidValueError(
                 f"{self!r} was fitted as {self._first!r}; restore its parameters or call fit again"
             )
@@ -276,7 +276,7 @@ class CubeScaler:
         dict
             By name.
         """
-        return {name: getattr(self, name) for name in self._parameter_names()}
+        return {name: getattr(self, name) for name in _PARAMETERS}
 
     def set_params(self, **params: Any) -> Self:
         """Change constructor parameters.
@@ -297,7 +297,7 @@ class CubeScaler:
             If a parameter is unknown.
         """
         for name, value in params.items():
-            check_choice("parameter", name, self._parameter_names())
+            check_choice("parameter", name, _PARAMETERS)
             setattr(self, name, value)
         return self
 
@@ -326,11 +326,6 @@ class CubeScaler:
             if name == "method" or value is not getattr(unset, name)
         )
         return f"{type(self).__name__}({given})"
-
-    @classmethod
-    def _parameter_names(cls) -> list[str]:
-        """Return the names of the constructor's parameters."""
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
 
     def _statistics_of(self, X: cubes.Cube) -> Statistics:
         """Compute the statistics that the parameters ask for."""

@@ -158,13 +158,10 @@ def _metadata_of(given: Any) -> StoreMetadata:
     found = getattr(given, "metadata", given)
     if isinstance(found, StoreMetadata):
         return found
-    is_dict = isinstance(given, Mapping) and not hasattr(given, "attrs")
     try:
-        if found is not None and not is_dict:
-            return StoreMetadata.of(given)
+        return StoreMetadata.of(given)
     except InvalidTypeError:
-        pass
-    raise InvalidTypeError(
-        "statistics must be Statistics (from Statistics.from_cube), a fitted CubeScaler, or a "
-        f"sample store or its path, got {type(given).__name__}"
-    )
+        raise InvalidTypeError(
+            "statistics must be Statistics (from Statistics.from_cube), a fitted CubeScaler, or a "
+            f"sample store or its path, got {type(given).__name__}"
+        ) from None

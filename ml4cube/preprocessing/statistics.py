@@ -14,21 +14,17 @@ from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
-    check_choice,
     names_of,
     prefixed,
 )
-from ml4cube.core.missing import plain
-from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.core.sums.fields import quantile_of
-from ml4cube.cube import masks_and_labels as roles
-from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.rescaling import labelled
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.blocks import each_block
 from ml4cube.preprocessing.fields import Form, field_statistics, form_of
+from ml4cube.preprocessing.rescaling import labelled
+from ml4cube.preprocessing.samples import as_cube
 from ml4cube.preprocessing.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -126,19 +122,17 @@ class Statistics(core.Statistics):
         The same chunks give the same bits under any scheduler. Other chunks give the same numbers
         up to float64 rounding.
         """
-        cubes.check_cube(ds)
+        cube = as_cube(ds)
         excluded = names_of("exclude_vars", exclude_vars)
         wanted = None if variables is None else names_of("variables", variables)
         along = None if dims is None else names_of("dims", dims)
         counted = _check_quantiles(quantiles)
-        if not isinstance(ds, xr.Dataset | xr.DataArray):
-            if not (along is None and by is None and weights is None):
-                raise InvalidTypeError(
-                    "ds must be a Dataset or DataArray if dims, by or weights are given, got a "
-                    "dict of arrays"
-                )
-            return cls._from_samples(ds, wanted, excluded, split, counted)
-        cube = as_dataset(ds)
+        keeps_dims = along is not None or by is not None or weights is not None
+        if keeps_dims and not isinstance(ds, xr.Dataset | xr.DataArray):
+            raise InvalidTypeError(
+                "ds must be a Dataset or DataArray if dims, by or weights are given, got a dict of "
+                "arrays"
+            )
         chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
         cells, part = cubes.cells_of_part(cube, split)
         form = form_of(cube, chosen, along, by, weights, counted)
@@ -147,45 +141,8 @@ class Statistics(core.Statistics):
             variable = cube.variables[name]
             where = None if cells is None else cubes.fitted(cells, variable)
             table[name] = _statistics(name, variable, where, form)
-            _check_not_empty(name, table[name], part, variable.shape, form.weights is not None)
+            _check_not_empty(name, table[name], part, variable.shape)
             cubes.check_no_fill_value(name, table[name], variable)
-        return cls(table, part)
-
-    @classmethod
-    def _from_samples(
-        cls,
-        samples: Mapping[str, Any],
-        wanted: tuple[str, ...] | None,
-        excluded: tuple[str, ...],
-        split: str | None,
-        counted: bool,
-    ) -> Self:
-        """Compute statistics of a dict of arrays (samples, *window)."""
-        check_choice("split", split, (*PARTS, None))
-        arrays = {name: plain(values) for name, values in samples.items()}
-        cubes.check_known("exclude_vars", excluded, arrays)
-        cubes.check_known("variables", wanted or (), arrays)
-        if wanted is None:
-            wanted = tuple(n for n, a in arrays.items() if a.dtype.kind in "fiub")
-            excluded = (*excluded, "split", roles.FILTER_VAR)
-        chosen = [name for name in wanted if name not in excluded]
-        if not chosen:
-            raise _no_variable_left(arrays, excluded)
-        part = "all" if split is None or "split" not in arrays else split
-        if part == "all" and split not in ("train", None):
-            raise InvalidValueError(f"split={split!r} needs an array 'split', got {list(arrays)}")
-        table = {}
-        for name in chosen:
-            where = None
-            if part != "all":
-                label = arrays["split"] == PARTS[part]
-                label = cubes.with_samples(label, arrays[name].shape, "split")
-                where = cubes.to_shape(label, arrays[name].shape, "split")
-            dims = [f"axis{i}" for i in range(arrays[name].ndim)]
-            cells = None if where is None else xr.Variable(dims, where)
-            variable = xr.Variable(dims, arrays[name])
-            table[name] = _statistics(name, variable, cells, Form(counted=counted))
-            _check_not_empty(name, table[name], part, arrays[name].shape)
         return cls(table, part)
 
     def mean_std(self) -> dict[str, list[Any]]:
@@ -264,11 +221,7 @@ def _chosen(
         raise _no_variable_left(cube.data_vars, excluded)
     for name in chosen:
         cubes.check_decoded(name, cube.variables[name])
-        if cube.variables[name].dtype.kind not in "fiub":
-            raise InvalidTypeError(
-                f"variable {name!r} must hold real numbers, got dtype "
-                f"{cube.variables[name].dtype}; exclude or convert it"
-            )
+        core.check_real(name, cube.variables[name].dtype)
     return chosen
 
 
@@ -282,18 +235,15 @@ def _no_variable_left(held: Mapping[Any, Any], excluded: tuple[str, ...]) -> Inv
 
 
 def _check_not_empty(
-    name: str, stats: VariableStatistics, part: str, shape: tuple[int, ...], weighted: bool = False
+    name: str, stats: VariableStatistics, part: str, shape: tuple[int, ...]
 ) -> None:
     """Refuse a part without cells; warn if none of its cells has a finite value."""
     if np.sum(stats.count) + np.sum(stats.gaps) + np.sum(stats.infs) == 0:
         if 0 in shape:
             raise EmptyPartError(f"variable {name!r} has no cell, its shape is {shape}")
-        if part == "all":
-            raise EmptyPartError(f"variable {name!r} has only cells of weight 0")
-        only = ", or only cells of weight 0" if weighted else ""
         raise EmptyPartError(
-            f"variable {name!r} has no cell in part {part!r}{only}; choose another split"
-            f"{' or other weights' if weighted else ''}, or split=None for all cells"
+            f"variable {name!r} has no cell in part {part!r}, or only cells of weight 0; choose "
+            "another split or other weights, or split=None for all cells"
         )
     if np.sum(stats.count) == 0:
         logger.warning("variable %r has no finite cell in part %r", name, part)
@@ -305,7 +255,7 @@ def _statistics(
     """Compute the statistics of a variable, merging blocks in order."""
     with prefixed(f"variable {name!r}"):
         if not form.plain:
-            return field_statistics(variable, where, form)
+            return field_statistics(name, variable, where, form)
         total = VariableStatistics()
         for _, stats in each_block(variable, [where], VariableStatistics.of):
             total = total.merge(stats)

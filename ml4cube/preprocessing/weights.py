@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -16,41 +16,58 @@ from ml4cube.core.sums.fields import check_weights
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 
 Weights = str | xr.DataArray | None
-V = TypeVar("V", xr.Variable, xr.DataArray)
 
 
 def cell_weights(
     cube: xr.Dataset, weights: Weights, chosen: Iterable[str]
-) -> tuple[xr.Variable, ...] | None:
-    """Check the argument ``weights``; return weights, maybe one for each of several latitudes."""
+) -> dict[str, xr.Variable]:
+    """Check the argument ``weights``; return the weights of each variable, on its dims."""
     if weights is None:
-        return None
+        return {}
     if isinstance(weights, str):
         check_choice("weights", weights, ("area",))
-        return _areas(cube, chosen)
-    if not isinstance(weights, xr.DataArray):
+        found = _areas(cube, chosen)
+    elif isinstance(weights, xr.DataArray):
+        found = dict.fromkeys(chosen, _given(cube, weights))
+    else:
         raise InvalidTypeError(
             f"weights must be 'area', a DataArray or None, got {type(weights).__name__}"
         )
+    return {name: _fitted(one, cube.variables[name]) for name, one in found.items()}
+
+
+def _fitted(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Average weights over the dims that a variable lacks."""
+    spare = [dim for dim in weights.dims if dim not in variable.dims]
+    return weights.mean(spare) if spare else weights
+
+
+def _given(cube: xr.Dataset, weights: xr.DataArray) -> xr.Variable:
+    """Check the user's weights."""
     check_aligned("weights", weights, cube)
     if weights.dtype.kind not in "fiub":
         raise InvalidTypeError(f"weights must be numbers, not negative, got dtype {weights.dtype}")
     found = weights.variable.astype(np.float64)
     if found.chunks is None:
         check_weights(found.values)
-    return (found,)
+    return found
 
 
-def _areas(cube: xr.Dataset, chosen: Iterable[str]) -> tuple[xr.Variable, ...]:
-    """Return areas by each latitude of the variables; staggered grids have two."""
+def _areas(cube: xr.Dataset, chosen: Iterable[str]) -> dict[str, xr.Variable]:
+    """Return the areas of the cells of each variable; staggered grids have two latitudes."""
     latitudes = find_latitudes(cube.coords)
     if not latitudes:
         raise InvalidValueError(
             f"weights='area' needs a latitude among the coordinates, got {list(cube.coords)}; name "
             "it 'lat', or set its units to 'degrees_north'"
         )
-    used = {str(_nearest(latitudes, cube.variables[name]).name) for name in chosen}
-    return tuple(area_of(c, cube.variables) for c in latitudes if c.name in used)
+    found = {}
+    for name in chosen:
+        dims = cube.variables[name].dims
+        # the fewest dims that the variable lacks, then the fewest dims
+        nearest = min(latitudes, key=lambda c: (len(set(c.dims) - set(dims)), c.ndim))
+        found[name] = area_of(nearest, cube.variables)
+    return found
 
 
 def find_latitudes(coords: Mapping[Hashable, xr.DataArray]) -> list[xr.DataArray]:
@@ -94,15 +111,3 @@ def _points_along(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> s
         for name, one in among.items()
     )
     return str(latitude.dims[0]) if varies else None
-
-
-def _nearest(found: Sequence[V], variable: xr.Variable) -> V:
-    """Return the array with the fewest dims that the variable lacks, then with the fewest dims."""
-    return min(found, key=lambda one: (len(set(one.dims) - set(variable.dims)), one.ndim))
-
-
-def fitted_weights(weights: tuple[xr.Variable, ...], variable: xr.Variable) -> xr.Variable:
-    """Return the weights for a variable, reduced to its dims."""
-    found = _nearest(weights, variable)
-    spare = [dim for dim in found.dims if dim not in variable.dims]
-    return found.mean(spare) if spare else found

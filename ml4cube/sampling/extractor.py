@@ -261,15 +261,12 @@ class Extractor:
     def _filled(
         self, name: str, method: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]
     ) -> NDArray[Any]:
-        known = None if self.fill is None else self.fill[name]
         shape = dict(zip(self.spec.dims, self.spec.shape, strict=True))
         ids = cell_ids(shape, self.cells_of(tile)) if method == "noise" else None
         return fill_gaps(
             samples,
             method,
-            mean=None if known is None else known.mean,
-            low=None if known is None else known.min,
-            high=None if known is None else known.max,
+            known=None if self.fill is None else self.fill[name],
             const=self.spec.const,
             seed=self.seed,
             positions=None if ids is None else self._cut(ids, keep),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
-import warnings
 from typing import Any
 
 import dask
@@ -136,28 +135,6 @@ def test_range_over_bins_bounds_the_error_and_fields_have_fewer_bins() -> None:
         pp.Statistics.from_cube(wide, dims="x", quantiles=[0.5])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [1e-5, 1e-3, 0.2])
-@pytest.mark.parametrize("far", [9.969209968386869e36, -9.96e36, 1e20])
-def test_fill_values_left_in_leave_quantiles_fine(far: float, share: float) -> None:
-    rng = np.random.default_rng(2)
-    cells = rng.normal(273.15, 8, 300_000).astype("float32")
-    cells[rng.random(cells.size) < share] = far
-    cube = xr.Dataset({"t": (("x", "y"), cells.reshape(3000, 100))})
-    whole = pp.Statistics.from_cube(cube.chunk({"x": 700}), quantiles=[0.5])["t"]
-    assert 0 < whole.quantile_error < 0.002  # 80 K over 65536 bins
-    for p in (0.05, 0.25, 0.5, 0.75):
-        exact = np.quantile(cells, p, method="inverted_cdf")
-        assert abs(whole.quantile(p) - exact) <= abs(whole.quantile_error)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scaled = pp.CubeScaler("robust").fit_transform(cube)["t"]
-    low, median, high = np.quantile(cells, [0.25, 0.5, 0.75], method="inverted_cdf")
-    expected = (cells.reshape(3000, 100).astype(float) - median) / (float(high) - low)
-    inner = abs(cells.reshape(3000, 100)) < 1000
-    np.testing.assert_allclose(scaled.values[inner], expected[inner], atol=0.002)
-
-
 def test_integers_and_other_repeated_values_have_exact_quantiles() -> None:
     rng = np.random.default_rng(3)
     for cells in (
@@ -263,35 +240,25 @@ def test_a_large_block_is_counted_as_its_parts_are(kind: str, weighed: bool) -> 
     assert whole.counts.sum() == (used.sum() if weights is None else weights[used].sum())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0,), (2,), (0, 2), (1, 2), (0, 1, 2), ()])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_a_block_cut_into_slabs_has_the_moments_of_its_cells(
-    axes: tuple[int, ...], weighed: bool
+def test_a_block_cut_into_slabs_has_the_moments_of_the_whole(
+    axes: tuple[int, ...], weighed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(4)
-    x = rng.normal(280, 10, (40, 90, 200)).astype("f4")
+    x = rng.normal(280, 10, (40, 9, 20)).astype("f4")
     x[rng.random(x.shape) < 0.2] = np.nan
     x[3, 5, 7] = np.inf
     where = rng.random(x.shape) < 0.9
     weights = rng.integers(0, 4, x.shape) * 0.7691032167529132 if weighed else None
+    whole = Moments.of(x, axes, where, weights)
+    monkeypatch.setattr("ml4cube.core.sums.fields._SLAB_CELLS", 50)
     found = Moments.of(x, axes, where, weights)
-    used = where if weights is None else where & (weights > 0)
-    finite = used & np.isfinite(x)
-    w = np.where(finite, 1.0 if weights is None else weights, 0.0)
-    cells = np.where(finite, x, 0.0).astype(np.longdouble)
-    np.testing.assert_array_equal(found.count, finite.sum(axes))
-    np.testing.assert_array_equal(found.gaps, (used & np.isnan(x)).sum(axes))
-    np.testing.assert_array_equal(found.infs, (used & np.isinf(x)).sum(axes))
-    np.testing.assert_allclose(found.weight, w.astype(np.longdouble).sum(axes), rtol=1e-14)
-    known = found.count > 0
-    for name, reduce, other in (("min", np.min, np.inf), ("max", np.max, -np.inf)):
-        extreme = reduce(np.where(finite, x, other), axes)
-        np.testing.assert_array_equal(getattr(found, name), np.where(known, extreme, np.nan))
-    mean = (w * cells).sum(axes) / np.where(known, w.sum(axes), np.nan)
-    m2 = (w * np.where(finite, cells - np.expand_dims(mean, axes), 0) ** 2).sum(axes)
-    np.testing.assert_allclose(found.mean, mean.astype(float), rtol=1e-13)
-    np.testing.assert_allclose(found.m2, m2.astype(float), rtol=1e-11, atol=1e-18)
+    for name in ("count", "gaps", "infs", "min", "max"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+    for name in ("weight", "mean", "m2"):
+        expected = getattr(whole, name)
+        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-11, atol=1e-18)
 
 
 @pytest.mark.slow
@@ -338,6 +305,16 @@ def test_cells_outside_train_change_no_bit_of_any_form(
         assert stats.part == "train"
 
 
+def assert_alike(found: Any, whole: Any) -> None:
+    """Counts and ranges are the same bits, moments the same numbers, in any order of dims."""
+    order = [found.dims.index(dim) for dim in whole.dims]
+    for name in ("count", "gaps", "infs", "min", "max"):
+        np.testing.assert_array_equal(getattr(found, name).transpose(order), getattr(whole, name))
+    for name in ("mean", "std"):
+        close = getattr(found, name).transpose(order)
+        np.testing.assert_allclose(close, getattr(whole, name), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])
 @pytest.mark.parametrize("chunks", [{"time": 7, "lat": 3}, {"lon": 1, "level": 1}])
 def test_chunks_orders_and_schedulers_do_not_matter(
@@ -352,13 +329,9 @@ def test_chunks_orders_and_schedulers_do_not_matter(
     again = pp.Statistics.from_cube(lazy, ["t"], **form)
     assert one == again
     found = one["t"]
-    order = [found.dims.index(dim) for dim in plain.dims]
-    for name in ("count", "gaps", "infs", "min", "max"):
-        np.testing.assert_array_equal(getattr(found, name).transpose(order), getattr(plain, name))
-    for name in ("mean", "std"):
-        close = getattr(found, name).transpose(order)
-        np.testing.assert_allclose(close, getattr(plain, name), rtol=1e-12, atol=1e-12)
+    assert_alike(found, plain)
     if weights is None:
+        order = [found.dims.index(dim) for dim in plain.dims]
         np.testing.assert_array_equal(found.quantile(0.3).transpose(order), plain.quantile(0.3))
 
 
@@ -375,10 +348,7 @@ def test_parts_merged_in_any_order_are_the_whole(order: list[int], form: Any) ->
         stats = pp.Statistics.from_cube(parts[i], ["t"], **options)
         merged = stats if merged is None else merged.merge(stats)
     found = merged["t"]
-    for name in ("count", "gaps", "infs", "min", "max"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
-    np.testing.assert_allclose(found.mean, whole.mean, rtol=1e-13)
-    np.testing.assert_allclose(found.std, whole.std, rtol=1e-12, atol=1e-12)
+    assert_alike(found, whole)
     if weights is None:
         np.testing.assert_array_equal(found.histogram.counts, whole.histogram.counts)
         np.testing.assert_array_equal(found.histogram.edges, whole.histogram.edges)
@@ -461,31 +431,27 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
         raise AssertionError("computed too early")
 
     ds = made_cube().chunk(time=5)
-    plain = ds.drop_vars("lat").assign_coords(lat=("lat", [1.0, 2.0, 3.0, 95.0]))
+    north = ds.drop_vars("lat").assign_coords(lat=("lat", [1.0, 2.0, 3.0, 95.0]))
     negative = xr.DataArray([1.0, -1.0, 1.0, 1.0], dims="lat")
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (ds, {"dims": ["tme"]}, "dims must be .*'tme'; did you mean 'time'"),
+        (ds, {"by": "mnth"}, "by must be .*'mnth'; did you mean 'month'"),
+        (ds, {"by": "month", "dims": ["lat"]}, "dims must include 'time'"),
+        (ds, {"weights": "aera"}, "weights must be .*'aera'; did you mean 'area'"),
+        (ds, {"weights": negative}, "not negative"),
+        (ds, {"weights": negative.rename(lat="x")}, "weights .* 'x'"),
+        (ds, {"weights": xr.DataArray([1.0], {"lat": [0.5]}, ["lat"])}, "1 cells along 'lat'"),
+        (ds, {"weights": np.ones(4)}, "weights must be 'area'"),
+        (ds, {"quantiles": [50]}, "from 0 to 1"),
+        (north, {"weights": "area"}, "from -90 to 90"),
+        (north.drop_vars("lat"), {"weights": "area"}, "needs a latitude"),
+        (north.drop_vars("time"), {"by": "month"}, "one dim with dates"),
+        ({"t": np.ones(3)}, {"dims": ["x"]}, "must be a Dataset or DataArray if dims"),
+    ]
     with dask.config.set(scheduler=read):
-        for options, words in [
-            ({"dims": ["tme"]}, "dims must be .*'tme'; did you mean 'time'"),
-            ({"by": "mnth"}, "by must be .*'mnth'; did you mean 'month'"),
-            ({"by": "month", "dims": ["lat"]}, "dims must include 'time'"),
-            ({"weights": "aera"}, "weights must be .*'aera'; did you mean 'area'"),
-            ({"weights": negative}, "not negative"),
-            ({"weights": negative.rename(lat="x")}, "weights .* 'x'"),
-            ({"weights": xr.DataArray([1.0], {"lat": [0.5]}, ["lat"])}, "1 cells along 'lat'"),
-            ({"quantiles": [50]}, "from 0 to 1"),
-        ]:
-            with pytest.raises(InvalidValueError, match=words):
-                pp.Statistics.from_cube(ds, **options)
-        with pytest.raises(InvalidValueError, match="from -90 to 90"):
-            pp.Statistics.from_cube(plain, weights="area")
-        with pytest.raises(InvalidValueError, match="needs a latitude"):
-            pp.Statistics.from_cube(plain.drop_vars("lat"), weights="area")
-        with pytest.raises(InvalidValueError, match="one dim with dates"):
-            pp.Statistics.from_cube(plain.drop_vars("time"), by="month")
-        with pytest.raises(InvalidTypeError, match="weights must be 'area'"):
-            pp.Statistics.from_cube(ds, weights=np.ones(4))
-    with pytest.raises(InvalidTypeError, match="must be a Dataset or DataArray if dims"):
-        pp.get_statistics({"t": np.ones(3)}, dims=["x"])
+        for cube, options, words in cases:
+            with pytest.raises((InvalidValueError, InvalidTypeError), match=words):
+                pp.Statistics.from_cube(cube, **options)
     for texts in (list("abcd"), np.array(list("abcd"), object)):
         with pytest.raises(InvalidTypeError, match=r"weights must be numbers.*dtype"):
             pp.get_statistics(ds, weights=xr.DataArray(texts, dims="lat"))
@@ -496,27 +462,24 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
 
 
 def test_other_forms_neither_merge_nor_scale_where_one_number_is_needed() -> None:
-    ds = made_cube()
-    whole, levels = (
-        pp.Statistics.from_cube(ds, ["t"], dims=d) for d in (None, ["time", "lat", "lon"])
-    )
-    for a, b in ((levels, whole), (whole, levels)):
-        with pytest.raises(InvalidValueError, match="cannot merge"):
+    ds = made_cube()[["t", "split"]]
+    along = ["time", "lat", "lon"]
+    whole, levels = (pp.Statistics.from_cube(ds, dims=d) for d in (None, along))
+    other = pp.Statistics.from_cube(ds.assign_coords(level=[5, 6]), dims=along)
+    for a, b, words in (
+        (levels, whole, "cannot merge"),
+        (whole, levels, "cannot merge"),
+        (levels, other, "same dims, coordinates"),
+    ):
+        with pytest.raises(InvalidValueError, match=words):
             a.merge(b)
-    other = pp.Statistics.from_cube(
-        ds.assign_coords(level=[5, 6]), ["t"], dims=["time", "lat", "lon"]
-    )
-    with pytest.raises(InvalidValueError, match="same dims, coordinates"):
-        levels.merge(other)
-    with pytest.raises(InvalidValueError, match="no histogram"):
-        levels["t"].quantile(0.5)
-    with pytest.raises(InvalidValueError, match="no histogram"):
-        whole.quantiles([0.5])
-    offset, scale = scale_parameters(levels["t"], "standardize")
-    np.testing.assert_array_equal(offset, levels["t"].mean)
-    np.testing.assert_array_equal(scale, levels["t"].std)
-    with pytest.raises(InvalidValueError, match="no histogram"):
-        scale_parameters(whole["t"], "robust")
+    for ask in (
+        lambda: levels["t"].quantile(0.5),  # type: ignore[attr-defined]
+        lambda: whole.quantiles([0.5]),
+        lambda: scale_parameters(whole["t"], "robust"),
+    ):
+        with pytest.raises(InvalidValueError, match="no histogram"):
+            ask()
 
 
 @pytest.mark.parametrize("dtype", ["i2", "u1", "bool", ">f4", "f2", "f8"])
@@ -526,9 +489,6 @@ def test_every_real_dtype_is_right_in_every_form(dtype: str) -> None:
     stats = pp.Statistics.from_cube(ds, dims="time", quantiles=[0.5])["t"]
     np.testing.assert_allclose(stats.mean, cells.astype("f8").mean(0), rtol=1e-14)
     np.testing.assert_array_equal(stats.max, cells.max(0))
-    dated = ds.assign(when=("time", np.zeros(5, "M8[ns]")))
-    with pytest.raises(InvalidTypeError, match=r"'when'.*real numbers"):
-        pp.Statistics.from_cube(dated, ["when"], dims="time")
 
 
 @pytest.mark.parametrize("names", [["b"], ["a", "b", "c"]])
