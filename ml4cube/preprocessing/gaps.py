@@ -242,11 +242,12 @@ def drop_nan_values(
     ds : dict of arrays (samples, *window), Dataset or DataArray
         Not changed.
     vars : iterable of str, optional
-        Variables whose gaps count. Default: all data variables.
+        Variables whose gaps count. Default: all data variables that hold numbers; dates count only
+        if they are listed.
     mode : {"auto", "if_all_nan", "masked", None}
         ``"auto"`` drops samples with any gap; ``"if_all_nan"`` those in which every variable of
-        `vars` has only gaps (default: every variable whose dtype can have gaps); ``"masked"``
-        those without a mask-true cell or with a gap in a mask-true cell. None drops none.
+        `vars` has only gaps (default: every floating-point variable); ``"masked"`` those
+        without a mask-true cell or with a gap in a mask-true cell. None drops none.
     filter_var : str, optional
         Name of the mask for ``"masked"``; it may lack dims, also the samples.
 
@@ -329,7 +330,7 @@ def _counting(
     """Return the variables whose gaps count."""
     if vars is None:
         # an integer has no gaps, so it would keep every sample
-        return [name for name in data if mode != "if_all_nan" or cube[name].dtype.kind in "fM"]
+        return [name for name in data if mode != "if_all_nan" or cube[name].dtype.kind == "f"]
     listed = cubes.only_data("vars", names_of("vars", vars), cube, filter_var)
     for name in listed:
         if cube[name].dtype.kind not in _GAP_KINDS:
