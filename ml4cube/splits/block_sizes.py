@@ -131,11 +131,8 @@ def _describe(chosen: LargeBlocks, few: bool, view: CubeView) -> str:
 
 def caller_level() -> int:
     """Return the stack level of the code outside ml4cube, for a warning of the calling function."""
+    ours = __name__.partition(".")[0]
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == ours:
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == __name__.partition(".")[0]
