@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml4cube.core.distance.buffer import AxisReach, Reach, SphereReach
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
 from ml4cube.core.split_plan import CellPlan, SplitPlan
 from ml4cube.cube.coordinates import dates_along
@@ -122,13 +122,9 @@ def _parse_cyclic(cyclic: Any, view: CubeView, cut: Sequence[str]) -> tuple[str,
                 f"{view.dims}; name the dim, e.g. cyclic={view.dims[-1]!r}"
             )
         return (str(coord.dims[0]),)
-    if not isinstance(cyclic, Iterable):
-        raise InvalidTypeError(
-            f"cyclic must be True, False, None or dims of {view.dims}, got {cyclic!r}"
-        )
-    dims = [cyclic] if isinstance(cyclic, str) else list(cyclic)
-    if unknown := [dim for dim in dims if dim not in view.dims]:
-        raise InvalidValueError(f"cyclic: unknown dims {unknown}; the cube has {view.dims}")
+    dims = names_of("cyclic", cyclic)
+    for dim in dims:
+        check_choice("cyclic", dim, view.dims)
     return tuple(sorted(set(dims)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,12 +200,13 @@ def assign_region_split(
     else:
         of_region = _named(region_map, test, [] if val is None else val)
     labels = region_map.label(of_region, TRAIN if background == "train" else EXCLUDED)
-    shares = _shares(labels, cells, list(fractions) if drawn else None)
+    if not drawn:
+        fractions = _shares(labels, cells)
     plan = SplitPlan(
         grid=region_map.grid,
         labels=labels.tobytes(),
         seed=int(seed) if drawn else None,
-        fractions=tuple((fractions if drawn else shares).items()),
+        fractions=tuple(fractions.items()),
         buffer=kept,
         cyclic=wraps,
         note=_note(region_map, of_region),
@@ -243,11 +244,9 @@ def _named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:
     return of_region
 
 
-def _shares(
-    labels: NDArray[np.uint8], cells: NDArray[np.int64], parts: Sequence[str] | None
-) -> dict[str, float]:
+def _shares(labels: NDArray[np.uint8], cells: NDArray[np.int64]) -> dict[str, float]:
     """Return the fraction of the valid cells in each part; refuse an empty part."""
-    wanted = parts or [p for p, code in PARTS.items() if p == "train" or (labels == code).any()]
+    wanted = [part for part, code in PARTS.items() if part == "train" or (labels == code).any()]
     held = {part: int(cells[labels == PARTS[part]].sum()) for part in wanted}
     if empty := [part for part, n in held.items() if not n]:
         raise EmptyPartError(
