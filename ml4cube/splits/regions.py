@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -86,10 +87,9 @@ class RegionMap:
             # ids of several types are held as texts
             same = np.flatnonzero(self.ids == (str(id) if self.ids.dtype.kind == "U" else id))
             if not same.size:
-                known = ", ".join(map(str, self.ids[:20].tolist()))
-                more = f", ... ({self.ids.size} in all)" if self.ids.size > 20 else ""
+                known = textwrap.shorten(", ".join(map(str, self.ids.tolist())), 200)
                 raise InvalidValueError(
-                    f"{argument}: unknown region {id!r}; {self.name!r} has {known}{more}"
+                    f"{argument}: unknown region {id!r}; {self.name!r} has {known}"
                 )
             found.append(int(same[0]))
         return found
