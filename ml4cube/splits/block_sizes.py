@@ -85,8 +85,7 @@ def _map_dims(view: CubeView) -> list[str]:
 
 def _is_horizontal(name: object, attrs: Mapping[Any, Any]) -> bool:
     """Return True if a coordinate is a latitude or longitude, possibly of a rotated grid."""
-    rotated = {"rotated": True}
-    return is_latitude(name, attrs, **rotated) or is_longitude(name, attrs, **rotated)
+    return is_latitude(name, attrs, rotated=True) or is_longitude(name, attrs, rotated=True)
 
 
 def _time_dims(view: CubeView) -> list[str]:

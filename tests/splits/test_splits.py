@@ -573,12 +573,10 @@ def test_create_split_warns_of_a_target_whose_gaps_were_filled():
     [
         ({"block_size": {"latitude": 3}}, "latitude"),
         ({"block_size": {"lat": 0}}, "lat"),
-        ({"block_size": {"lat": 99}}, "99"),
         ({"block_size": {"lat": 2.5}}, r"2\.5"),
         ({"block_size": 4}, "block_size"),
         ({"buffer": -1}, "-1"),
         ({"gap": -1}, "^gap along 'time' must be 0 or more, got -1"),
-        ({"gap": np.timedelta64(-1, "D")}, "must be 0 or more"),
         ({"gap": "-1s"}, "must be 0 or more"),
         ({"buffer": {"height": 1}}, "height"),
         ({"valid": "nothing"}, "nothing"),

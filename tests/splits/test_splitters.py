@@ -177,8 +177,6 @@ def test_draws_differ_and_meet_the_size():
     tests = [test for _, test in draws.split(table)]
     assert len({test.tobytes() for test in tests}) == 6
     assert all(abs(test.size / len(table) - 0.25) < 0.005 for test in tests)
-    again = [test for _, test in draws.split(table)]
-    assert all(np.array_equal(a, b) for a, b in zip(tests, again, strict=True))
     other = [test for _, test in clone(draws).set_params(seed=1).split(table)]
     assert not any(np.array_equal(a, b) for a, b in zip(tests, other, strict=True))
 
@@ -459,7 +457,6 @@ BAD = [
     (lambda c: BlockKFold(1), InvalidValueError, "n_splits must be at least 2, got 1"),
     (lambda c: BlockKFold(True), InvalidTypeError, "n_splits must be an integer"),
     (lambda c: BlockKFold(3, seed=None), InvalidTypeError, "seed must be an integer"),
-    (lambda c: BlockKFold(3, {"height": 2}, cube=c), InvalidValueError, "height"),
     (lambda c: BlockKFold(40, SIZES, cube=c), EmptyPartError, "40 parts are needed, but only 27"),
     (lambda c: BlockKFold(3, {"lat": 3}, buffer=9, cube=c), EmptyPartError, "smaller buffer"),
     (
@@ -468,7 +465,6 @@ BAD = [
         "needs dates",
     ),
     (lambda c: BlockShuffleSplit(3, test_size=0), InvalidValueError, "must be above 0 and below 1"),
-    (lambda c: BlockShuffleSplit(3, test_size=1.2), InvalidValueError, r"got 1\.2"),
     (lambda c: BlockShuffleSplit(3, test_size="half"), InvalidTypeError, "got 'half'"),
     (lambda c: ForwardChaining(0), InvalidValueError, "n_splits must be at least 1"),
     (lambda c: ForwardChaining(12, cube=c), EmptyPartError, "13 parts .* 12 of 12 time steps"),
@@ -478,7 +474,6 @@ BAD = [
         r"fold 1 of ForwardChaining\(n_splits=3, gap=12.* has 0 train",
     ),
     (lambda c: ForwardChaining(3, dim="t", cube=c), InvalidValueError, "dim must be .* got 't'"),
-    (lambda c: LeaveRegionOut("zone", cube=c), InvalidValueError, "regions must be .*, got 'zone'"),
     (lambda c: LeaveRegionOut(BIOME == "x", cube=c), EmptyPartError, "2 parts .* 1 of 1 regions"),
     (
         lambda c: LeaveRegionOut(BIOME, background="test"),
