@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +27,9 @@ _CANDIDATES = 512
 _CANDIDATES_OF_CLASSES = 144
 _BY_NEED, _LOOKED_THROUGH = 16, 65_536
 _MAX_EXCHANGES = 200
+
+# Change of the error, and the items that two parts give each other; None for no item.
+_Exchange = tuple[float, int | None, int | None]
 
 
 def hash_ids(seed: int, ids: ArrayLike) -> NDArray[np.uint64]:
@@ -160,16 +163,6 @@ def _cut_by_class(
     return parts
 
 
-class _Exchange(NamedTuple):
-    """Exchange of item i of part a for item j of part b (None: no item); change of error."""
-
-    change: float
-    a: int
-    b: int
-    i: int | None
-    j: int | None
-
-
 def _refine(
     parts: NDArray[np.intp], shares: NDArray[np.float64], fractions: NDArray[np.float64]
 ) -> NDArray[np.intp]:
@@ -184,11 +177,12 @@ def _refine(
         for a, b in pairs:
             if (a, b) not in found:
                 found[a, b] = _best_exchange(parts, shares, error[a] - error[b], a, b)
-        best = min((found[pair] for pair in pairs), key=lambda e: e.change, default=None)
-        if best is None or best.change >= 0:
+        best = min(pairs, key=lambda pair: found[pair][0], default=None)
+        if best is None or found[best][0] >= 0:
             break
-        found = {pair: e for pair, e in found.items() if not {best.a, best.b} & set(pair)}
-        for item, giver, taker in ((best.i, best.a, best.b), (best.j, best.b, best.a)):
+        (a, b), (_, from_a, from_b) = best, found[best]
+        found = {pair: e for pair, e in found.items() if not {a, b} & set(pair)}
+        for item, giver, taker in ((from_a, a, b), (from_b, b, a)):
             if item is not None:
                 parts[item] = taker
                 error[giver] -= shares[item]
@@ -222,13 +216,9 @@ def _best_exchange(
         change[0, 1:] = np.inf
     change = np.round(change, 12)  # equal gains are equal: the first in random order wins
     x, y = np.unravel_index(np.argmin(change), change.shape)
-    return _Exchange(
-        change=float(change[x, y]),
-        a=a,
-        b=b,
-        i=int(mine[x - 1]) if x else None,
-        j=int(theirs[y - 1]) if y else None,
-    )
+    i = int(mine[x - 1]) if x else None
+    j = int(theirs[y - 1]) if y else None
+    return float(change[x, y]), i, j
 
 
 def _candidates(

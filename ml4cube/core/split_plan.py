@@ -361,13 +361,15 @@ class CellPlan:
             ends.append(max(end, (ends[-1] if ends else 0) + 1))
         return [*ends[:-1], self.size]
 
-    def label_cells(self, positions: Positions) -> Labels:
+    def label_cells(self, positions: Positions, reaches: Sequence[Reach] = ()) -> Labels:
         """Label cells; any box of cells has the same labels as in the whole.
 
         Parameters
         ----------
         positions : mapping of str to ndarray of int
             For each dim, the cells to look at.
+        reaches : sequence of AxisReach or SphereReach
+            Ignored, because a plan of cells has no buffer.
 
         Returns
         -------
@@ -424,9 +426,6 @@ def label_box(
 ) -> Labels:
     """Look up the labels of a box of cells, in the order of a cube's dims."""
     by_dim = dict(zip(dims, positions, strict=True))
-    if isinstance(plan, SplitPlan):
-        labels = plan.label_cells(by_dim, reaches)
-    else:
-        labels = plan.label_cells(by_dim)
+    labels = plan.label_cells(by_dim, reaches)
     canonical = sorted(dims)
     return labels.transpose([canonical.index(dim) for dim in dims])

@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, names_of
 from ml4cube.core.missing import (
     FILL_FEATURES,
     FILLED_ATTR,
@@ -116,7 +116,7 @@ def _variables(
     exclude_vars: str | Iterable[str],
     feature_vars: str | Iterable[str] | None,
     filter_var: str | None,
-) -> tuple[list[str], list[str], list[str]]:
+) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
     """Return the names of the features, the targets and the mask, if any."""
     if not isinstance(data, xr.Dataset | Mapping):
         raise InvalidTypeError(
@@ -127,12 +127,12 @@ def _variables(
         raise InvalidValueError(f"data has no 'split', only {names}; call assign_block_split first")
     if filter_var not in (None, FILTER_VAR, *names):
         raise InvalidValueError(f"filter_var: unknown variable {filter_var!r}; data has {names}")
-    targets, excluded = _names(to_pred), _names(exclude_vars)
+    targets = names_of("to_pred", to_pred)
+    excluded = names_of("exclude_vars", exclude_vars)
+    features = names_of("feature_vars", feature_vars)
     if feature_vars is None:
         left_out = {*targets, *excluded, "split", filter_var}
-        features = [name for name in _candidates(data, names) if name not in left_out]
-    else:
-        features = _names(feature_vars)
+        features = tuple(name for name in _candidates(data, names) if name not in left_out)
     given = {"to_pred": targets, "exclude_vars": excluded, "feature_vars": features}
     for argument, wanted in given.items():
         if unknown := [name for name in wanted if name not in names]:
@@ -161,10 +161,6 @@ def _check_numbers(
                 f"{name!r} must hold numbers, got {dtype}; convert it, or leave it out with "
                 f"exclude_vars=[{name!r}]"
             )
-
-
-def _names(given: str | Iterable[str]) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
 
 
 def _candidates(data: xr.Dataset | Mapping[str, ArrayLike], names: list[str]) -> list[str]:

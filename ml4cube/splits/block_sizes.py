@@ -85,8 +85,7 @@ def _map_dims(view: CubeView) -> list[str]:
 
 def _is_horizontal(name: object, attrs: Mapping[Any, Any]) -> bool:
     """Return True if a coordinate is a latitude or longitude, possibly of a rotated grid."""
-    rotated = {"rotated": True}
-    return is_latitude(name, attrs, **rotated) or is_longitude(name, attrs, **rotated)
+    return is_latitude(name, attrs, rotated=True) or is_longitude(name, attrs, rotated=True)
 
 
 def _time_dims(view: CubeView) -> list[str]:
@@ -131,11 +130,8 @@ def _describe(chosen: LargeBlocks, few: bool, view: CubeView) -> str:
 
 def caller_level() -> int:
     """Return the stack level of the code outside ml4cube, for a warning of the calling function."""
+    ours = __name__.partition(".")[0]
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == ours:
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == __name__.partition(".")[0]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml4cube.core.distance.buffer import AxisReach, Reach, SphereReach
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
 from ml4cube.core.split_plan import CellPlan, SplitPlan
 from ml4cube.cube.coordinates import dates_along
@@ -104,8 +104,12 @@ def _parse_buffer(
 def _parse_cyclic(cyclic: Any, view: CubeView, cut: Sequence[str]) -> tuple[str, ...]:
     """Return the cyclic dims; None finds a longitude that spans the globe."""
     turn = view.lon_turn()
-    if turn and turn[0] in cut:
-        _refuse_repeated_meridian(*turn, view)
+    if turn and turn[0] in cut and turn[1] < view.sizes[turn[0]]:
+        dim, columns = turn
+        raise InvalidValueError(
+            f"columns 0 and {columns} along {dim!r} are the same meridian, so one could be train "
+            f"and the other test; drop the repeated columns: ds.isel({dim}=slice(0, {columns}))"
+        )
     if cyclic is None:
         return turn[:1] if turn else ()
     if cyclic is False:
@@ -118,23 +122,10 @@ def _parse_cyclic(cyclic: Any, view: CubeView, cut: Sequence[str]) -> tuple[str,
                 f"{view.dims}; name the dim, e.g. cyclic={view.dims[-1]!r}"
             )
         return (str(coord.dims[0]),)
-    if not isinstance(cyclic, Iterable):
-        raise InvalidTypeError(
-            f"cyclic must be True, False, None or dims of {view.dims}, got {cyclic!r}"
-        )
-    dims = [cyclic] if isinstance(cyclic, str) else list(cyclic)
-    if unknown := [dim for dim in dims if dim not in view.dims]:
-        raise InvalidValueError(f"cyclic: unknown dims {unknown}; the cube has {view.dims}")
+    dims = names_of("cyclic", cyclic)
+    for dim in dims:
+        check_choice("cyclic", dim, view.dims)
     return tuple(sorted(set(dims)))
-
-
-def _refuse_repeated_meridian(dim: str, columns: int, view: CubeView) -> None:
-    """Refuse a repeated meridian, since one copy could be train and the other test."""
-    if columns < view.sizes[dim]:
-        raise InvalidValueError(
-            f"columns 0 and {columns} along {dim!r} are the same meridian, so one could be train "
-            f"and the other test; drop the repeated columns: ds.isel({dim}=slice(0, {columns}))"
-        )
 
 
 def reaches_of(plan: SplitPlan | CellPlan, view: CubeView) -> tuple[Reach, ...]:

@@ -105,7 +105,7 @@ class CubeView:
         if len(found) == 1:
             return found[0]
         dim = (found or self.dims)[0]
-        example = f"dim={dim!r}" if argument == "dim" else f"{argument}={{{dim!r}: 2}}"
+        example = f"dim={dim!r}" if argument == "dim" else f"buffer={{{dim!r}: 2}}"
         several = f", and {found} may all be it" if found else ""
         raise InvalidValueError(
             f"cannot tell the time dim of the cube, which has dims {self.dims}{several}; name it, "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +87,9 @@ class RegionMap:
             # ids of several types are held as texts
             same = np.flatnonzero(self.ids == (str(id) if self.ids.dtype.kind == "U" else id))
             if not same.size:
-                known = ", ".join(map(str, self.ids[:20].tolist()))
-                more = f", ... ({self.ids.size} in all)" if self.ids.size > 20 else ""
+                known = textwrap.shorten(", ".join(map(str, self.ids.tolist())), 200)
                 raise InvalidValueError(
-                    f"{argument}: unknown region {id!r}; {self.name!r} has {known}{more}"
+                    f"{argument}: unknown region {id!r}; {self.name!r} has {known}"
                 )
             found.append(int(same[0]))
         return found
@@ -200,12 +200,13 @@ def assign_region_split(
     else:
         of_region = _named(region_map, test, [] if val is None else val)
     labels = region_map.label(of_region, TRAIN if background == "train" else EXCLUDED)
-    shares = _shares(labels, cells, list(fractions) if drawn else None)
+    if not drawn:
+        fractions = _shares(labels, cells)
     plan = SplitPlan(
         grid=region_map.grid,
         labels=labels.tobytes(),
         seed=int(seed) if drawn else None,
-        fractions=tuple((fractions if drawn else shares).items()),
+        fractions=tuple(fractions.items()),
         buffer=kept,
         cyclic=wraps,
         note=_note(region_map, of_region),
@@ -243,11 +244,9 @@ def _named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:
     return of_region
 
 
-def _shares(
-    labels: NDArray[np.uint8], cells: NDArray[np.int64], parts: Sequence[str] | None
-) -> dict[str, float]:
+def _shares(labels: NDArray[np.uint8], cells: NDArray[np.int64]) -> dict[str, float]:
     """Return the fraction of the valid cells in each part; refuse an empty part."""
-    wanted = parts or [p for p, code in PARTS.items() if p == "train" or (labels == code).any()]
+    wanted = [part for part, code in PARTS.items() if part == "train" or (labels == code).any()]
     held = {part: int(cells[labels == PARTS[part]].sum()) for part in wanted}
     if empty := [part for part, n in held.items() if not n]:
         raise EmptyPartError(

@@ -113,16 +113,12 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     n = array.sizes[dim]
     coord = array.coords.get(dim)
     plain = np.arange(float(n))
-    if coord is None or n < 2:
+    if coord is None or n < 2 or coord.isnull().any():
         return plain
-    if is_time(coord):
-        if coord.isnull().any():
-            return plain
-        at = microseconds(coord).astype(float)
-    elif coord.dtype.kind in "fiu":
-        at = coord.astype("float64").values
-    else:
+    dated = is_time(coord)
+    if not dated and coord.dtype.kind not in "fiu":
         return plain
+    at = np.asarray(microseconds(coord) if dated else coord, dtype=float)
     step = float(np.median(np.abs(np.diff(at)))) if np.isfinite(at).all() else 0.0
     if step == 0:
         return plain

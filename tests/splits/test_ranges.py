@@ -291,11 +291,13 @@ def test_it_is_a_dict_that_knows_more():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("b",), "unknown variable 'b'"),
-        ((None,), "pass var to name one"),
-        (("a", "z"), r"unknown dims \['z'\]"),
-        (("when",), "datetime64"),
-        (("scalar",), "must have dims"),
+        ({"var": "b"}, "unknown variable 'b'"),
+        ({"var": None}, "pass var to name one"),
+        ({"var": ["a", "c"]}, r"name of one variable, got \['a', 'c'\]"),
+        ({"dims": "z"}, r"unknown dims \['z'\]"),
+        ({"var": "when"}, "datetime64"),
+        ({"var": "scalar"}, "must have dims"),
+        ({"min_blocks": 1}, "min_blocks must be at least 2, got 1"),
     ],
 )
 def test_errors(arguments, words):
@@ -307,14 +309,9 @@ def test_errors(arguments, words):
             "scalar": 1.0,
         }
     )
-    with pytest.raises(InvalidValueError, match=words):
-        estimate_range(ds, *arguments)
-
-
-@pytest.mark.parametrize("find", [estimate_range, suggest_block_size])
-def test_several_variables_are_refused(find):
-    with pytest.raises(InvalidTypeError, match=r"name of one variable, got \['a', 'b'\]"):
-        find(xr.Dataset({"a": ("x", np.zeros(9)), "b": ("x", np.zeros(9))}), ["a", "b"])
+    find = suggest_block_size if "min_blocks" in arguments else estimate_range
+    with pytest.raises((InvalidValueError, InvalidTypeError), match=words):
+        find(ds, **{"var": "a", **arguments})
 
 
 def test_values_too_large_to_be_squared_are_refused():
@@ -378,12 +375,6 @@ def test_a_dim_with_a_range_is_cut_before_one_without(caplog):
     sizes = suggest_block_size(xr.DataArray(field, dims=("y", "x")), min_blocks=8)
     assert sizes["x"] == 40
     assert sizes["y"] <= 50
-
-
-@pytest.mark.parametrize("min_blocks", [1, 0, -3])
-def test_min_blocks_is_checked(min_blocks):
-    with pytest.raises(InvalidValueError, match="min_blocks"):
-        suggest_block_size(xr.DataArray(np.zeros(30), dims="x"), min_blocks=min_blocks)
 
 
 def test_a_cube_too_small_for_blocks_is_told(caplog):

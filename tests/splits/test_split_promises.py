@@ -35,35 +35,6 @@ from tests.cubes import coordinates
 # --- buffers on the sphere and in time ------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wrapping", ["180", "360", "descending"])
-@pytest.mark.parametrize("km", [90, 400])
-def test_kilometres_at_high_latitudes_and_across_the_date_line(wrapping, km):
-    lat = np.array([60.0, 63.0, 67.5, 70.0, 76.0, 80.0])
-    lon = np.concatenate([np.arange(165.0, 180.0, 2.5), np.arange(-180.0, -164.0, 2.5)])
-    if wrapping != "180":
-        lon = lon % 360
-    if wrapping == "descending":
-        lat, lon = lat[::-1], lon[::-1]
-    cube = xr.Dataset({"t": (("lon", "lat"), np.zeros((lon.size, 6)))}, {"lat": lat, "lon": lon})
-    sizes = {"lat": 2, "lon": 4}
-    for seed in range(3):
-        options = {"split": 0.7, "val": 0.15, "seed": seed}
-        plain = assign_block_split(cube, sizes, **options)["split"].transpose("lat", "lon").values
-        expected = oracle.buffered(
-            plain,
-            [lambda i, j: True] * 2,
-            lambda a, b: oracle.great_circle_km(lat[a[0]], lon[a[1]], lat[b[0]], lon[b[1]]) <= km,
-        )
-        if not (expected == 1).any():
-            with pytest.raises(EmptyPartError, match="takes every cell"):
-                assign_block_split(cube, sizes, buffer=f"{km}km", **options)
-            continue
-        made = assign_block_split(cube.chunk({"lon": 3}), sizes, buffer=f"{km} km", **options)
-        np.testing.assert_array_equal(made["split"].transpose("lat", "lon").values, expected)
-        assert (expected == 255).any()
-
-
 @pytest.mark.parametrize("start", [0, 13, 36, 71])
 @pytest.mark.parametrize("descending", [False, True])
 def test_cells_count_across_the_seam_wherever_the_globe_is_cut_open(start, descending):
@@ -127,7 +98,6 @@ def scattered_cubes():
         {"time": np.arange(12), "lat": np.linspace(-55, 55, 12), "lon": np.arange(16) * 22.5},
     )
     yield "stacked", grid.stack(p=("lat", "lon")), {"p": 16}
-    yield "stacked, no index", grid.stack(p=("lat", "lon")).reset_index("p"), {"p": 16}
     places = {
         "lon": ("station", np.tile([0.0, 90, 180, 270], 10)),
         "lat": ("station", np.repeat(np.linspace(-50, 50, 10), 4)),
@@ -142,7 +112,6 @@ def scattered_cubes():
     yield "track, no latitude", track, {"time": 6}
     track = track.assign_coords(lat=("time", np.linspace(-80, 80, 72)))
     yield "track", track, {"time": 6}
-    yield "one orbit", track.isel(time=slice(0, 36)), {"time": 6}
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,7 @@ def dated_globe():
         ({"lat": 3, "lon": 4, "time": 3}, {"gap": 1}, "gap is 1 along 'time'"),
         ({"lat": 3, "lon": 4}, {"buffer": "30D"}, "buffer is '30D' along 'time'"),
         ({"lat": 3, "lon": 4}, {"buffer": {"lat": 1, "time": 1}}, "buffer is 1 along 'time'"),
-        ({"lat": 3, "lon": 4}, {"buffer": 1, "gap": 1}, "gap is 1 along 'time'"),
         ({"time": 1}, {"buffer": "200km"}, "buffer is '200km' along 'lat' and 'lon'"),
-        ({"time": 1}, {"buffer": {"lon": "200km"}}, "'200km' along 'lat' and 'lon'"),
         ({"time": 1, "lat": 3}, {"buffer": {"lon": 2}}, "buffer is 2 along 'lon'"),
     ],
 )
@@ -541,16 +539,11 @@ def test_a_gap_that_takes_all_of_train_is_refused(gap, own):
         (np.timedelta64(1, "s"), pd.Timedelta("1.5s"), 1),
         (np.timedelta64(1, "h"), "90min", 1),
         (np.timedelta64(1, "h"), "1.5 Hours", 1),
-        (np.timedelta64(1, "h"), np.timedelta64(90, "m"), 1),
         (np.timedelta64(1, "D"), "1w", 7),
-        (np.timedelta64(1, "D"), "48H", 2),
         (np.timedelta64(1, "s"), np.timedelta64(999_999_999_500, "ns"), 10),
         (100 * 360, datetime.timedelta(days=72_000), 2),
-        (100 * 360, np.timedelta64(72_000, "D"), 2),
-        (100 * 360, "72000D", 2),
         (100 * 360, "400000 days", 11),
         (100 * 360, np.timedelta64(400_000, "D"), 11),
-        (100 * 360, "57142.857W", 11),
     ],
 )
 def test_gaps_of_any_length_are_kept(step, gap, taken):
@@ -575,32 +568,20 @@ def test_create_split_warns_of_a_target_whose_gaps_were_filled():
         create_split(cube, to_pred="b")
 
 
-def test_a_buffer_of_a_recipe_that_cannot_be_read_is_refused() -> None:
-    cube = cell_id_cube({"time": 400})
-    recipe = assign_block_split(cube, {"time": 100}, buffer="10D")["split"].attrs["ml4cube_split"]
-    stored = recipe.replace("10D", "P10D")
-    assert stored != recipe
-    with pytest.raises(InvalidTypeError, match="got 'P10D'"):
-        apply_split(cube, stored)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"block_size": {"latitude": 3}}, "latitude"),
         ({"block_size": {"lat": 0}}, "lat"),
-        ({"block_size": {"lat": 99}}, "99"),
         ({"block_size": {"lat": 2.5}}, r"2\.5"),
         ({"block_size": 4}, "block_size"),
-        ({"split": 1.5}, r"1\.5"),
-        ({"split": 0.9, "val": 0.2}, "val"),
         ({"buffer": -1}, "-1"),
         ({"gap": -1}, "^gap along 'time' must be 0 or more, got -1"),
-        ({"gap": np.timedelta64(-1, "D")}, "must be 0 or more"),
         ({"gap": "-1s"}, "must be 0 or more"),
         ({"buffer": {"height": 1}}, "height"),
         ({"valid": "nothing"}, "nothing"),
-        ({"cyclic": 3}, "cyclic must be .* dims of .'time', 'lat', 'lon'.*, got 3"),
+        ({"cyclic": 3}, "cyclic must be a name or a list of names, got 3"),
+        ({"cyclic": "long"}, "cyclic must be 'time', 'lat' or 'lon', got 'long'"),
         ({"valid": 3}, "valid must be the name .* got int"),
         ({"valid": np.ones((3, 9, 12), bool)}, "valid must be .* DataArray of bools, got ndarray"),
     ],

@@ -210,9 +210,7 @@ class CubeSplitter(ABC):
             if isinstance(value, xr.Dataset | xr.DataArray):
                 sizes = ", ".join(f"{dim}: {n}" for dim, n in value.sizes.items())
                 shown.append(f"{name}=<{type(value).__name__} {sizes}>")
-            elif np.ndim(value) and hasattr(value, "dtype"):
-                shown.append(f"{name}=<{type(value).__name__} {np.shape(value)}>")
-            elif value != parameter.default:
+            elif repr(value) != repr(parameter.default):
                 shown.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
