@@ -264,18 +264,6 @@ def test_accumulated_batches_weigh_by_samples(batch_size, accumulate):
     assert many[1] == pytest.approx(one[1], rel=1e-5)
 
 
-def test_gradients_are_clipped_to_a_norm():
-    norms = []
-
-    class Norm(Callback):
-        def on_step_end(self, loop):
-            grads = [p.grad.flatten() for p in loop.model.parameters()]
-            norms.append(torch.cat(grads).norm().item())
-
-    trainer(gradient_clip=0.01, epochs=1, callbacks=[Norm()]).train()
-    assert norms == pytest.approx([0.01] * 10, rel=1e-3)
-
-
 def test_schedulers_move_per_epoch_per_step_or_on_a_plateau():
     per_epoch, per_step = trainer(), trainer(scheduler_step_on_batch=True, max_steps=25, epochs=9)
     per_epoch.train()
@@ -838,13 +826,9 @@ def test_loader_sampler_or_dataset_is_told_the_epoch():
     assert told == [0, 1, 2]
 
 
-def test_early_stopping_may_be_given_in_detail_and_counts_anew_in_a_new_run(tmp_path):
-    class Rising(Callback):
-        def on_row(self, loop, row):
-            row["val_loss"] = float(row["epoch"])
-
+def test_early_stopping_may_be_given_in_detail_and_counts_anew_in_a_new_run():
     stopping = EarlyStopping(patience=1, mode="min")
     for _ in range(2):
-        run = trainer(epochs=5, early_stopping=stopping, callbacks=[Rising()], samples=8)
+        run = trainer(epochs=5, early_stopping=stopping, lr=0.0, samples=8)
         run.train()
         assert len(run.history) == 2
