@@ -192,7 +192,7 @@ class PairSums:
                 f"cannot merge sums of {len(self.count)} and {len(other.count)} groups"
             )
         weight = self.weight + other.weight
-        share = np.divide(other.weight, weight, out=np.zeros_like(weight), where=weight > 0)
+        share = _ratio(other.weight, weight, 0.0)
         dp = other.prediction_mean - self.prediction_mean
         dt = other.truth_mean - self.truth_mean
         between = self.weight * share
@@ -591,14 +591,10 @@ def score_cube(
     groupings = [_Grouping.of(one, largest) for one in each if one is not None]
     labels = {grouping.name: grouping.labels for grouping in groupings}
     shape = tuple(array.size for array in labels.values())
-    others = {
-        name: variable
-        for cube in (
-            prediction,
-            truth,
-        )  # the truth wins: arithmetic on a prediction changes its bounds too
-        for name, variable in (cube.variables if isinstance(cube, xr.Dataset) else {}).items()
-    }
+    others: dict[Any, xr.Variable] = {}
+    # the truth wins: arithmetic on a prediction changes its bounds too
+    for cube in (prediction, truth):
+        others |= cube.variables if isinstance(cube, xr.Dataset) else {}
     cell_weights = {name: _cell_weights(weights, p, t, others) for name, (p, t) in pairs.items()}
     sums = [_sum_variable(p, t, groupings, cell_weights[name][0]) for name, (p, t) in pairs.items()]
     columns = {
@@ -617,34 +613,32 @@ def score_cube(
 def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, xr.DataArray]]:
     """Return the variables of both cubes, the truth's dims in the prediction's order."""
     if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
-        named = (a.name for a in (prediction, truth) if a.name is not None)
-        name = next(named, roles.DATA_VAR)  # two arrays are compared whatever their names
-        return {name: _same_grid(name, prediction, truth)}
+        # two arrays are compared whatever their names
+        prediction = prediction.rename(truth.name if prediction.name is None else prediction.name)
+        truth = truth.rename(prediction.name)
     predicted, true = _variables(prediction), _variables(truth)
     shared = [name for name in predicted if name in true]
     if not shared:
         raise InvalidValueError(
             f"prediction has variables {list(predicted)}, truth has {list(true)}, none in common"
         )
-    return {name: _same_grid(name, predicted[name], true[name]) for name in shared}
+    pairs: dict[Hashable, tuple[xr.DataArray, xr.DataArray]] = {}
+    for name in shared:
+        p, t = predicted[name], true[name]
+        if set(p.dims) != set(t.dims):
+            raise InvalidValueError(
+                f"prediction and truth of {name!r} must have the same dims, got {p.dims} and "
+                f"{t.dims}"
+            )
+        check_aligned(f"prediction of {name!r}", p, t)
+        pairs[name] = p, t.transpose(*p.dims)
+    return pairs
 
 
 def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
     if isinstance(cube, xr.DataArray):
         return {roles.DATA_VAR if cube.name is None else cube.name: cube}
     return {name: cube[name] for name in data_variables(cube)}
-
-
-def _same_grid(
-    name: Hashable, prediction: xr.DataArray, truth: xr.DataArray
-) -> tuple[xr.DataArray, xr.DataArray]:
-    if set(prediction.dims) != set(truth.dims):
-        raise InvalidValueError(
-            f"prediction and truth of {name!r} must have the same dims, got {prediction.dims} and "
-            f"{truth.dims}"
-        )
-    check_aligned(f"prediction of {name!r}", prediction, truth)
-    return prediction, truth.transpose(*prediction.dims)
 
 
 @dataclass(frozen=True, eq=False)
@@ -724,9 +718,8 @@ def _cell_weights(
 def _spread(array: xr.DataArray, like: xr.DataArray, slices: dict[Hashable, slice]) -> NDArray[Any]:
     """Return the part of `array` in `slices`, with an axis for every dim of `like`."""
     part = array.isel({dim: slices[dim] for dim in array.dims})
-    part = part.transpose(*(dim for dim in like.dims if dim in part.dims))
-    axes = tuple(i for i, dim in enumerate(like.dims) if dim not in part.dims)
-    return np.expand_dims(part.values, axes)
+    lacking = [dim for dim in like.dims if dim not in part.dims]
+    return part.expand_dims(lacking).transpose(*like.dims).values
 
 
 def _blocks(cube: xr.DataArray) -> Iterable[dict[Hashable, slice]]:

@@ -8,7 +8,6 @@ call was made once with the real packages: wandb 0.31 offline, mlflow-skinny 3.1
 import builtins
 import csv
 import json
-import logging
 import math
 import os
 import sys
@@ -425,30 +424,6 @@ def test_a_resumed_run_goes_on_in_the_same_log_and_run_of_the_service(tmp_path, 
     assert list(fakes.mlflow.runs) == ["run0"]
     steps = [m.step for m in fakes.mlflow.get_metric_history("run0", "epoch")]
     assert steps == [10, 20, 30, 40, 50]
-
-
-class Broken(CSVLogger):
-    """Fails from its second row on."""
-
-    count = 0
-
-    def log(self, values, step):
-        self.count += 1
-        if self.count > 1:
-            raise OSError("no space left")
-        super().log(values, step)
-
-
-def test_a_logger_that_throws_is_reported_once_and_the_others_go_on(tmp_path, caplog):
-    broken = Broken(tmp_path / "b.csv")
-    with caplog.at_level(logging.ERROR, logger="ml4cube.training"):
-        trainer(loggers=[broken, CSVLogger(tmp_path / "a.csv")], epochs=4).train()
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert "b.csv" in said[0]
-    assert "training continues" in said[0]
-    assert len(read_csv(tmp_path / "a.csv")) == 4
-    assert broken.count == 2
 
 
 def log_on_ranks(folder):

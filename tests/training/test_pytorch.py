@@ -1,5 +1,6 @@
 """The Trainer on one device: what it returns, keeps, refuses, and how it resumes."""
 
+import functools
 import logging
 import math
 import os
@@ -19,7 +20,6 @@ from ml4cube.errors import (
     InvalidTypeError,
     InvalidValueError,
     RunError,
-    StoreError,
 )
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback, EarlyStopping
@@ -32,17 +32,15 @@ from tests.training_parts import (
     At,
     Counting,
     Interrupt,
+    Save,
     dataset,
     losses,
     meet_now,
     network,
+    resumed_alike,
     trainer,
     weights,
 )
-
-
-def raise_interrupt():
-    raise Interrupt
 
 
 def test_a_model_that_does_not_fit_its_batches_fails_with_their_shapes():
@@ -156,18 +154,6 @@ def test_metrics_that_squash_some_batches_and_not_others_are_warned_of(caplog):
     assert "metrics raw of torchmetrics get predictions outside 0 to 1" in record.message
 
 
-def test_what_a_metric_object_gives_must_fit_the_history():
-    class Curve:
-        def update(self, pred, target):
-            pass
-
-        def compute(self):
-            return ["a", "b"]
-
-    with pytest.raises(InvalidTypeError, match=r"metrics\['roc'\]\.compute\(\) must .* got a list"):
-        trainer(metrics={"roc": Curve()}, epochs=1).train()
-
-
 def test_every_step_trains_in_train_mode_and_validation_in_eval_mode():
     modes = []
 
@@ -277,18 +263,6 @@ def test_accumulated_batches_weigh_by_samples(batch_size, accumulate):
     assert many[1] == pytest.approx(one[1], rel=1e-5)
 
 
-def test_gradients_are_clipped_to_a_norm():
-    norms = []
-
-    class Norm(Callback):
-        def on_step_end(self, loop):
-            grads = [p.grad.flatten() for p in loop.model.parameters()]
-            norms.append(torch.cat(grads).norm().item())
-
-    trainer(gradient_clip=0.01, epochs=1, callbacks=[Norm()]).train()
-    assert norms == pytest.approx([0.01] * 10, rel=1e-3)
-
-
 def test_schedulers_move_per_epoch_per_step_or_on_a_plateau():
     per_epoch, per_step = trainer(), trainer(scheduler_step_on_batch=True, max_steps=25, epochs=9)
     per_epoch.train()
@@ -382,16 +356,14 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):
         if stop_at % 10:
             usr1()
 
-    cut = [At(stop_at, stop), At(stop_at + 1, raise_interrupt), Always()]
+    cut = [At(stop_at, stop), At(stop_at + 1), Always()]
     with pytest.raises(Interrupt):
         fresh(snapshot_path=path, save_every=1, callbacks=cut).train()
     state = torch.load(path, weights_only=True)["state"]
     assert state["step"] == stop_at
     assert bool(state["batch"]) == bool(stop_at % 10)
     with pytest.raises(Interrupt):  # and once more, later
-        fresh(
-            snapshot_path=path, save_every=1, callbacks=[At(32, raise_interrupt), Always()]
-        ).train()
+        fresh(snapshot_path=path, save_every=1, callbacks=[At(32), Always()]).train()
     resumed = fresh(snapshot_path=path, save_every=1)
     again = resumed.train()
     assert weights(again) == weights(model)
@@ -407,28 +379,15 @@ def test_a_callback_may_save_the_snapshot_at_any_moment(tmp_path, hook, ema):
             loop.save_snapshot()
 
     saving = type("Saving", (Callback,), {hook: save})()
-    whole, path = trainer(ema=ema), tmp_path / "s.pt"
-    model = whole.train()
-    stop = At(18 if hook == "on_step_end" else 22, raise_interrupt)
-    with pytest.raises(Interrupt):
-        trainer(ema=ema, snapshot_path=path, callbacks=[saving, stop]).train()
-    resumed = trainer(ema=ema, snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    stop = At(18 if hook == "on_step_end" else 22)
+    resumed_alike(tmp_path / "s.pt", functools.partial(trainer, ema=ema), saving, stop)
 
 
 def test_a_run_in_fp16_is_resumed_with_its_scale(tmp_path):
     """A first scale that is too high skips steps until it is found; not again after a resume."""
-    settings = {"precision": "fp16", "epochs": 2, "save_every": 1}
-    whole = trainer(**settings)
-    model = whole.train()
-    assert whole._loop.scaler.get_scale() < 2**16
-    settings["snapshot_path"] = tmp_path / "s.pt"
-    with pytest.raises(Interrupt):
-        trainer(**settings, callbacks=At(12, raise_interrupt)).train()
-    resumed = trainer(**settings)
-    assert weights(resumed.train()) == weights(model)
-    assert resumed._loop.scaler.state_dict() == whole._loop.scaler.state_dict()
+    fresh = functools.partial(trainer, precision="fp16", epochs=2, save_every=1)
+    _, resumed = resumed_alike(tmp_path / "s.pt", fresh, At(12))
+    assert resumed._loop.scaler.get_scale() < 2**16
 
 
 def test_finished_run_returns_at_once_with_its_own_best_model(tmp_path):
@@ -453,7 +412,7 @@ def test_state_that_is_no_tensor_is_kept_with_the_weights(tmp_path, ema):
     paths = {"snapshot_path": tmp_path / "s.pt", "best_model_path": tmp_path / "b.pt"}
     more = {"save_every": 1, "ema": ema, "schedule": False}
     with pytest.raises(Interrupt):
-        trainer(model=Counting(), callbacks=[At(11, raise_interrupt)], **paths, **more).train()
+        trainer(model=Counting(), callbacks=[At(11)], **paths, **more).train()
     run = trainer(model=Counting(), **paths, **more)
     model = run.train()
     assert model.calls == {"train": 10 * run.best_epoch, "name": "counting"}
@@ -564,22 +523,14 @@ def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
             self.start = state["given"]
 
     batches = [(torch.full((4, 3), float(i)), torch.zeros(4, 1)) for i in range(6)]
-    path = tmp_path / "s.pt"
-    whole = trainer(train=Stateful(batches))
-    whole.train()
+    loaders = []
 
-    class Always(Callback):
-        def on_step_end(self, loop):
-            meet_now(loop)
+    def fresh(**arguments):
+        loaders.append(Stateful(batches))
+        return trainer(train=loaders[-1], **arguments)
 
-    stop = [At(8, lambda: os.kill(os.getpid(), signal.SIGUSR1)), At(9, raise_interrupt), Always()]
-    with pytest.raises(Interrupt):
-        trainer(train=Stateful(batches), snapshot_path=path, callbacks=stop).train()
-    loader = Stateful(batches)
-    resumed = trainer(train=loader, snapshot_path=path)
-    resumed.train()
-    assert loader.told == {"given": 2}
-    assert losses(resumed) == losses(whole)
+    resumed_alike(tmp_path / "s.pt", fresh, Save(8), At(9))
+    assert loaders[-1].told == {"given": 2}
 
 
 @pytest.mark.parametrize("when", ["training", "validation"])
@@ -626,7 +577,6 @@ def test_sigterm_leaves_a_snapshot_before_the_handler_that_was_there_is_called(t
     ("arguments", "error", "message"),
     [
         ({"loss": None}, InvalidTypeError, "loss must be a loss function such as"),
-        ({"loss": "mse"}, InvalidTypeError, "got 'mse'"),
         ({"loss": nn.MSELoss}, InvalidTypeError, "loss=MSELoss is a class; give an object of it"),
         ({"metrics": {"r2": RMSE}}, InvalidTypeError, "metrics['r2']=RMSE is a class"),
         ({"metrics": {3: RMSE()}}, InvalidTypeError, "names of metrics must be strings, got 3"),
@@ -638,7 +588,6 @@ def test_sigterm_leaves_a_snapshot_before_the_handler_that_was_there_is_called(t
         ({"train": dataset(8)}, InvalidTypeError, "train_data must be a loader of batches"),
         ({"val": {"a": dataset(8)}}, InvalidTypeError, "test_data['a'] must be a loader of"),
         ({"train": torch.ones(4, 3)}, InvalidTypeError, "of batches, got tensor([["),
-        ({"train": 3}, InvalidTypeError, "train_data must be a loader of batches, got 3"),
         ({"train": iter([1])}, InvalidTypeError, "used up after one epoch"),
         ({"device": ["cpu"]}, InvalidValueError, "device must be a torch device such as 'cpu'"),
         ({"device": "gpu"}, InvalidValueError, "or 'cuda:0', got 'gpu'"),
@@ -660,9 +609,7 @@ def test_sigterm_leaves_a_snapshot_before_the_handler_that_was_there_is_called(t
         ({"precision": "fp32", "use_amp": True}, InvalidTypeError, "contradict"),
         ({"scheduler": 3}, InvalidTypeError, "scheduler must have a method step()"),
         ({"callbacks": EarlyStopping}, InvalidTypeError, "subclasses of Callback"),
-        ({"callbacks": [print]}, InvalidTypeError, "subclasses of Callback"),
         ({"early_stopping": "yes"}, InvalidTypeError, "an EarlyStopping, got 'yes'"),
-        ({"seed": "a"}, InvalidValueError, "seed must be an int from 0, or None, got 'a'"),
         ({"seed": -1}, InvalidValueError, "seed must be an int from 0, or None, got -1"),
     ],
 )
@@ -674,6 +621,13 @@ def test_bad_arguments_are_refused_before_anything_starts(
         trainer(**arguments)
     assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+class Curve(RMSE):
+    """Not a number."""
+
+    def compute(self):
+        return ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -689,6 +643,7 @@ def test_bad_arguments_are_refused_before_anything_starts(
         ({"loss": lambda p, y: y.mean()}, InvalidValueError, "not depend on any parameter"),
         ({"metrics": {"e": lambda p, y: p - y}}, InvalidValueError, "a mean, got shape (5, 1)"),
         ({"metrics": {"e": lambda p, y: "x"}}, InvalidTypeError, "one number per batch, got 'x'"),
+        ({"metrics": {"roc": Curve()}}, InvalidTypeError, "metrics['roc'].compute() must"),
     ],
 )
 def test_bad_batches_and_losses_are_refused_by_name(arguments, error, message, tmp_path):
@@ -726,18 +681,13 @@ def test_one_callback_or_logger_need_not_stand_in_a_list(tmp_path):
     trainer(callbacks=None, loggers=None, epochs=1).train()
 
 
-def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):
+def test_snapshot_of_another_model_is_refused_by_name(tmp_path):
     path = tmp_path / "snapshot.pt"
     trainer(snapshot_path=path, epochs=1).train()
     with pytest.raises(
         InvalidValueError, match=r"snapshot\.pt is a snapshot of another run: parameters"
     ):
         trainer(model=nn.Linear(3, 1), snapshot_path=path).train()
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"snapshot\.pt is damaged"):
-        trainer(snapshot_path=path).train()
 
 
 # -------------------------------------------------------------- what is seen of it
@@ -819,6 +769,7 @@ def test_logger_that_fails_is_dropped_and_training_goes_on(caplog):
     assert good.seen == list(zip(run.history["val_loss"], [10, 20, 30], strict=True))
     assert good.closed
     assert len(bad.seen) == 1
+    assert caplog.text.count("training continues") == 1
     assert "disk full" in caplog.text
 
 
@@ -869,13 +820,9 @@ def test_loader_sampler_or_dataset_is_told_the_epoch():
     assert told == [0, 1, 2]
 
 
-def test_early_stopping_may_be_given_in_detail_and_counts_anew_in_a_new_run(tmp_path):
-    class Rising(Callback):
-        def on_row(self, loop, row):
-            row["val_loss"] = float(row["epoch"])
-
+def test_early_stopping_may_be_given_in_detail_and_counts_anew_in_a_new_run():
     stopping = EarlyStopping(patience=1, mode="min")
     for _ in range(2):
-        run = trainer(epochs=5, early_stopping=stopping, callbacks=[Rising()], samples=8)
+        run = trainer(epochs=5, early_stopping=stopping, lr=0.0, samples=8)
         run.train()
         assert len(run.history) == 2

@@ -297,7 +297,6 @@ def test_without_skops_a_path_is_refused_at_once(tmp_path, monkeypatch):
         ({"task_type": "supervized"}, InvalidValueError, "did you mean 'supervised'"),
         ({"mode": "best"}, InvalidValueError, "mode must be 'min' or 'max', got 'best'"),
         ({"epochs": 0}, InvalidValueError, "epochs must be an int of 1 or more, got 0"),
-        ({"epochs": "x"}, InvalidValueError, "epochs must be an int of 1 or more, got 'x'"),
         ({"model_path": 3}, InvalidTypeError, "model_path must be a path"),
         (
             {"train_data": None},
@@ -308,7 +307,6 @@ def test_without_skops_a_path_is_refused_at_once(tmp_path, monkeypatch):
         ({"patience": 0}, InvalidValueError, "patience"),
         ({"mlflow_run": 3}, InvalidTypeError, "log_metric"),
         ({"monitor": "mae"}, InvalidValueError, "got 'mae'"),
-        ({"metrics": {"epoch": r2_score}}, InvalidValueError, "epoch"),
         ({"metrics": [r2_score]}, InvalidTypeError, "mapping"),
         ({"loggers": [3]}, InvalidTypeError, "loggers"),
     ],

@@ -55,13 +55,8 @@ def choose_precision(asked: str | Sequence[str], device: torch.device) -> str:
     names = [asked] if isinstance(asked, str) else list(asked)
     for name in names:
         check_choice("precision", name, ["auto", *_KNOWN] if names == [asked] else _KNOWN)
+    has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     for name in names:
-        if _is_supported(device, name):
+        if name != "bf16" or has_bf16:
             return name
     raise InvalidValueError(f"{device} supports none of precision={asked!r}; use 'auto' or 'fp32'")
-
-
-def _is_supported(device: torch.device, name: str) -> bool:
-    if device.type == "cuda" and name == "bf16":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return True
