@@ -114,7 +114,7 @@ def dist_train(
     42
     """
     if isinstance(target, pytorch.Trainer):
-        if nproc is not None or args or kwargs or backend is not None:
+        if (nproc, backend, timeout) != (None, None, DEFAULT_TIMEOUT_S) or args or kwargs:
             raise InvalidTypeError(
                 "dist_train(trainer) takes no other arguments; use a function to start processes"
             )

@@ -672,6 +672,7 @@ def test_dist_train_spawns_what_stands_in_an_unguarded_script(tmp_path):
         (lambda: dist_train(print), "needs nproc"),
         (lambda: dist_train(3, 2), "must be a Trainer or a function"),
         (lambda: dist_train(trainer(), 2), "takes no other arguments"),
+        (lambda: dist_train(trainer(), timeout=5.0), "takes no other arguments"),
         (lambda: dist_train(print, 0), "nproc must be a positive integer, got 0"),
         (lambda: ddp_init(backend="glo"), "did you mean 'gloo'"),
         *(
