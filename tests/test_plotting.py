@@ -266,8 +266,3 @@ def test_missing_dates_are_told_by_their_position(kind, missing):
     found = ticks(rendered(split_timeline(label)))
     assert found[0] == "2000-01-01"
     assert (found[1] == "step 2") == (missing > 1)
-
-
-def test_steps_may_be_any_list_of_numbers():
-    for steps in (np.array([0, 1]), {0, 1}, range(2), pd.Index([0, 1])):
-        assert len(split_map(label_of_time(), steps=steps).axes) == 3

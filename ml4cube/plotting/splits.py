@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -250,7 +250,7 @@ def _counting_cells(label: xr.DataArray, valid: object) -> xr.DataArray:
 
 def _positions(steps: Sequence[int], label: xr.DataArray, time: str | None) -> list[int]:
     """Return the positions along time; refuse those out of range."""
-    positions = np.asarray(list(steps) if np.ndim(steps) or isinstance(steps, Set) else steps)
+    positions = np.asarray(steps)
     if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
         raise InvalidTypeError(f"steps must be a list of integers, as [0, 6], got {steps!r}")
     n = 0 if time is None else label.sizes[time]
