@@ -210,21 +210,21 @@ def fold_bars(
     axes = figure.add_subplot()
     rows = np.arange(len(named))
     left = np.zeros(len(named))
-    for part in _ORDER:
+    present = [part for part in _ORDER if any(share[part] for share in shares.values())]
+    for part in present:
         width = np.array([share[part] for share in shares.values()])
-        axes.barh(rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8)
-        for row, (start, value) in enumerate(zip(left, width, strict=True)):
-            if value >= 5:  # the number does not fit a smaller bar
-                axes.text(
-                    start + value / 2, row, f"{value:.0f} %", ha="center", va="center",
-                    color="black" if part in ("val", "excluded") else "white", fontsize=8,
-                )  # fmt: skip
+        bars = axes.barh(
+            rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8
+        )
+        # the number does not fit a smaller bar
+        numbers = [f"{value:.0f} %" if value >= 5 else "" for value in width]
+        color = "black" if part in ("val", "excluded") else "white"
+        axes.bar_label(bars, numbers, label_type="center", color=color, fontsize=8)
         left = left + width
     axes.set(xlim=(0, 100), xlabel="fraction of cells (%)", title=title)
     axes.set_yticks(rows, list(named))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    present = [part for part in _ORDER if any(share[part] for share in shares.values())]
     _legend(figure, present, False)
     return figure
 
