@@ -117,7 +117,8 @@ def split_map(
     if maps:
         field = cells.isel({time: 0}) if time is not None else cells
         maps[-1].set_xlabel(axis_name(field.transpose(*rest), 1), fontsize=9)
-    _legend(figure, _present(cells), bool(maps) and valid is not None)
+    present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
+    _legend(figure, present, bool(maps) and valid is not None)
     return figure
 
 
@@ -315,10 +316,6 @@ def _step_name(array: xr.DataArray, time: str, step: int) -> str:
     lengths = (to_month, to_day, to_minute) if len(dates) > 1 else (to_day,)
     length = next((n for n in lengths if len({d[:n] for d in dates}) == len(dates)), to_second)
     return str(coord.values[step])[:length].replace("T", " ")
-
-
-def _present(cells: xr.DataArray) -> list[str]:
-    return [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
 
 
 def _legend(figure: Figure, parts: Sequence[str], gaps: bool) -> None:

@@ -261,7 +261,8 @@ def leakage_report(
     }
     # along dims that were not compared with the deployment, neighbours and range still decide
     checks = Checks(part, used is not None and not unknown.keys() & of_cut.values())
-    made_by = _maker(view.ds[name])
+    recipe = view.ds[name].attrs.get(RECIPE_ATTR)
+    made_by = None if recipe is None else read_recipe(recipe)[1]
     placement = _placement(layout, apart, view, axes, part, made_by, cut, ordered)
     checks.count_cells(layout, known, view)
     checks.duplicates(copies, view)
@@ -334,11 +335,6 @@ def _label(view: CubeView, name: str) -> xr.DataArray:
     if label.dtype.kind not in "iuf":
         raise InvalidValueError(f"the label {name!r} must hold 0, 1, 2 or 255, got {label.dtype}")
     return label
-
-
-def _maker(label: xr.DataArray) -> str | None:
-    """Return the name of the function that made a label, by its recipe."""
-    return read_recipe(label.attrs[RECIPE_ATTR])[1] if RECIPE_ATTR in label.attrs else None
 
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
