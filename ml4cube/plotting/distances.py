@@ -206,18 +206,13 @@ def leakage_figure(
     axes = figure.subplots(1, panels, squeeze=False)[0]
     rows = np.arange(len(shares))
     values = [100 * value for value in shares.values()]
-    axes[0].barh(rows, values, color=_ORANGE, height=0.55)
-    for row, value in zip(rows, values, strict=True):
-        inside = value > 60
-        axes[0].text(
-            value + (-2 if inside else 2), row, f"{value:.3g} %", va="center",
-            ha="right" if inside else "left", color="white" if inside else "black", fontsize=9,
-        )  # fmt: skip
+    bars = axes[0].barh(rows, values, color=_ORANGE, height=0.55)
+    axes[0].bar_label(bars, fmt="%.3g %%", padding=3, fontsize=9)
     names = ["\n".join(textwrap.wrap(name, 20)) for name in shares]
     axes[0].set_yticks(rows, names)
-    axes[0].set(
-        xlim=(0, 100), ylim=(len(shares) - 0.5, -0.5), xlabel="fraction of the test part (%)"
-    )
+    axes[0].set(ylim=(len(shares) - 0.5, -0.5), xlabel="fraction of the test part (%)")
+    # with room for the number of a full bar
+    axes[0].set(xlim=(0, 125), xticks=[0, 25, 50, 75, 100])
     axes[0].spines[["top", "right"]].set_visible(False)
     axes[0].set_title("too close to train", fontsize=10)
     for panel, (name, (unit, distances)) in zip(axes[1:], domains.items(), strict=True):

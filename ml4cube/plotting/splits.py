@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -117,7 +117,8 @@ def split_map(
     if maps:
         field = cells.isel({time: 0}) if time is not None else cells
         maps[-1].set_xlabel(axis_name(field.transpose(*rest), 1), fontsize=9)
-    _legend(figure, _present(cells), bool(maps) and valid is not None)
+    present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
+    _legend(figure, present, bool(maps) and valid is not None)
     return figure
 
 
@@ -210,21 +211,21 @@ def fold_bars(
     axes = figure.add_subplot()
     rows = np.arange(len(named))
     left = np.zeros(len(named))
-    for part in _ORDER:
+    present = [part for part in _ORDER if any(share[part] for share in shares.values())]
+    for part in present:
         width = np.array([share[part] for share in shares.values()])
-        axes.barh(rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8)
-        for row, (start, value) in enumerate(zip(left, width, strict=True)):
-            if value >= 5:  # the number does not fit a smaller bar
-                axes.text(
-                    start + value / 2, row, f"{value:.0f} %", ha="center", va="center",
-                    color="black" if part in ("val", "excluded") else "white", fontsize=8,
-                )  # fmt: skip
+        bars = axes.barh(
+            rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8
+        )
+        # the number does not fit a smaller bar
+        numbers = [f"{value:.0f} %" if value >= 5 else "" for value in width]
+        color = "black" if part in ("val", "excluded") else "white"
+        axes.bar_label(bars, numbers, label_type="center", color=color, fontsize=8)
         left = left + width
     axes.set(xlim=(0, 100), xlabel="fraction of cells (%)", title=title)
     axes.set_yticks(rows, list(named))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    present = [part for part in _ORDER if any(share[part] for share in shares.values())]
     _legend(figure, present, False)
     return figure
 
@@ -250,7 +251,7 @@ def _counting_cells(label: xr.DataArray, valid: object) -> xr.DataArray:
 
 def _positions(steps: Sequence[int], label: xr.DataArray, time: str | None) -> list[int]:
     """Return the positions along time; refuse those out of range."""
-    positions = np.asarray(list(steps) if np.ndim(steps) or isinstance(steps, Set) else steps)
+    positions = np.asarray(steps)
     if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
         raise InvalidTypeError(f"steps must be a list of integers, as [0, 6], got {steps!r}")
     n = 0 if time is None else label.sizes[time]
@@ -315,10 +316,6 @@ def _step_name(array: xr.DataArray, time: str, step: int) -> str:
     lengths = (to_month, to_day, to_minute) if len(dates) > 1 else (to_day,)
     length = next((n for n in lengths if len({d[:n] for d in dates}) == len(dates)), to_second)
     return str(coord.values[step])[:length].replace("T", " ")
-
-
-def _present(cells: xr.DataArray) -> list[str]:
-    return [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
 
 
 def _legend(figure: Figure, parts: Sequence[str], gaps: bool) -> None:

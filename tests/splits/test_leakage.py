@@ -74,10 +74,6 @@ def regions_of(ds, dim, length):
 def awkward_cubes():
     smooth = smooth_cube()
     yield "smooth", smooth
-    yield (
-        "lazy, turned",
-        smooth.chunk({"time": 13, "lat": 40, "lon": 17}).transpose("lon", "time", ...),
-    )
     yield "gaps", smooth.where(np.random.default_rng(1).random(smooth.t2m.shape) > 0.3)
     yield "360 days", cell_id_cube({"time": 48, "lat": 12, "lon": 15}, calendar="360_day")
     noise = np.random.default_rng(2).normal(size=(40, 30, 30))

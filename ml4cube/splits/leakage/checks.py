@@ -231,44 +231,37 @@ class Checks:
             name = f"{self.part} against deployment, {domain}"
             self.row(name, math.nan, "ratio", f"not compared because {why}", None, "unknown")
         for domain, (unit, curves) in by_domain.items():
-            if domain not in unknown:
-                test, use = curves.values()
-                self._compare(domain, test, use, unit, spacing[domain])
-
-    def _compare(
-        self,
-        domain: str,
-        test: NDArray[np.float64],
-        use: NDArray[np.float64],
-        unit: str,
-        spacing: float,
-    ) -> None:
-        # distances below the spacing of train cells are inside the train part
-        floor = max(spacing, 1e-9)
-        of_test, of_use = float(np.mean(test)), float(np.mean(use))
-        factor = max(of_test, floor) / max(of_use, floor)
-        # a few test cells give only an uncertain mean
-        limit = _FACTOR + float(np.std(test)) / max(of_test, floor) / test.size**0.5
-        text = (
-            f"in {domain}, the mean distance to train is {_round(of_test)} {unit} for the "
-            f"{self.part} part and {_round(of_use)} {unit} for the deployment, a factor of "
-            f"{_round(factor)}"
-        )
-        if floor > min(of_test, of_use) and factor != 1:  # or the numbers seem to contradict
-            text += f" (distances below the spacing of train cells count as {_round(floor)} {unit})"
-        status = "ok"
-        if factor * limit < 1:
-            status = "leak"
-            self.leaks.append(f"it is too easy for the deployment, because {text}")
-        elif factor > limit:
-            status = "warning"
-            self.too_hard.append(text)
-        else:
-            self.fits.append(text)
-        meaning = "ratio of mean distances to train: too easy far below 1, too hard far above 1"
-        self.row(
-            f"{self.part} against deployment, {domain}", factor, "ratio", meaning, limit, status
-        )
+            if domain in unknown:
+                continue
+            test, use = curves.values()
+            # distances below the spacing of train cells are inside the train part
+            floor = max(spacing[domain], 1e-9)
+            of_test, of_use = float(np.mean(test)), float(np.mean(use))
+            factor = max(of_test, floor) / max(of_use, floor)
+            # a few test cells give only an uncertain mean
+            limit = _FACTOR + float(np.std(test)) / max(of_test, floor) / test.size**0.5
+            text = (
+                f"in {domain}, the mean distance to train is {_round(of_test)} {unit} for the "
+                f"{self.part} part and {_round(of_use)} {unit} for the deployment, a factor of "
+                f"{_round(factor)}"
+            )
+            if floor > min(of_test, of_use) and factor != 1:  # or the numbers seem to contradict
+                text += (
+                    f" (distances below the spacing of train cells count as {_round(floor)} {unit})"
+                )
+            status = "ok"
+            if factor * limit < 1:
+                status = "leak"
+                self.leaks.append(f"it is too easy for the deployment, because {text}")
+            elif factor > limit:
+                status = "warning"
+                self.too_hard.append(text)
+            else:
+                self.fits.append(text)
+            meaning = "ratio of mean distances to train: too easy far below 1, too hard far above 1"
+            self.row(
+                f"{self.part} against deployment, {domain}", factor, "ratio", meaning, limit, status
+            )
 
     def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> dict[str, float]:
         """Judge two sample stores; return the fractions for the figure."""

@@ -217,14 +217,23 @@ def leakage_report(
     part = _part_to_judge(layout, name)
     used = None if deployment is None else Cells.of_deployment(deployment, axes)
     measured, unknown = compare_axes(axes, None if used is None else used.axes)
-    if used is not None and not measured:
-        raise _not_comparable(unknown)
     known = _with_values(layout, view, names, tuple(axes.sizes))
     for called in ("train", part):
         if not known.counts[PARTS[called]]:
             raise InvalidValueError(
                 f"no {called} cell has a value in all of {names}; name the target by var="
             )
+
+    train, test = Cells(axes, known, TRAIN), Cells(axes, known, PARTS[part])
+    asked = {f"{part} → train": test} | ({} if used is None else {"deployment → train": used})
+    curves = {name: distances(cells, train, measured) for name, cells in asked.items()}
+    if used is not None:
+        common = set.intersection(*(set(found) for found in curves.values()))
+        for domain in measured - common:
+            unknown[domain] = "latitudes or longitudes are missing where these cells are"
+        if not common:
+            reasons = "; ".join(dict.fromkeys(unknown.values()))
+            raise InvalidValueError(f"the deployment cannot be compared with the cube: {reasons}")
 
     copies = find_duplicates(view, label, names)
     cut = [dim for dim, starts in layout.starts.items() if starts.size > 1]
@@ -234,17 +243,8 @@ def leakage_report(
     carried = find_carried(view, layout, names, time_dim) if time_dim else {}
     ranges = _longest_ranges(view, names, ordered)
     apart = separate(layout, known, view, unordered, ranges, PARTS[part])
-    train, test = Cells(axes, known, TRAIN), Cells(axes, known, PARTS[part])
     if axes.station_dim in cut:
         apart = replace(apart, touching=max(apart.touching, stations_near_train(test, train)))
-    asked = {f"{part} → train": test} | ({} if used is None else {"deployment → train": used})
-    curves = {name: distances(cells, train, measured) for name, cells in asked.items()}
-    if used is not None:
-        common = set.intersection(*(set(found) for found in curves.values()))
-        for domain in measured - common:
-            unknown[domain] = "latitudes or longitudes are missing where these cells are"
-        if not common:
-            raise _not_comparable(unknown)
     units = {"space": "km", "time": axes.numbers(axes)[1]}
     by_domain: dict[str, tuple[str, Distances]] = {}
     for domain, unit in units.items():
@@ -261,7 +261,8 @@ def leakage_report(
     }
     # along dims that were not compared with the deployment, neighbours and range still decide
     checks = Checks(part, used is not None and not unknown.keys() & of_cut.values())
-    made_by = _maker(view.ds[name])
+    recipe = view.ds[name].attrs.get(RECIPE_ATTR)
+    made_by = None if recipe is None else read_recipe(recipe)[1]
     placement = _placement(layout, apart, view, axes, part, made_by, cut, ordered)
     checks.count_cells(layout, known, view)
     checks.duplicates(copies, view)
@@ -336,11 +337,6 @@ def _label(view: CubeView, name: str) -> xr.DataArray:
     return label
 
 
-def _maker(label: xr.DataArray) -> str | None:
-    """Return the name of the function that made a label, by its recipe."""
-    return read_recipe(label.attrs[RECIPE_ATTR])[1] if RECIPE_ATTR in label.attrs else None
-
-
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
     found = view.ds.data_vars
     names = [var] if isinstance(var, str) else var
@@ -368,11 +364,6 @@ def _part_to_judge(layout: Layout, name: str) -> str:
         if layout.counts[PARTS[part]]:
             return part
     raise InvalidValueError(f"the label {name!r} must have test cells (0), got none")
-
-
-def _not_comparable(unknown: dict[str, str]) -> InvalidValueError:
-    reasons = "; ".join(dict.fromkeys(unknown.values()))
-    return InvalidValueError(f"the deployment cannot be compared with the cube: {reasons}")
 
 
 def _is_category(view: CubeView, dim: str) -> bool:
