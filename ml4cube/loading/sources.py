@@ -144,6 +144,8 @@ class DatasetSource(SampleSource):
     def coords(self, samples: Ints) -> Arrays:
         """Return coordinates of samples, one array per coordinate."""
         along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
+        if not len(samples):  # xarray cannot decode dates of other calendars where there are none
+            return {str(name): np.zeros(0, self._coords[name].dtype) for name in along}
         chosen = self._coords[along].isel({self._dim: samples} if along else {})
         return {str(name): np.asarray(chosen[name].values) for name in along}
 

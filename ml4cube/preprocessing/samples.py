@@ -55,8 +55,9 @@ def as_cube(ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR) -> xr.Dat
     lengths = {name: arrays[name].shape[:1] for name in data}
     if len(set(lengths.values())) != 1 or () in lengths.values():
         raise InvalidValueError(f"arrays of samples must have equal first lengths, got {lengths}")
+    largest = max((arrays[name].shape for name in data), key=len)
     for name in set(arrays).difference(data):
-        arrays[name] = _with_samples(arrays[name], arrays[data[0]].shape, name)
+        arrays[name] = _with_samples(arrays[name], largest, name)
     # fastpath: dates and objects stay as they are
     variables = {n: xr.Variable(_dims(v.shape), v, fastpath=True) for n, v in arrays.items()}
     counts = {name: n for name, n in getattr(ds, "accounting", {}).items() if name != "kept"}

@@ -101,6 +101,15 @@ def test_time_turns_in_every_calendar(calendar: str | None, name: str) -> None:
     np.testing.assert_allclose(X[:, 2], np.cos(angle), atol=1e-6)
 
 
+def test_time_of_stored_points_in_another_calendar(tmp_path: Path) -> None:
+    ds = cube("360_day")
+    data = PTXrDataset(sampled(ds, tmp_path), features="a", coord_features="dayofyear")
+    times = data.coords(range(len(data)))["time"]
+    X = data.take(range(len(data))).numpy()
+    np.testing.assert_allclose(X[:, 1], np.sin(phases("dayofyear", times)), atol=1e-6)
+    assert len(data.coords([])["time"]) == 0
+
+
 def test_coordinates_of_points_and_of_other_names(tmp_path: Path) -> None:
     ds = cube().rename(lat="latitude", lon="x")
     data = PTXrDataset(ds, features="a", coord_features=["lat", "x", "hour"])

@@ -535,15 +535,18 @@ def test_masks_apply_to_samples_of_any_dims(ndim: int, drop_sample: bool) -> Non
     shape = (7, 2, 3, 2, 2)[:ndim]
     mask = rng.random(shape) < (0.5 if ndim == 1 else 0.9)
     samples = {"a": rng.random(shape), "filter_mask": mask, "split": np.arange(7) % 2}
+    samples = {"point": np.arange(7.0), **samples}
     result = pp.apply_filter(samples, drop_sample=drop_sample)
     whole = mask.reshape(7, -1).all(axis=1)
     if drop_sample or ndim == 1:
-        np.testing.assert_array_equal(result["a"], samples["a"][whole])
-        np.testing.assert_array_equal(result["split"], samples["split"][whole])
+        for name in ("a", "point", "split"):
+            np.testing.assert_array_equal(result[name], samples[name][whole])
         assert result.accounting["kept"] + result.accounting.get("mask", 0) == 7
         assert result.accounting["kept"] == whole.sum()
     else:
         np.testing.assert_array_equal(result["a"], np.where(mask, samples["a"], np.nan))
+        inside = mask.reshape(7, -1).any(axis=1)
+        np.testing.assert_array_equal(result["point"], np.where(inside, np.arange(7), np.nan))
     assert np.isfinite(samples["a"]).all()
 
 
