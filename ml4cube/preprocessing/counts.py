@@ -79,7 +79,7 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     """
     if not isinstance(result, xr.Dataset | xr.DataArray):
         return dict(getattr(result, "accounting", {}))
-    if not any(str(name).startswith(_PREFIX) for name in result.coords):
+    if not any(map(is_count, result.coords)):
         return {}
     if isinstance(result, xr.DataArray):
         name = roles.DATA_VAR if result.name is None else result.name
@@ -98,12 +98,17 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     return {"total": total, "kept": total - removed, **found}
 
 
+def is_count(name: object) -> bool:
+    """Return True if a coordinate of this name would be a count."""
+    return str(name).startswith(_PREFIX)
+
+
 def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
     """Return the counts that a cube carries, and the stages that removed cells."""
     counts = {
         str(name).removeprefix(_PREFIX): coord.variable
         for name, coord in cube.coords.items()
-        if str(name).startswith(_PREFIX)
+        if is_count(name)
     }
     total = counts.get("total")
     written = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
@@ -131,7 +136,7 @@ def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = 
     }
     if stages and "total" in counts:
         coords[_PREFIX + "total"].attrs[_STAGES] = json.dumps(list(stages))
-    before = [name for name in ds.coords if str(name).startswith(_PREFIX)]
+    before = [name for name in ds.coords if is_count(name)]
     return ds.drop_vars(before).assign_coords(coords)
 
 

@@ -161,8 +161,9 @@ def apply_filter(
         Name of the mask; None applies none. Without a variable ``"filter_mask"`` there is no
         mask; any other unknown name is an error.
     drop_sample : bool
-        Drop samples with a cell outside the mask. If False, cells outside become gaps; points
-        outside are dropped. On a cube without samples, cells become gaps.
+        Drop samples with a cell outside the mask. If False, cells outside become gaps, or,
+        if all variables are points, these are dropped. On a cube without samples, cells become
+        gaps.
 
     Returns
     -------
@@ -242,8 +243,8 @@ def drop_nan_values(
     ds : dict of arrays (samples, *window), Dataset or DataArray
         Not changed.
     vars : iterable of str, optional
-        Variables whose gaps count. Default: all data variables that hold numbers; dates count only
-        if they are listed.
+        Variables whose gaps count. Default: all data variables that hold real numbers; dates count
+        only if they are listed.
     mode : {"auto", "if_all_nan", "masked", None}
         ``"auto"`` drops samples with any gap; ``"if_all_nan"`` those in which every variable of
         `vars` has only gaps (default: every floating-point variable); ``"masked"`` those

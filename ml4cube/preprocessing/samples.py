@@ -14,7 +14,7 @@ from ml4cube.core.missing import plain
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.opening import as_dataset
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.counts import accounting, record
+from ml4cube.preprocessing.counts import accounting, is_count, record
 
 
 class Samples(dict[str, NDArray[Any]]):
@@ -55,11 +55,15 @@ def as_cube(ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR) -> xr.Dat
     lengths = {name: arrays[name].shape[:1] for name in data}
     if len(set(lengths.values())) != 1 or () in lengths.values():
         raise InvalidValueError(f"arrays of samples must have equal first lengths, got {lengths}")
-    largest = max((arrays[name].shape for name in data), key=len)
+    windows = [arrays[name].shape for name in data if arrays[name].ndim > 1]
     for name in set(arrays).difference(data):
-        arrays[name] = _with_samples(arrays[name], largest, name)
+        fitted = [_with_samples(arrays[name], s, name) for s in windows or [*lengths.values()]]
+        arrays[name] = max(fitted, key=np.ndim)
     # fastpath: dates and objects stay as they are
     variables = {n: xr.Variable(_dims(v.shape), v, fastpath=True) for n, v in arrays.items()}
+    dims = {dim for variable in variables.values() for dim in variable.dims}
+    if taken := [name for name in arrays if name in dims or is_count(name)]:
+        raise InvalidValueError(f"variables of samples must not be named {taken}; rename them")
     counts = {name: n for name, n in getattr(ds, "accounting", {}).items() if name != "kept"}
     return as_dataset(record(xr.Dataset(variables), counts))
 
@@ -102,4 +106,5 @@ def like_given(result: xr.Dataset, given: cubes.Cube) -> Any:
         return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
     n = result.sizes[cubes.SAMPLES]
     counts = {"total": n, "kept": n, **accounting(result)}
-    return Samples({name: result[name].values for name in given}, counts)
+    # copies, because what a stage left as it was still lies in the memory of the given arrays
+    return Samples({name: np.array(result[name].values) for name in given}, counts)

@@ -48,7 +48,8 @@ def create_split(
     data : Dataset or mapping of str to array_like
         Variables of one shape and the label ``split`` (train 1 or True, test 0 or False;
         val and excluded cells go to neither). Variables of a Dataset may have other dim
-        orders or lack dims. For arrays, ``split`` and the mask may have one value per sample.
+        orders or lack dims. For arrays, ``split`` and the mask may have one value per sample,
+        or per cell of a window.
     to_pred : str or iterable of str
         Target variables.
     exclude_vars : str or iterable of str
@@ -187,13 +188,15 @@ def _align(
     arrays = {name: plain(data[name]) for name in names}
     shape = arrays[used[0]].shape
     for name, array in arrays.items():
-        allowed = [shape, shape[:1]] if name in labels else [shape]
-        if not shape or array.shape not in allowed:
+        last = shape[-array.ndim or len(shape) :] if name in labels else shape
+        if name in labels and array.shape == shape[:1]:
+            arrays[name] = array.reshape(array.shape + (1,) * (len(shape) - 1))
+        elif not shape or array.shape != last:
             raise InvalidValueError(
-                "variables must have one shape, samples first, and labels too or one value per "
-                f"sample, got {array.shape} for {name!r} and {shape} for {used[0]!r}"
+                "variables must have one shape, samples first, and labels too, or one value per "
+                f"sample or per cell of a window, got {array.shape} for {name!r} and {shape} for "
+                f"{used[0]!r}"
             )
-        arrays[name] = array.reshape(array.shape + (1,) * (len(shape) - array.ndim))
     return {name: np.broadcast_to(array, shape) for name, array in arrays.items()}
 
 

@@ -550,6 +550,31 @@ def test_masks_apply_to_samples_of_any_dims(ndim: int, drop_sample: bool) -> Non
     assert np.isfinite(samples["a"]).all()
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"samples": np.ones(2)}, r"not be named \['samples'\]"),
+        ({"accounting_total": np.ones(2)}, r"not be named \['accounting_total'\]"),
+        ({"b": np.ones((2, 2, 3)), "filter_mask": np.ones((2, 3, 2), bool)}, "filter_mask has"),
+        ({"b": np.ones((2, 3)), "filter_mask": np.ones((2, 3, 2), bool)}, "filter_mask has"),
+        ({"b": np.ones((2, 3)), "split": np.ones((2, 3, 2), "u1")}, "split has"),
+    ],
+)
+def test_samples_that_are_refused(more: dict[str, Any], said: str) -> None:
+    samples = {"a": np.ones((2, 3, 2)), **more}
+    for stage in (pp.apply_filter, pp.drop_nan_values, pp.fill_nan_values, pp.get_statistics):
+        with pytest.raises(InvalidValueError, match=said):
+            stage(samples)
+
+
+@pytest.mark.parametrize("stage", [pp.apply_filter, pp.drop_nan_values, pp.fill_nan_values])
+def test_samples_that_come_back_are_copies(stage: Any) -> None:
+    samples = {"a": np.ones((2, 3)), "b": np.ones(2, "M8[s]")}
+    for values in stage(samples).values():
+        values[...] = values[0] + 1
+    assert (samples["a"] == 1).all()
+
+
 # --- dropping ---------------------------------------------------------------------------------
 
 

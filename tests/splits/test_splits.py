@@ -295,6 +295,18 @@ def test_create_split_shares_every_cell_out(as_arrays):
             create_split(data, "a", stack_axis=axis)
 
 
+@pytest.mark.parametrize("like", [(3,), (2, 3), (4, 2, 3)])
+def test_a_mask_of_samples_may_lack_dims_in_create_split(like):
+    rng = np.random.default_rng(0)
+    cells, mask = rng.random((4, 2, 3)), rng.random(like) < 0.7
+    data = {"a": cells, "b": 2 * cells, "split": np.array([1, 0, 1, 0]), "filter_mask": mask}
+    whole = data | {"filter_mask": np.broadcast_to(mask, (4, 2, 3))}
+    for part, right in zip(create_split(data, "b"), create_split(whole, "b"), strict=True):
+        np.testing.assert_array_equal(part, right)
+    with pytest.raises(InvalidValueError, match=r"got \(2, 4\) for 'filter_mask'"):
+        create_split(data | {"filter_mask": np.ones((2, 4))}, "b")
+
+
 def test_create_split_of_a_cube_gives_one_row_for_each_valid_cell_of_a_part():
     cube = cell_id_cube({"time": 6, "lat": 4, "lon": 5}, "float64", names=("a", "b"))
     cube["height"] = cube.b[0].drop_vars("time") * 10
