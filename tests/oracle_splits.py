@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,20 @@ def buffered(
                 result[cell] = 255
                 break
     return result
+
+
+def blocks_of(labels: NDArray[Any], dims: Sequence[str], size: Mapping[str, int]) -> list[Any]:
+    """Labels of each block, as one flat array per block."""
+    ranges = [range(0, n, size.get(dim, n)) for dim, n in zip(dims, labels.shape, strict=True)]
+    return [
+        labels[
+            tuple(
+                slice(s, s + size.get(d, n))
+                for s, d, n in zip(start, dims, labels.shape, strict=True)
+            )
+        ].ravel()
+        for start in itertools.product(*ranges)
+    ]
 
 
 def touching(labels: NDArray[np.uint8], around: Sequence[bool]) -> float:
