@@ -70,13 +70,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def count_samples(batch: Any) -> int:
     """Return the number of samples in a batch: the length of its first tensor."""
-    tensor = next(_tensors(batch), None)
-    if tensor is None or tensor.ndim == 0:
+    tensors = _tensors(batch)
+    if not tensors or tensors[0].ndim == 0:
         raise InvalidTypeError(
             f"a batch must hold a tensor with a sample axis, got a {type(batch).__name__}; let the "
             "loader collate samples into tensors"
         )
-    return int(tensor.shape[0])
+    return int(tensors[0].shape[0])
 
 
 def agreed_samples(batch: Any) -> int | None:
@@ -197,16 +197,14 @@ def describe_batch(batch: Any) -> str:
     return ", ".join(shapes) or "no tensor"
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def _tensors(batch: Any) -> list[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
-        yield batch
-        return
+        return [batch]
     held: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        held = batch.values()
-    elif isinstance(batch, tuple | list):
+    if isinstance(batch, tuple | list):
         held = batch
+    elif isinstance(batch, Mapping):
+        held = batch.values()
     elif is_dataclass(batch) and not isinstance(batch, type):
         held = [getattr(batch, field.name) for field in fields(batch)]
-    for item in held:
-        yield from _tensors(item)
+    return [tensor for item in held for tensor in _tensors(item)]

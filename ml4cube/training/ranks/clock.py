@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -35,12 +35,13 @@ class StepClock:
         self._steps: list[Span] = []
         self._waits: list[Span] = []
 
-    @contextmanager
-    def timed(self, model: nn.Module, steps: int) -> Iterator[None]:
+    def timed(self, model: nn.Module, steps: int) -> AbstractContextManager[None]:
         """Time the step in the body, if that is due after so many steps."""
-        if steps % _EVERY != _FIRST or self._world.size == 1 or not self._active:
-            yield
-            return
+        due = steps % _EVERY == _FIRST and self._world.size > 1 and self._active
+        return self._timing(model) if due else nullcontext()
+
+    @contextmanager
+    def _timing(self, model: nn.Module) -> Iterator[None]:
         hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
             for parameter in model.parameters()

@@ -154,13 +154,12 @@ class Engine:
         for number, portion in enumerate(portions, 1):
 
             def work(batch: Any, portion: Portion = portion, number: int = number) -> None:
-                portion = portion._replace(batch=batch)
                 if number < len(portions):
                     # Gradients travel between ranks once, with the last batch.
                     with self.strategy.no_sync(self.module):
-                        self._backward(portion, total)
+                        self._backward(batch, portion, total)
                 else:
-                    results.append(self._backward(portion, total))
+                    results.append(self._backward(batch, portion, total))
                     self._step_optimizer()
 
             self.step.around_batch(work, portion.batch)
@@ -181,9 +180,9 @@ class Engine:
         if self.scheduler is not None and self.options.scheduler_step_on_batch:
             self.scheduler.step()
 
-    def _backward(self, portion: Portion, total: Weight) -> StepResult:
+    def _backward(self, batch: Any, portion: Portion, total: Weight) -> StepResult:
         """Add the gradients of a batch by its weight, and measure its loss."""
-        result = self._forward(self.module, portion.batch)
+        result = self._forward(self.module, batch)
         loss, weight = result.loss, portion.weight
         # A number is compared, a tensor is not: that would read it from the device.
         if isinstance(weight, torch.Tensor) or weight != total:
