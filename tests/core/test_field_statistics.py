@@ -465,6 +465,7 @@ def test_other_forms_neither_merge_nor_scale_where_one_number_is_needed() -> Non
     ds = made_cube()[["t", "split"]]
     along = ["time", "lat", "lon"]
     whole, levels = (pp.Statistics.from_cube(ds, dims=d) for d in (None, along))
+    assert whole != levels
     other = pp.Statistics.from_cube(ds.assign_coords(level=[5, 6]), dims=along)
     for a, b, words in (
         (levels, whole, "cannot merge"),

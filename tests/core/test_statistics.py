@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -229,17 +226,6 @@ def test_json_and_pickle_keep_every_bit(tables: dict[str, np.ndarray], part: str
         assert copy.variables == stats.variables
         for name in stats:
             assert repr(copy[name]) == repr(stats[name])
-
-
-def test_the_hash_is_the_same_in_every_process() -> None:
-    code = (
-        "import numpy as np; from ml4cube.core.statistics import Statistics;"
-        "print(hash(Statistics.of({'a': np.arange(4.0), 'b': np.full(2, np.nan)}, part='train')))"
-    )
-    here = hash(Statistics.of({"a": np.arange(4.0), "b": np.full(2, np.nan)}, part="train"))
-    env = {**os.environ, "PYTHONHASHSEED": "7"}
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=env)
-    assert int(there.stdout) == here
 
 
 def test_statistics_are_an_immutable_mapping() -> None:

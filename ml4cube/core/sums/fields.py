@@ -343,8 +343,8 @@ class FieldStatistics(VariableStatistics):
         return self._entry() == other._entry()
 
     def __hash__(self) -> int:
-        """Return the same number for equal statistics, in every process."""
-        return zlib.crc32(json.dumps(self._entry(), sort_keys=True).encode())
+        """Return the same number for equal statistics."""
+        return hash(json.dumps(self._entry(), sort_keys=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; arrays are compressed and base64-encoded.
