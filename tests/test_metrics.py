@@ -23,7 +23,6 @@ from ml4cube.evaluation.metrics import (
     MaxError,
     PairSums,
     StdRatio,
-    area_weights,
     score_cube,
 )
 from tests.oracle import band_areas
@@ -258,20 +257,6 @@ def test_score_cube_refuses_other_grids_and_typos():
             score_cube(**{"prediction": truth, "truth": truth, **arguments})
     with pytest.raises(InvalidValueError, match="by='zone' has 2 cells along 'lat'"):
         score_cube(truth, truth, by=xr.DataArray([0, 1], dims="lat", name="zone"))
-
-
-def test_latitude_is_found_by_standard_name_units_or_name_and_checked():
-    plain = xr.DataArray(np.zeros(2), {"y": [0.0, 60.0]}, "y")
-    assert area_weights(plain) is None
-    for attrs in ({"standard_name": "latitude"}, {"units": "degrees_north"}):
-        tagged = plain.assign_coords(y=plain.y.assign_attrs(attrs))
-        assert area_weights(tagged).values == pytest.approx([1.0, 0.5])
-    assert area_weights(plain.rename(y="Latitude")).dims == ("Latitude",)
-    clat = plain.assign_coords(y=("y", np.deg2rad(plain.y.values), {"units": "radian"}))
-    clat["y"].attrs["standard_name"] = "latitude"
-    assert area_weights(clat).values == pytest.approx([1.0, 0.5])
-    with pytest.raises(InvalidValueError, match="from -90 to 90"):
-        area_weights(xr.DataArray(np.zeros(1), {"lat": [120.0]}, "lat"))
 
 
 def test_scoring_reads_in_blocks_that_fit(monkeypatch):

@@ -16,6 +16,7 @@ from ml4cube.plotting import (
     distance_curves,
     fold_bars,
     leakage_figure,
+    loss_curve,
     split_map,
     split_timeline,
     variogram_plot,
@@ -192,6 +193,18 @@ def test_leakage_figure_shows_verdict_shares_and_curves():
     assert figure.get_suptitle() == "It leaks badly."
     assert [bar.get_width() for bar in figure.axes[0].patches] == [25, 100]
     assert [axes.get_title() for axes in figure.axes] == ["too close to train", "space", "time"]
+
+
+def test_loss_curves_mark_the_best_epoch():
+    train, val = [9.0, 0.5, 0.4, 0.3], [None, 0.6, np.nan, 0.5]
+    for curves, best in (((train,), (4, 0.3)), ((train, val), (4, 0.5))):
+        (axes,) = rendered(loss_curve(*curves)).axes
+        assert [line.get_ydata()[-1] for line in axes.lines[:-1]] == [c[-1] for c in curves]
+        assert [v[0] for v in axes.lines[-1].get_data()] == list(best)
+        assert axes.get_yscale() == "log"
+    assert len(rendered(loss_curve([1.0, 2.0], [None, None])).axes[0].lines) == 2
+    with pytest.raises(InvalidValueError, match="val must have 4 epochs"):
+        loss_curve(train, val[:2])
 
 
 def test_pyplot_is_left_alone():

@@ -73,7 +73,7 @@ def test_coordinates_are_the_same_but_for_rounding(given, wanted, same):
     ],
     ids=["valid", "mask", "weights", "scores", "predicted"],
 )
-def test_every_room_takes_what_a_store_has_rounded_and_nothing_else(match: Any) -> None:
+def test_coordinates_rounded_by_a_store_are_accepted_and_others_refused(match: Any) -> None:
     ds = xr.Dataset({"a": (("time", "lat"), np.arange(24.0).reshape(3, 8))}, {"lat": LAT})
     ones = xr.DataArray(np.ones(8), dims="lat")
     match(ds, ones)

@@ -19,7 +19,7 @@ from xarray.core.indexing import LazilyIndexedArray
 
 from ml4cube.cube.chunks.disk import DiskChunks
 from ml4cube.cube.chunks.opened import straight
-from ml4cube.preprocessing import Statistics, get_statistics
+from ml4cube.preprocessing import Statistics
 from tests.cubes import cell_id_cube
 
 SIZES = {"time": 7, "lat": 5, "lon": 6}
@@ -200,13 +200,3 @@ def test_statistics_read_each_chunk_once_and_keep_every_bit(
     assert decoded == Counter({(t, y, 0): 1 for t in range(3) for y in range(2)})
     monkeypatch.setattr("ml4cube.preprocessing.blocks.straight", lambda variable: variable)
     assert Statistics.from_cube(ds, **asked) == ours
-
-
-def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
-    stored(tmp_path / "c.zarr")
-    file = tmp_path / "c.zarr/a/c/1/0/0"
-    file.write_bytes(file.read_bytes()[:-9])
-    for chunks in (None, {}):
-        ds = xr.open_zarr(tmp_path / "c.zarr", consolidated=False, chunks=chunks)
-        with pytest.raises(ValueError, match=f"chunk {file}: "):
-            get_statistics(ds)

@@ -273,10 +273,10 @@ class _Scratch:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         """Allocate buffers for a part, and for the sums of a piece's rows."""
-        room = np.empty(3 * _HUGE_PAGE, np.uint8)
-        room = room[-room.ctypes.data % _HUGE_PAGE :]
+        memory = np.empty(3 * _HUGE_PAGE, np.uint8)
+        memory = memory[-memory.ctypes.data % _HUGE_PAGE :]
         ends = np.cumsum([8, dtype.itemsize, 1]) * _PART
-        x, filler, flags, _ = np.split(room, ends)
+        x, filler, flags, _ = np.split(memory, ends)
         self.dtype = dtype
         self.x = x.view(np.float64)
         self.rows = self.x.reshape(-1, _ROW)

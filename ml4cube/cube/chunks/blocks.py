@@ -24,9 +24,9 @@ def block_shape(variable: xr.Variable) -> dict[str, int]:
     tile = {dim: min(stored.get(dim, 1), n) for dim, n in sizes.items()}
     # grow from the last dim, in which cells lie side by side
     for dim in reversed(sizes):
-        room = _BLOCK_CELLS // math.prod(tile.values())
+        left = _BLOCK_CELLS // math.prod(tile.values())
         whole = -(-sizes[dim] // tile[dim])
-        tile[dim] = min(tile[dim] * max(min(room, whole), 1), sizes[dim])
+        tile[dim] = min(tile[dim] * max(min(left, whole), 1), sizes[dim])
     return tile
 
 
