@@ -1,4 +1,4 @@
-"""Metrics: sums of parts are the sums of the whole, and both are what a plain loop says."""
+"""Metrics: sums of parts are the sums of the whole, and both equal a plain loop."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_constant_has_no_spread_whatever_it_and_its_weights_round_to(constant,
     assert not sums.product_m2.any()
 
 
-def test_an_unpredicted_cell_is_not_hidden_and_an_infinite_one_counts_as_such():
+def test_unpredicted_and_infinite_predictions_are_counted():
     metric = MAE()
     metric.update(np.array([1.0, np.nan, np.inf, 4.0]), np.array([2.0, 1.0, 1.0, np.nan]))
     assert metric.compute() == 1.0

@@ -134,7 +134,7 @@ def test_cells_with_a_latitude_each_weigh_its_cosine():
 
 
 @pytest.mark.parametrize("wrong", [90.1, -91.0, np.nan, np.inf])
-def test_areas_of_what_is_no_latitude(wrong):
+def test_values_that_are_no_latitudes_are_refused(wrong):
     for latitudes in ([0.0, wrong], [[0.0, wrong]]):
         with pytest.raises(InvalidValueError, match="lat must be finite, from -90 to 90 degrees"):
             cell_areas(latitudes, None, "lat")
@@ -185,7 +185,7 @@ def test_statistics_scores_and_losses_weigh_by_the_same_areas(kind):
     assert loss(torch.zeros_like(target), target).item() == pytest.approx(square, rel=1e-4)
 
 
-def test_what_has_no_area_is_refused_or_said_in_the_scores():
+def test_unknown_areas_are_refused_or_noted_in_the_scores():
     rng = np.random.default_rng(0)
     values = (("time", "station"), rng.normal(size=(4, 6)))
     where = {n: ("station", rng.uniform(-80, 80, 6)) for n in ("lat", "lon")}

@@ -84,7 +84,7 @@ def test_global_batches_do_not_depend_on_the_world(world: int) -> None:
     after=st.integers(1, 6),
     data=st.data(),
 )
-def test_going_on_with_another_world_loses_and_repeats_nothing(
+def test_resuming_on_another_world_loses_and_repeats_nothing(
     n: int, batch: int, before: int, after: int, data: st.DataObject
 ) -> None:
     first = train_shares(n, batch, before)
@@ -258,7 +258,7 @@ def test_order_without_seed_is_the_order_of_samples() -> None:
     assert schedule.last.tolist() == [2, 4]
 
 
-def test_orders_are_what_they_were() -> None:
+def test_orders_never_change() -> None:
     """Resuming a run needs the same order from another version of this package."""
     assert permutation(8, seed=42, epoch=0).tolist() == PERMUTATION
     assert ChunkOrder([4, 4, 4], 3, seed=42).samples(1).tolist() == CHUNKED

@@ -1,4 +1,4 @@
-"""Bytes of a chunk become the cells that were encoded, or an error, and never anything else."""
+"""Decoding a chunk gives the cells that were encoded, or an error."""
 
 from __future__ import annotations
 
