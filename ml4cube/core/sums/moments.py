@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -101,11 +102,10 @@ class VariableStatistics:
         check_dtype(array.dtype)
         flat = _used(array, where)
         scratch = _Scratch.of(flat)
-        total = cls()
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, flat.size, _PIECE):
-                total = total.merge(cls(*_of_piece(flat[start : start + _PIECE], scratch)))
-        return total
+            starts = range(0, flat.size or 1, _PIECE)
+            pieces = [cls(*_of_piece(flat[i : i + _PIECE], scratch)) for i in starts]
+        return reduce(cls.merge, pieces)
 
     def merge(self, other: VariableStatistics) -> Self:
         """Merge with the statistics of other cells.
