@@ -1,4 +1,4 @@
-"""Every figure shows what it is given, headless, and leaves no trace in pyplot."""
+"""Figures show what they are given, need no display and do not import pyplot."""
 
 import io
 import sys
@@ -16,6 +16,7 @@ from ml4cube.plotting import (
     distance_curves,
     fold_bars,
     leakage_figure,
+    loss_curve,
     split_map,
     split_timeline,
     variogram_plot,
@@ -75,7 +76,7 @@ def test_maps_of_steps_and_of_all_of_them():
     assert (shown == np.vectorize(codes.get)(expected)).all()
 
 
-def test_aggregated_maps_show_shares_where_places_change_their_part():
+def test_aggregated_maps_show_fractions_where_cells_change_their_part():
     label = assign_block_split(cell_id_cube(SIZES), {"time": 3, "lat": 4}, 0.5).split
     figure = rendered(split_map(label, aggregated=True))
     by_title = {axes.get_title(loc="left"): axes for axes in figure.axes}
@@ -109,7 +110,7 @@ def test_maps_need_two_dims():
         split_timeline(label_of_blocks()[0].drop_vars("time"))
 
 
-def test_a_cube_may_stand_for_its_label():
+def test_a_cube_is_drawn_by_its_label():
     cube = xr.Dataset({"split": ("time", np.array([1, 1, 0], "u1"))})
     assert len(split_map(cube).axes) == len(split_map(cube.split).axes) == 1
     assert len(split_timeline(cube).axes) == 1
@@ -155,13 +156,13 @@ def test_curves_are_not_covered_by_their_legend():
     assert not texts(axes)
 
 
-def test_distances_that_are_all_zero_are_told():
+def test_distances_of_zero_are_labelled():
     axes = rendered(distance_curves({"test": [0.0, 0.0], "use": [0.0]})).axes[0]
     assert texts(axes) == ["all at 0 km"]
     assert axes.get_xticks().tolist() == [0]
 
 
-def test_one_cell_and_one_distance_are_told_as_one():
+def test_one_cell_and_one_distance_are_singular():
     one = fit_variogram(LAGS[:1], np.ones(1), np.full(1, 30))
     short = Variogram(LAGS, np.ones(20), np.ones(20, int), "exponential", 0.0, 1.0, 1.0)
     first, second = rendered(variogram_plot({"y": one, "x": short})).axes
@@ -194,7 +195,19 @@ def test_leakage_figure_shows_verdict_shares_and_curves():
     assert [axes.get_title() for axes in figure.axes] == ["too close to train", "space", "time"]
 
 
-def test_pyplot_is_left_alone():
+def test_loss_curves_mark_the_best_epoch():
+    train, val = [9.0, 0.5, 0.4, 0.3], [None, 0.6, np.nan, 0.5]
+    for curves, best in (((train,), (4, 0.3)), ((train, val), (4, 0.5))):
+        (axes,) = rendered(loss_curve(*curves)).axes
+        assert [line.get_ydata()[-1] for line in axes.lines[:-1]] == [c[-1] for c in curves]
+        assert [v[0] for v in axes.lines[-1].get_data()] == list(best)
+        assert axes.get_yscale() == "log"
+    assert len(rendered(loss_curve([1.0, 2.0], [None, None])).axes[0].lines) == 2
+    with pytest.raises(InvalidValueError, match="val must have 4 epochs"):
+        loss_curve(train, val[:2])
+
+
+def test_pyplot_is_not_imported():
     before = set(sys.modules)
     rendered(split_timeline(label_of_time()))
     assert "matplotlib.pyplot" not in set(sys.modules) - before
@@ -252,7 +265,7 @@ def test_wrong_steps_and_masks_are_named(options, error, says):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["datetime64", "cftime"])
 @pytest.mark.parametrize("missing", [1, 7, 11])
-def test_missing_dates_are_told_by_their_position(kind, missing):
+def test_steps_without_dates_are_labelled_by_position(kind, missing):
     dates = xr.date_range("2000-01-01", periods=12, use_cftime=kind == "cftime").values
     dates = np.array(dates)
     dates[1 : 1 + missing] = np.datetime64("NaT") if kind == "datetime64" else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -354,15 +354,7 @@ class Grid:
         str
             A JSON object.
         """
-        return json.dumps(
-            {
-                "dims": self.dims,
-                "shape": self.shape,
-                "tile": self.tile,
-                "stride": self.stride,
-                "ragged": self.ragged,
-            }
-        )
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Grid:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -258,7 +259,7 @@ class SplitPlan:
         """
         raw = {
             "kind": "blocks",
-            "grid": json.loads(self.grid.to_json()),
+            "grid": dataclasses.asdict(self.grid),
             "labels": base64.b64encode(zlib.compress(self.labels, 9)).decode("ascii"),
             "seed": self.seed,
             "fractions": dict(self.fractions),
@@ -354,10 +355,9 @@ class CellPlan:
         """Return the first rank after each part; every part has at least one cell."""
         ends: list[int] = []
         total = 0.0
-        for place, (_, fraction) in enumerate(self.fractions):
+        for part, (_, fraction) in enumerate(self.fractions, 1):
             total += fraction
-            left = len(self.fractions) - 1 - place
-            end = min(round(total * self.size), self.size - left)
+            end = min(round(total * self.size), self.size - len(self.fractions) + part)
             ends.append(max(end, (ends[-1] if ends else 0) + 1))
         return [*ends[:-1], self.size]
 

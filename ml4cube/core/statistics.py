@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -331,9 +330,8 @@ class Statistics(Mapping[str, VariableStatistics]):
         return self.part == other.part and self._table == other._table
 
     def __hash__(self) -> int:
-        """Return the same number for equal statistics, in every process."""
-        entries = sorted((name, hash(stats)) for name, stats in self.items())
-        return zlib.crc32(repr((self.part, entries)).encode())
+        """Return the same number for equal statistics."""
+        return hash((self.part, frozenset(self.items())))
 
     def __repr__(self) -> str:
         """Return an expression that evaluates to an equal object."""
@@ -394,11 +392,7 @@ def scale_values(
     out_dtype: DTypeLike | None = None,
 ) -> NDArray[Any]:
     """Compute ``(array - offset) / scale`` in float64 and round once."""
-
-    def scale_piece(x: NDArray[np.float64], offset: Any, scale: Any) -> None:
-        np.divide(np.subtract(x, offset, out=x), scale, out=x)
-
-    return _by_pieces(scale_piece, array, offset, scale, out_dtype)
+    return _by_pieces(array, ((np.subtract, offset), (np.divide, scale)), out_dtype)
 
 
 def unscale_values(
@@ -412,11 +406,7 @@ def unscale_values(
     Scaled and back, a float32 is within 2 units in the last place of the larger of value and
     offset.
     """
-
-    def unscale_piece(x: NDArray[np.float64], offset: Any, scale: Any) -> None:
-        np.add(np.multiply(x, scale, out=x), offset, out=x)
-
-    return _by_pieces(unscale_piece, array, offset, scale, out_dtype)
+    return _by_pieces(array, ((np.multiply, scale), (np.add, offset)), out_dtype)
 
 
 def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -443,18 +433,17 @@ def _is_of_values(name: Any) -> bool:
 # signaling NaNs (R's NA) are ordinary gaps and need no warning
 @np.errstate(invalid="ignore")
 def _by_pieces(
-    work_on: Callable[[NDArray[np.float64], Any, Any], None],
     array: NDArray[Any],
-    offset: ArrayLike,
-    scale: ArrayLike,
+    steps: Sequence[tuple[np.ufunc, ArrayLike]],
     out_dtype: DTypeLike | None,
 ) -> NDArray[Any]:
-    """Apply `work_on` to float64 copies, of cache size where offset and scale are numbers."""
+    """Apply operations to float64 copies, of cache size where the operands are numbers."""
     array = np.asarray(array)
     out = np.empty(array.shape, scaled_dtype(array.dtype) if out_dtype is None else out_dtype)
-    if np.ndim(offset) or np.ndim(scale):
+    if any(np.ndim(operand) for _, operand in steps):
         whole = array.astype(np.float64)
-        work_on(whole, offset, scale)
+        for operation, operand in steps:
+            operation(whole, operand, out=whole)
         out[...] = whole
         return out
     source, target = array.reshape(-1), out.reshape(-1)
@@ -463,6 +452,7 @@ def _by_pieces(
         piece = source[start : start + _PIECE]
         x = work[: piece.size]
         np.copyto(x, piece, casting="same_kind")
-        work_on(x, offset, scale)
+        for operation, operand in steps:
+            operation(x, operand, out=x)
         target[start : start + _PIECE] = x
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_names
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 def as_dataset(ds: Any, argument: str = "ds") -> xr.Dataset:
     """Return a cube in any form as a Dataset, lazily and unchanged."""
-    import os
-
     import xarray as xr
 
     if isinstance(ds, xr.DataArray):
@@ -56,28 +55,18 @@ def store_and_path(source: Any) -> tuple[Any, str]:
 
 
 def _open_cube(source: Any, group: str) -> xr.Dataset:
-    import os
-
     import xarray as xr
 
     cube: xr.Dataset
     try:
         if isinstance(source, str | os.PathLike) and str(source).endswith((".nc", ".nc4")):
-            cube = xr.open_dataset(source, chunks={})
-        else:
-            cube = _open_zarr(source, group or None)
+            return xr.open_dataset(source, chunks={})
+        try:
+            cube = xr.open_zarr(source, group=group or None, consolidated=True)
+        except (ValueError, KeyError):
+            cube = xr.open_zarr(source, group=group or None, consolidated=False)
+            # in this case variables come in any order
+            cube = cube[sorted(map(str, cube.data_vars))]
     except (OSError, ValueError, KeyError) as error:
         raise StoreError(f"{source!s} cannot be opened as a cube: {error}") from error
-    return cube
-
-
-def _open_zarr(source: Any, group: str | None) -> xr.Dataset:
-    """Open with consolidated metadata, or without; then variables are sorted by name."""
-    import xarray as xr
-
-    try:
-        cube: xr.Dataset = xr.open_zarr(source, group=group, consolidated=True)
-    except (ValueError, KeyError):
-        cube = xr.open_zarr(source, group=group, consolidated=False)
-        cube = cube[sorted(map(str, cube.data_vars))]
     return cube

@@ -165,19 +165,15 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     )
 
 
-def is_on_cluster(value: Any) -> bool:
-    """Return True if a value in a dask graph is held by a cluster."""
-    # by its name, because distributed may not be installed; called for millions of values
-    kind = type(value)
-    return kind.__name__ == "Future" and kind.__module__ == "distributed.client"
-
-
 def _is_persisted(data: Any) -> bool:
+    """Return True if values in a dask graph are held by a cluster."""
     from dask.base import is_dask_collection
     from dask.highlevelgraph import MaterializedLayer
 
+    # by its name, because distributed may not be installed
+    future = "distributed.client", "Future"
     return is_dask_collection(data) and any(
-        is_on_cluster(task)
+        (type(task).__module__, type(task).__name__) == future
         for layer in data.dask.layers.values()
         if isinstance(layer, MaterializedLayer)
         for task in layer.values()

@@ -211,7 +211,7 @@ def leakage_figure(
     names = ["\n".join(textwrap.wrap(name, 20)) for name in shares]
     axes[0].set_yticks(rows, names)
     axes[0].set(ylim=(len(shares) - 0.5, -0.5), xlabel="fraction of the test part (%)")
-    # with room for the number of a full bar
+    # beyond a full bar stands its number
     axes[0].set(xlim=(0, 125), xticks=[0, 25, 50, 75, 100])
     axes[0].spines[["top", "right"]].set_visible(False)
     axes[0].set_title("too close to train", fontsize=10)

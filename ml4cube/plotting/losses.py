@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -50,25 +51,21 @@ def loss_curve(
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axes = figure.add_subplot()
     epochs = range(1, len(train) + 1)
-    axes.plot(epochs, _gaps(train), color="tab:blue", label="training")
+    losses = {"training": np.array(train, dtype=float)}  # None becomes NaN
     if val is not None:
-        axes.plot(epochs, _gaps(val), color="tab:orange", label="validation")
-    judged = _gaps(train if val is None else val)
-    known = [(value, epoch) for value, epoch in zip(judged, epochs, strict=True) if value == value]
-    if known:
-        best, epoch = min(known)
-        axes.plot(
-            [epoch], [best], "o", color="black", ms=5, label=f"best: {best:.4g} (epoch {epoch})"
-        )
-    drawn = [value for values in (train, val or []) for value in _gaps(values) if value == value]
-    if drawn and 0 < 10 * min(drawn) < max(drawn):  # a log axis suits a decade or more
+        losses["validation"] = np.array(val, dtype=float)
+    for (name, curve), color in zip(losses.items(), ("tab:blue", "tab:orange"), strict=False):
+        axes.plot(epochs, curve, color=color, label=name)
+    judged = losses.get("validation", losses["training"])
+    if not np.isnan(judged).all():
+        best = int(np.nanargmin(judged))
+        label = f"best: {judged[best]:.4g} (epoch {best + 1})"
+        axes.plot([best + 1], [judged[best]], "o", color="black", ms=5, label=label)
+    drawn = np.concatenate([*losses.values()])
+    if 0 < 10 * np.fmin.reduce(drawn) < np.fmax.reduce(drawn):  # a log axis suits a decade or more
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="epoch", ylabel="mean loss per sample", title=title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure
-
-
-def _gaps(values: Sequence[float | None]) -> list[float]:
-    return [float("nan") if value is None else float(value) for value in values]

@@ -1,4 +1,4 @@
-"""Latitudes and longitudes are the same coordinates in every room."""
+"""Latitudes, longitudes and areas of cells are the same in all folders."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_what_is_a_latitude_or_longitude(known, name, attrs, kind):
 
 
 @pytest.mark.parametrize(("name", "attrs", "kind"), LATITUDES)
-def test_every_room_finds_the_same_latitude(name, attrs, kind):
-    """Areas and features may be of a rotated grid; places of a split are those on Earth."""
+def test_all_folders_find_the_same_latitude(name, attrs, kind):
+    """Areas and features may be of a rotated grid; a split takes positions on Earth."""
     lat = np.array([0.0, 60.0])
     if attrs.get("units", "").startswith("rad"):
         lat = np.deg2rad(lat)
@@ -79,12 +79,12 @@ def test_every_room_finds_the_same_latitude(name, attrs, kind):
 
 
 def test_areas_of_a_rotated_grid_are_those_of_its_own_latitudes():
-    """Its cells have other sizes than cells of a regular grid at the same place on Earth."""
-    places = {"standard_name": "latitude", "units": "degrees_north"}
+    """Its cells have other sizes than cells of a regular grid at the same position on Earth."""
+    on_earth = {"standard_name": "latitude", "units": "degrees_north"}
     rotated = xr.Dataset(
         {"a": (("rlat", "rlon"), [[1.0, 1.0], [4.0, 4.0]])},
         {
-            "lat": (("rlat", "rlon"), [[80.0, 70.0], [50.0, 40.0]], places),
+            "lat": (("rlat", "rlon"), [[80.0, 70.0], [50.0, 40.0]], on_earth),
             "rlat": ("rlat", [0.0, 60.0], {"standard_name": "grid_latitude", "units": "degrees"}),
         },
     )
@@ -109,16 +109,6 @@ def test_areas_of_rows_are_those_of_their_bands(rows):
     assert cell_areas(np.deg2rad(rows), "radian", "lat") == pytest.approx(expected, abs=2e-5)
 
 
-def test_rows_of_a_regular_grid_weigh_the_cosine_and_the_globe_is_covered():
-    rows = ROWS["regular"]
-    found = cell_areas(rows, None, "lat")
-    assert found / found[0] == pytest.approx(np.cos(np.deg2rad(rows)) / np.cos(np.deg2rad(rows[0])))
-    assert found.sum() == pytest.approx(2.0)
-    poles = cell_areas(ROWS["with the poles"], None, "lat")
-    assert poles.sum() == pytest.approx(2.0)
-    assert poles[0] == pytest.approx(1 - np.sin(np.deg2rad(85)))
-
-
 def test_rows_at_one_latitude_share_its_band_and_bounds_are_used():
     once = cell_areas([0.0, 10.0, 90.0], None, "lat")
     twice = cell_areas([10.0, 0.0, 90.0004, 10.0], None, "lat")
@@ -137,14 +127,14 @@ def test_rows_at_one_latitude_share_its_band_and_bounds_are_used():
 
 def test_cells_with_a_latitude_each_weigh_its_cosine():
     rng = np.random.default_rng(0)
-    places = rng.uniform(-90, 90, (4, 5))
-    expected = [[np.cos(np.deg2rad(one)) for one in row] for row in places]
-    np.testing.assert_allclose(cell_areas(places, None, "lat"), expected)
+    latitudes = rng.uniform(-90, 90, (4, 5))
+    expected = [[np.cos(np.deg2rad(one)) for one in row] for row in latitudes]
+    np.testing.assert_allclose(cell_areas(latitudes, None, "lat"), expected)
     assert (cell_areas([[90.0005, -90.0005]], None, "lat") >= 0).all()
 
 
 @pytest.mark.parametrize("wrong", [90.1, -91.0, np.nan, np.inf])
-def test_areas_of_what_is_no_latitude(wrong):
+def test_values_that_are_no_latitudes_are_refused(wrong):
     for latitudes in ([0.0, wrong], [[0.0, wrong]]):
         with pytest.raises(InvalidValueError, match="lat must be finite, from -90 to 90 degrees"):
             cell_areas(latitudes, None, "lat")
@@ -195,7 +185,7 @@ def test_statistics_scores_and_losses_weigh_by_the_same_areas(kind):
     assert loss(torch.zeros_like(target), target).item() == pytest.approx(square, rel=1e-4)
 
 
-def test_what_has_no_area_is_refused_or_said_in_the_scores():
+def test_unknown_areas_are_refused_or_noted_in_the_scores():
     rng = np.random.default_rng(0)
     values = (("time", "station"), rng.normal(size=(4, 6)))
     where = {n: ("station", rng.uniform(-80, 80, 6)) for n in ("lat", "lon")}

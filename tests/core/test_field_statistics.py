@@ -1,4 +1,4 @@
-"""Statistics that keep dims, follow a climatology, are weighted, or know quantiles."""
+"""Statistics that keep dims, have a climatology, weights or quantiles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHAPE = {"time": 30, "level": 2, "lat": 4, "lon": 2}
 
 
 def made_cube(calendar: str | None = None, seed: int = 0, dtype: str = "float32") -> xr.Dataset:
-    """About every 25 days for two years: gaps, infinities, a place of gaps, a constant place."""
+    """About every 25 days for two years: gaps, infinities, a cell of gaps, a constant cell."""
     rng = np.random.default_rng(seed)
     cells = rng.normal(280, 8, tuple(SHAPE.values())).astype(dtype)
     cells[rng.random(cells.shape) < 0.2] = np.nan
@@ -50,7 +50,7 @@ def made_cube(calendar: str | None = None, seed: int = 0, dtype: str = "float32"
 
 
 def cells_at(ds: xr.Dataset, weights: xr.DataArray, place: dict[str, Any], by: str | None) -> Any:
-    """Values and weights of the train cells at one place, one by one."""
+    """Values and weights of the train cells of one entry, one by one."""
     dates = [ds.indexes["time"][i] for i in range(ds.sizes["time"])]
     values, counted = [], []
     for index in itertools.product(*(range(n) for n in SHAPE.values())):
@@ -77,7 +77,7 @@ FORMS: list[tuple[Any, str | None, str | None]] = [
 
 @pytest.mark.parametrize("calendar", [None, "360_day"])
 @pytest.mark.parametrize(("dims", "by", "weights"), FORMS)
-def test_every_place_has_the_moments_and_quantiles_of_its_train_cells(
+def test_every_entry_has_the_moments_and_quantiles_of_its_train_cells(
     dims: Any, by: str | None, weights: str | None, calendar: str | None
 ) -> None:
     ds = made_cube(calendar)
@@ -426,7 +426,7 @@ def test_integers_that_float64_rounds_are_refused_in_every_form(dtype: str, form
     assert pp.get_statistics(small)["a"][1] == pytest.approx(np.std(np.arange(60)))
 
 
-def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
+def test_invalid_arguments_are_refused_before_reading() -> None:
     def read(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("computed too early")
 
@@ -461,18 +461,31 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
             pp.get_statistics(ds[["t"]].isel(time=[0], level=[0], lon=[0]), weights=weights)
 
 
-def test_other_forms_neither_merge_nor_scale_where_one_number_is_needed() -> None:
+def test_statistics_of_another_form_do_not_merge() -> None:
     ds = made_cube()[["t", "split"]]
-    along = ["time", "lat", "lon"]
-    whole, levels = (pp.Statistics.from_cube(ds, dims=d) for d in (None, along))
-    other = pp.Statistics.from_cube(ds.assign_coords(level=[5, 6]), dims=along)
-    for a, b, words in (
-        (levels, whole, "cannot merge"),
-        (whole, levels, "cannot merge"),
-        (levels, other, "same dims, coordinates"),
-    ):
-        with pytest.raises(InvalidValueError, match=words):
-            a.merge(b)
+
+    def stats(cube: xr.Dataset = ds, **form: Any) -> Any:
+        return pp.Statistics.from_cube(cube, dims=["time", "lat", "lon"], **form)
+
+    levels, weighted = stats(), stats(weights="area")
+    others = [
+        (levels, pp.Statistics.from_cube(ds), "cannot merge"),
+        (levels, stats(ds.assign_coords(level=[5, 6])), "same dims, coordinates"),
+        (weighted, levels, "area weights.*weights and quantiles"),
+        (weighted, stats(weights=np.cos(np.deg2rad(ds.lat))), "area weights"),
+    ]
+    for one, other, words in others:
+        assert one != other
+        for a, b in ((one, other), (other, one)):
+            with pytest.raises(InvalidValueError, match=words):
+                a.merge(b)
+        for each in (one, other):
+            assert pp.Statistics.from_json(each.to_json()).merge(each).part == "train"
+
+
+def test_quantiles_need_a_histogram() -> None:
+    ds = made_cube()[["t", "split"]]
+    whole, levels = (pp.Statistics.from_cube(ds, dims=dims) for dims in (None, "time"))
     for ask in (
         lambda: levels["t"].quantile(0.5),  # type: ignore[attr-defined]
         lambda: whole.quantiles([0.5]),
@@ -515,22 +528,6 @@ def test_areas_of_a_staggered_grid_are_those_of_each_variable(names: list[str]) 
         assert found[name][0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_only_statistics_of_the_same_weights_merge() -> None:
-    ds = made_cube()
-    given = np.cos(np.deg2rad(ds.lat))
-    one, *others = (
-        pp.Statistics.from_cube(ds, dims=["time", "lat", "lon"], weights=weights)
-        for weights in ("area", None, given)
-    )
-    assert one.merge(one)["t"].weighting == "area"
-    for other in others:
-        for a, b in ((one, other), (other, one)):
-            with pytest.raises(InvalidValueError, match=r"area weights.*weights and quantiles"):
-                a.merge(b)
-    for stats in (one, *others):
-        assert pp.Statistics.from_json(stats.to_json())["t"].weighting == stats["t"].weighting
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("form", [{"quantiles": (0.5,)}, {"dims": ()}])
 @pytest.mark.parametrize("value", [1.5, np.nan])
@@ -553,7 +550,7 @@ LABELS["StringDType"] = np.array(["a", "bc", ""], np.dtypes.StringDType())
 
 
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-def test_statistics_read_from_json_know_their_places(labels: Any) -> None:
+def test_statistics_read_from_json_match_coordinates(labels: Any) -> None:
     ds = xr.Dataset({"t": (("x", "y"), np.arange(9.0).reshape(3, 3))}).assign_coords(x=labels)
     stats = pp.Statistics.from_cube(ds, dims="y")
     copy = pp.Statistics.from_json(stats.to_json())
@@ -566,7 +563,7 @@ def test_statistics_read_from_json_know_their_places(labels: Any) -> None:
 @pytest.mark.parametrize(
     "labels", [pd.interval_range(0, 3), pd.period_range("2000", periods=3, freq="M")], ids=type
 )
-def test_labels_that_json_does_not_hold_are_named(labels: Any) -> None:
+def test_labels_that_json_cannot_hold_are_named(labels: Any) -> None:
     ds = xr.Dataset({"t": (("x", "y"), np.arange(9.0).reshape(3, 3))}).assign_coords(x=labels)
     stats = pp.Statistics.from_cube(ds, dims="y")
     assert pickle.loads(pickle.dumps(stats)) == stats  # noqa: S301

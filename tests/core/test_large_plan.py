@@ -36,7 +36,7 @@ zarr.create_group(folder + "/cube.zarr").create_array(
 cube = assign_block_split(xr.open_zarr(folder + "/cube.zarr", consolidated=False), BLOCK, seed=1)
 
 class Pretend:
-    """An engine that takes every task as a cluster would, and makes up what it gives."""
+    """An engine that takes tasks as a cluster does, and returns made-up counts."""
     tasks = largest = package = 0
     def run(self, fn, shared, tasks):
         self.package = len(cloudpickle.dumps((fn, shared)))
@@ -85,6 +85,6 @@ def test_a_million_blocks(tmp_path: Path) -> None:
     assert found["tasks"] <= 20_000
     assert found["mb"] < 1000
     assert found["least_blocks"] >= 16  # of one task, which owns whole shards
-    assert found["largest"] < 5000  # bytes of a task; what all share travels apart, once
+    assert found["largest"] < 5000  # bytes of a task; what all share is sent once
     assert found["package"] < 2_000_000
     assert found["shards"] == found["wanted"]

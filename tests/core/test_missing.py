@@ -118,7 +118,7 @@ def test_blanked_cells_keep_dtype_and_byte_order(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i2", "i8", "u1", "?", "M8[s]", "m8[D]"])
-def test_what_numpy_masks_is_a_gap(dtype: str) -> None:
+def test_masked_cells_of_numpy_are_gaps(dtype: str) -> None:
     values = np.ma.masked_array(np.arange(4).astype(dtype), [False, True, False, False])
     read = plain(values)
     assert not np.ma.isMaskedArray(read)
@@ -133,7 +133,7 @@ def test_masked_texts_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "const"), [("f4", math.inf), ("f8", -np.inf), ("f2", 1e6)])
-def test_what_would_be_a_gap_fills_none(dtype: str, const: float) -> None:
+def test_values_that_are_not_finite_fill_no_gap(dtype: str, const: float) -> None:
     values = np.array([[1.0, math.nan]], dtype)
     with pytest.raises(InvalidValueError, match=r"const must be finite in float.* 't', got"):
         fill_gaps(values, "constant", const=const, variable="t")

@@ -1,4 +1,4 @@
-"""Who reads which sample: hundreds of geometries, without starting a process."""
+"""Which rank reads which sample: hundreds of geometries, without starting a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ml4cube.core.rank_shares import (
     TrainShare,
     effective_batch_size,
     permutation,
-    stream_count,
 )
 from ml4cube.loading.memory import Memory
 
@@ -85,7 +84,7 @@ def test_global_batches_do_not_depend_on_the_world(world: int) -> None:
     after=st.integers(1, 6),
     data=st.data(),
 )
-def test_going_on_with_another_world_loses_and_repeats_nothing(
+def test_resuming_on_another_world_loses_and_repeats_nothing(
     n: int, batch: int, before: int, after: int, data: st.DataObject
 ) -> None:
     first = train_shares(n, batch, before)
@@ -125,7 +124,7 @@ def test_an_order_holds_every_sample_once(
     batch=st.integers(1, 9),
     data=st.data(),
 )
-def test_a_tour_visits_what_its_rank_needs_when_it_says(
+def test_a_schedule_has_the_chunks_of_its_rank_when_they_are_needed(
     counts: list[int], streams: int, world: int, batch: int, data: st.DataObject
 ) -> None:
     order = ChunkOrder(counts, streams, seed=7)
@@ -259,7 +258,7 @@ def test_order_without_seed_is_the_order_of_samples() -> None:
     assert schedule.last.tolist() == [2, 4]
 
 
-def test_orders_are_what_they_were() -> None:
+def test_orders_never_change() -> None:
     """Resuming a run needs the same order from another version of this package."""
     assert permutation(8, seed=42, epoch=0).tolist() == PERMUTATION
     assert ChunkOrder([4, 4, 4], 3, seed=42).samples(1).tolist() == CHUNKED
@@ -267,14 +266,6 @@ def test_orders_are_what_they_were() -> None:
 
 PERMUTATION = [3, 4, 2, 7, 6, 1, 5, 0]
 CHUNKED = [3, 10, 7, 0, 8, 4, 2, 9, 5, 1, 11, 6]
-
-
-@pytest.mark.parametrize(
-    ("chunks", "slots", "expected"),
-    [(500, 64, 32), (10, 64, 8), (1, 64, 1), (500, 1, 1), (10_000, 10_000, 96), (40, 40, 16)],
-)
-def test_stream_count(chunks: int, slots: int, expected: int) -> None:
-    assert stream_count(chunks, slots) == expected
 
 
 def test_effective_batch_size_is_between_one_and_the_batch() -> None:

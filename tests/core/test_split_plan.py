@@ -32,7 +32,7 @@ def test_permutation_mixes_far_and_near() -> None:
     assert abs(shares - 0.5).max() < 5 * 0.5 / np.sqrt(1000)
 
 
-def test_hash_is_the_same_for_ever() -> None:
+def test_the_hash_never_changes() -> None:
     # SplitMix64; a changed hash would change published splits
     assert hash_ids(42, np.arange(2)).tolist() == [12897160439454039513, 14683772372732499137]
 
@@ -197,7 +197,7 @@ def test_damaged_plans_are_refused(text: str) -> None:
         SplitPlan.from_json(text)
 
 
-def test_plan_refuses_what_no_plan_can_be() -> None:
+def test_invalid_plans_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="sorted by name"):
         SplitPlan(Grid.blocks({"time": 2, "lat": 2}, {}), b"\x01")
     with pytest.raises(InvalidValueError, match="as many labels"):

@@ -1,4 +1,4 @@
-"""Whether coordinates are those of a cube is decided alike wherever an array is matched."""
+"""Coordinates are matched, and their roles found, by the same rules everywhere."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_coordinates_are_the_same_but_for_rounding(given, wanted, same):
     ],
     ids=["valid", "mask", "weights", "scores", "predicted"],
 )
-def test_every_room_takes_what_a_store_has_rounded_and_nothing_else(match: Any) -> None:
+def test_coordinates_rounded_by_a_store_are_accepted_and_others_refused(match: Any) -> None:
     ds = xr.Dataset({"a": (("time", "lat"), np.arange(24.0).reshape(3, 8))}, {"lat": LAT})
     ones = xr.DataArray(np.ones(8), dims="lat")
     match(ds, ones)
@@ -103,7 +103,7 @@ NUMBERS = np.arange(8)
         ({"run": DAYS, "valid": DAYS}, "run valid", "run valid"),
         ({"time": ("st", DAYS), "valid": ("x", DAYS, {"axis": "T"})}, "st x", "st x"),
         ({"time": DAYS - DAYS[0]}, "x time", "time"),
-        # dates on which stations began are not the steps of time
+        # dates on which stations began are not time steps
         ({"built": ("st", DAYS)}, "st level", ""),
         ({"lat": NUMBERS, "start": DAYS[0]}, "lat x", ""),
     ],
@@ -127,7 +127,7 @@ def test_the_dim_of_time_is_found_by_three_rules(coords, dims, found):
         ({"obs": NUMBERS, "start": DAYS[0]}, None),
     ],
 )
-def test_dates_that_measure_a_dim(coords, found):
+def test_dates_along_a_dim(coords, found):
     values = list(xr.Dataset(coords=coords).coords.values())
     for order in (values, values[::-1]):
         assert getattr(dates_along(order, "obs"), "name", None) == found
@@ -153,6 +153,6 @@ def test_the_role_of_numbers(name, attrs, role):
     assert role_of(xr.DataArray(["a"], dims=name, name=name, attrs=attrs)) is None
 
 
-def test_dates_that_cannot_be_compared_say_nothing():
+def test_dates_that_cannot_be_compared_are_not_used():
     mixed = xr.Dataset(coords={"when": ("obs", np.concatenate([NOLEAP, STANDARD]))})
     assert dates_along(mixed.coords.values(), "obs") is None

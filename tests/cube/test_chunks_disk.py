@@ -74,23 +74,6 @@ def test_same_cells_as_zarr(tmp_path: Path, data: Any, codec: str, dtype: str) -
     np.testing.assert_array_equal(found, array[box])
 
 
-@pytest.mark.parametrize("codec", ["zstd", "v2 zstd"])
-def test_chunks_of_several_frames_are_read_as_zarr_does(tmp_path: Path, codec: str) -> None:
-    """As tools that compress in pieces make them."""
-    array = make(tmp_path / "a", codec, "<f4", (4, 2), (4, 2))
-    raw = np.arange(8, dtype="<f4").tobytes()
-    # the second is one raw block and declares no size, as writers that stream make them
-    unsized = b"\x28\xb5\x2f\xfd\x00\x00" + (20 << 3 | 1).to_bytes(3, "little") + raw[12:]
-    file = tmp_path / "a" / ("0.0" if codec.startswith("v2") else "c/0/0")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(numcodecs.Zstd(1).encode(raw[:12]) + unsized)
-    reader = DiskChunks.of(array)
-    assert reader is not None
-    found = reader.read((slice(0, 4), slice(0, 2)))
-    np.testing.assert_array_equal(found, np.arange(8.0).reshape(4, 2))
-    np.testing.assert_array_equal(found, array[...])
-
-
 @pytest.mark.parametrize("codec", [*V3, *V2])
 @pytest.mark.parametrize("fault", ["emptied", "cut", "of another size"])
 def test_a_damaged_chunk_is_named(tmp_path: Path, codec: str, fault: str) -> None:

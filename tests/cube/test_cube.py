@@ -167,7 +167,7 @@ def test_two_grids_are_refused_with_the_variables_of_one(more: Any, says: str) -
     assert list(get_statistics(ds)) == list(ds)  # each variable has its own
 
 
-def test_what_is_no_data_is_named_where_nothing_else_is_there() -> None:
+def test_a_cube_without_data_is_refused_by_name() -> None:
     for act in (assign_block_split, PTXrDataset, assign_mask):
         with pytest.raises(
             InvalidValueError, match=r"no data variable .* 'code' \(<U1 .*'k' \(a sc"

@@ -14,7 +14,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.core.distance.separation import nearest_box, pieces, run_lengths
+from ml4cube.core.distance.separation import nearest_box, run_lengths
 from ml4cube.core.fingerprint import combine, fingerprint_columns, informative, words_of
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.splits import (
@@ -28,6 +28,7 @@ from ml4cube.splits import (
 )
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.duplicates import find_duplicates
+from ml4cube.splits.leakage.label_layout import effective_pieces
 from tests.cubes import cell_id_cube, coordinates
 from tests.splits.test_ranges import made_field
 
@@ -369,9 +370,12 @@ def test_runs_and_pieces():
     rows, columns = run_lengths(part, widths)
     assert rows.tolist() == [[2, 5, 0, 5], [0, 5, 0, 5]]
     assert columns.tolist() == [[2, 2, 0, 4], [0, 1, 0, 4]]
-    volume = np.multiply.outer(*widths).astype(float)
     left, right = 2 + 2 + 3, 8 + 12
-    assert pieces(part, volume) == pytest.approx((left + right) ** 2 / (left**2 + right**2))
+    expected = (left + right) ** 2 / (left**2 + right**2)
+    assert effective_pieces(part, np.multiply.outer(*widths)) == pytest.approx(expected)
+    winding = np.ones((41, 41), bool)
+    winding[1::4, :-1] = winding[3::4, 1:] = False
+    assert effective_pieces(winding, np.ones(winding.shape, int)) == 1
 
 
 def test_separation_is_counted_in_cells():

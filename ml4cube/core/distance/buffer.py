@@ -93,11 +93,11 @@ class SphereReach:
         np.cumsum(rows, axis=-1, out=count[..., 1:])
         result = np.zeros((*table.shape[:-2], lat_cells.size, lon_cells.size), dtype=bool)
         block_row = grid.tile_of_cells(self.lat_dim)
-        for place, cell in enumerate(lat_cells):
+        for i, cell in enumerate(lat_cells):
             width = self.half_widths(float(self.lat[cell]))
             for row in np.unique(block_row[width >= 0]):
                 widest = float(width[block_row == row].max())
-                result[..., place, :] |= _any_within(
+                result[..., i, :] |= _any_within(
                     count[..., row, :], lon[east], lon[lon_cells], widest
                 )
         return np.moveaxis(result, (-2, -1), axes)

@@ -1,4 +1,4 @@
-"""Distances of cells from the nearest box of train cells, and the pieces of a part."""
+"""Distances of cells from the nearest box of train cells."""
 
 from __future__ import annotations
 
@@ -69,27 +69,6 @@ def run_lengths(part: Bools, widths: Sequence[Ints]) -> list[Ints]:
         total -= np.where(flags, width.reshape(-1, *(1,) * (flags.ndim - 1)), 0)
         lengths.append(np.moveaxis(total, 0, axis))
     return lengths
-
-
-def pieces(part: Bools, sizes: NDArray[np.float64]) -> float:
-    """Return the effective number of pieces of a part: the inverse Simpson index of their sizes.
-
-    It is n for n equal pieces, and about 1 for a large piece with some small ones. Boxes that share
-    a side are one piece.
-    """
-    number = np.where(part, np.arange(1, part.size + 1).reshape(part.shape), 0)
-    for _ in range(4 * sum(part.shape)):
-        before = number.copy()
-        for axis in range(part.ndim):
-            line = np.moveaxis(number, axis, 0)
-            for first, second in ((line[1:], line[:-1]), (line[:-1], line[1:])):
-                both = (first > 0) & (second > 0)
-                np.copyto(first, np.maximum(first, second), where=both)
-        if (number == before).all():
-            break
-    volume = np.bincount(number[part].ravel(), weights=sizes[part].ravel())
-    shares = volume[volume > 0] / volume.sum() if volume.size else volume
-    return float(1 / (shares**2).sum()) if shares.size else 0.0
 
 
 def nearest_on_axis(points: Floats, train: Floats) -> Ints:

@@ -110,11 +110,11 @@ def semivariances(lines: Floats, positions: Floats) -> tuple[Floats, Floats, NDA
     farthest = np.floor(longest + 0.5)
 
     def classes(step: int) -> tuple[Floats, NDArray[np.bool_]]:
-        # two cells at nearly one place, on an irregular axis, are a pair of neighbours
+        # two cells at nearly one position, on an irregular axis, are a pair of neighbours
         which = np.maximum(np.floor(positions[step:] - positions[:-step] + 0.5), 1.0)
         return which, which <= farthest
 
-    # an axis with a wide hole has no room for all classes that might occur
+    # the classes that occur, because an axis with a wide hole might have very many
     seen = [np.unique(which[use]) for which, use in map(classes, steps)]
     of_class = np.unique(np.concatenate([np.empty(0), *seen]))
     total, distance = np.zeros(of_class.size), np.zeros(of_class.size)
@@ -126,10 +126,10 @@ def semivariances(lines: Floats, positions: Floats) -> tuple[Floats, Floats, NDA
         squares = np.where(known, difference, 0.0) ** 2
         count = known.sum(axis=0)
         which, use = classes(step)
-        place = np.searchsorted(of_class, which[use])
-        np.add.at(total, place, squares.sum(axis=0)[use])
-        np.add.at(distance, place, (apart * count)[use])
-        np.add.at(pairs, place, count[use])
+        index = np.searchsorted(of_class, which[use])
+        np.add.at(total, index, squares.sum(axis=0)[use])
+        np.add.at(distance, index, (apart * count)[use])
+        np.add.at(pairs, index, count[use])
     found = pairs > 0
     return distance[found] / pairs[found], total[found] / pairs[found] / 2, pairs[found]
 

@@ -103,8 +103,8 @@ class Moments(NamedTuple):
 def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     """Cut a block along a summed axis into slabs of a size that is fast to process."""
     size = math.prod(shape)
-    places = size // max(math.prod(shape[axis] for axis in axes), 1)
-    cells = max(_SLAB_CELLS, _LEAST_PER_ENTRY * places)
+    entries = size // max(math.prod(shape[axis] for axis in axes), 1)
+    cells = max(_SLAB_CELLS, _LEAST_PER_ENTRY * entries)
     whole = [slice(None)] * len(shape)
     if not axes or size <= cells:
         if size:
@@ -343,8 +343,8 @@ class FieldStatistics(VariableStatistics):
         return self._entry() == other._entry()
 
     def __hash__(self) -> int:
-        """Return the same number for equal statistics, in every process."""
-        return zlib.crc32(json.dumps(self._entry(), sort_keys=True).encode())
+        """Return the same number for equal statistics."""
+        return hash(json.dumps(self._entry(), sort_keys=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; arrays are compressed and base64-encoded.
@@ -440,12 +440,8 @@ def encoded(values: NDArray[Any]) -> dict[str, Any]:
     if little.dtype.kind == "f":
         # one kind of NaN and of zero, so that equal arrays have equal bytes
         little = np.where(np.isnan(little), np.array(np.nan, little.dtype), little + 0)
-    content = zlib.compress(little.tobytes(), 1)
-    return {**entry, "dtype": values.dtype.newbyteorder("<").str, "zlib": _text(content)}
-
-
-def _text(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+    content = base64.b64encode(zlib.compress(little.tobytes(), 1)).decode()
+    return {**entry, "dtype": values.dtype.newbyteorder("<").str, "zlib": content}
 
 
 def decoded(entry: Mapping[str, Any]) -> NDArray[Any]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import threading
-import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -35,7 +35,6 @@ _EXACT = 2**53
 
 # Fields of a VariableStatistics: count, mean, m2, min, max, gaps, infs.
 _Numbers = tuple[int, float, float, float, float, int, int]
-_NOTHING: _Numbers = (0, math.nan, 0.0, math.nan, math.nan, 0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,11 +102,10 @@ class VariableStatistics:
         check_dtype(array.dtype)
         flat = _used(array, where)
         scratch = _Scratch.of(flat)
-        total = _NOTHING
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, flat.size, _PIECE):
-                total = _merged(total, _of_piece(flat[start : start + _PIECE], scratch))
-        return cls(*total)
+            starts = range(0, flat.size or 1, _PIECE)
+            pieces = [cls(*_of_piece(flat[i : i + _PIECE], scratch)) for i in starts]
+        return reduce(cls.merge, pieces)
 
     def merge(self, other: VariableStatistics) -> Self:
         """Merge with the statistics of other cells.
@@ -133,7 +131,16 @@ class VariableStatistics:
                 "cannot merge statistics of whole variables with those that have dims, a "
                 "climatology or weights; compute both in the same way"
             )
-        return type(self)(*_merged(self._numbers(), other._numbers()))
+        gaps, infs = self.gaps + other.gaps, self.infs + other.infs
+        if not self.count or not other.count:
+            return replace(self if self.count else other, gaps=gaps, infs=infs)
+        count = self.count + other.count
+        delta = other.mean - self.mean
+        share = other.count / count
+        mean = self.mean + delta * share
+        m2 = self.m2 + other.m2 + delta * delta * self.count * share
+        low, high = min(self.min, other.min), max(self.max, other.max)
+        return type(self)(count, mean, m2, low, high, gaps, infs)
 
     @property
     def variance(self) -> float:
@@ -145,26 +152,17 @@ class VariableStatistics:
         """Population standard deviation, in the variable's units; NaN where `count` is 0."""
         return math.sqrt(self.variance)
 
-    def _numbers(self) -> _Numbers:
-        """Fields in order."""
-        return self.count, self.mean, self.m2, self.min, self.max, self.gaps, self.infs
-
-    def _key(self) -> tuple[float | None, ...]:
-        """Fields with None for NaN, which can be compared and written as JSON."""
-        return tuple(None if math.isnan(value) else value for value in self._numbers())
-
     def __eq__(self, other: object) -> bool:
         """Return True if all fields are equal; NaN equals NaN."""
-        if not isinstance(other, VariableStatistics):
+        if type(other) is not type(self):
             return NotImplemented
-        return self._key() == other._key()
+        return self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
-        """Return the same number for equal statistics, in every process."""
-        # + 0 turns -0.0, which equals 0.0, into 0.0
-        return zlib.crc32(repr([v if v is None else v + 0 for v in self._key()]).encode())
+        """Return the same number for equal statistics."""
+        return hash(tuple(self.to_dict().values()))
 
-    def to_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, None for NaN.
 
         Returns
@@ -172,7 +170,7 @@ class VariableStatistics:
         dict
             One entry per field.
         """
-        return dict(zip((field.name for field in fields(self)), self._key(), strict=True))
+        return {name: None if math.isnan(value) else value for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, float | None]) -> Self:
@@ -190,20 +188,6 @@ class VariableStatistics:
         """
         values: dict[str, Any] = {k: math.nan if v is None else v for k, v in raw.items()}
         return cls(**values)
-
-
-def _merged(a: _Numbers, b: _Numbers) -> _Numbers:
-    """Merge the fields of two `VariableStatistics`."""
-    gaps, infs = a[5] + b[5], a[6] + b[6]
-    if a[0] == 0 or b[0] == 0:
-        full = b if a[0] == 0 else a
-        return (*full[:5], gaps, infs)
-    count = a[0] + b[0]
-    delta = b[1] - a[1]
-    share = b[0] / count
-    mean = a[1] + delta * share
-    m2 = a[2] + b[2] + delta * delta * a[0] * share
-    return count, mean, m2, min(a[3], b[3]), max(a[4], b[4]), gaps, infs
 
 
 def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
@@ -289,10 +273,10 @@ class _Scratch:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         """Allocate buffers for a part, and for the sums of a piece's rows."""
-        room = np.empty(3 * _HUGE_PAGE, np.uint8)
-        room = room[-room.ctypes.data % _HUGE_PAGE :]
+        memory = np.empty(3 * _HUGE_PAGE, np.uint8)
+        memory = memory[-memory.ctypes.data % _HUGE_PAGE :]
         ends = np.cumsum([8, dtype.itemsize, 1]) * _PART
-        x, filler, flags, _ = np.split(room, ends)
+        x, filler, flags, _ = np.split(memory, ends)
         self.dtype = dtype
         self.x = x.view(np.float64)
         self.rows = self.x.reshape(-1, _ROW)

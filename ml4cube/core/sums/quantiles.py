@@ -22,7 +22,7 @@ from ml4cube.core.errors import InvalidValueError
 Floats = NDArray[np.float64]
 Reals = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
-_Bins = tuple[Floats, NDArray[Any]]  # edges and counts, one row for each place
+_Bins = tuple[Floats, NDArray[Any]]  # edges and counts, one row for each entry
 
 # Bins this narrow hold one value each, but for values as small as they are, 2e-308; 2**-exponent
 # is still a normal number.
@@ -37,16 +37,16 @@ _SORTED_CELLS = 2**17
 _CELLS_COUNTED, _DENSER = 2**17, 4
 
 
-def default_bins(places: int) -> int:
-    """Return the number of bins for `places` histograms: a power of two from 256 to 65536."""
-    gigabytes = places * _FEWEST_BINS * _BYTES_PER_BIN / 2**30
+def default_bins(entries: int) -> int:
+    """Return the number of bins for `entries` histograms: a power of two from 256 to 65536."""
+    gigabytes = entries * _FEWEST_BINS * _BYTES_PER_BIN / 2**30
     if gigabytes > 2:
         raise InvalidValueError(
-            f"quantiles of {places} entries would need {gigabytes:.1f} GB of memory; keep fewer "
+            f"quantiles of {entries} entries would need {gigabytes:.1f} GB of memory; keep fewer "
             "dims, or compute them for a part of the cube at a time"
         )
     bins = _MOST_BINS
-    while bins > _FEWEST_BINS and places * bins > _MOST_IN_ALL:
+    while bins > _FEWEST_BINS and entries * bins > _MOST_IN_ALL:
         bins //= 2
     return bins
 
@@ -110,9 +110,9 @@ class Histogram:
             np.zeros((*field, width), dtype),
             bins,
         )
-        for place, part in parts:
-            used = (*place, slice(part.edges.shape[-1]))
-            whole.exponent[place] = part.exponent
+        for index, part in parts:
+            used = (*index, slice(part.edges.shape[-1]))
+            whole.exponent[index] = part.exponent
             whole.edges[used] = part.edges
             whole.counts[used] = part.counts
         return whole

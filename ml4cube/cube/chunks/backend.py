@@ -36,10 +36,10 @@ class ChunksArray(BackendArray):
 def _box_and_pick(key: int | slice, n: int) -> tuple[slice, int | slice]:
     """Return the box to read along an axis of `n` cells, and the index into it."""
     if not isinstance(key, slice):
-        place = range(n)[key]
-        return slice(place, place + 1), 0
-    places = range(n)[key]
-    if not places:
+        cell = range(n)[key]
+        return slice(cell, cell + 1), 0
+    cells = range(n)[key]
+    if not cells:
         return slice(0, 0), slice(None)
-    low, high = sorted((places[0], places[-1]))
-    return slice(low, high + 1), slice(None, None, places.step)
+    low, high = sorted((cells[0], cells[-1]))
+    return slice(low, high + 1), slice(None, None, cells.step)

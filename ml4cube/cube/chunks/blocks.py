@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from ml4cube.core.grid import Grid
 
@@ -20,27 +22,16 @@ _BLOCK_CELLS = 2**21
 def block_shape(variable: xr.Variable) -> dict[str, int]:
     """Return the shape of the blocks in which an array without dask chunks is read."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
-    stored = _file_chunks(variable) or {}
-    tile = {dim: min(stored.get(dim, 1), n) for dim, n in sizes.items()}
+    stored = variable.encoding.get(
+        "preferred_chunks", {}
+    )  # of the file: one size, or one per chunk
+    tile = {dim: min(int(np.max(stored.get(dim, 1))), n) for dim, n in sizes.items()}
     # grow from the last dim, in which cells lie side by side
     for dim in reversed(sizes):
-        room = _BLOCK_CELLS // math.prod(tile.values())
+        left = _BLOCK_CELLS // math.prod(tile.values())
         whole = -(-sizes[dim] // tile[dim])
-        tile[dim] = min(tile[dim] * max(min(room, whole), 1), sizes[dim])
+        tile[dim] = min(tile[dim] * max(min(left, whole), 1), sizes[dim])
     return tile
-
-
-def _file_chunks(variable: xr.Variable) -> dict[str, int] | None:
-    """Return the chunks of the file that a variable was opened from."""
-    preferred = variable.encoding.get("preferred_chunks")
-    if isinstance(preferred, Mapping):
-        chunks: Mapping[Any, Any] = preferred
-    else:
-        stored = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
-        if not isinstance(stored, Sequence) or len(stored) != variable.ndim:
-            return None
-        chunks = dict(zip(variable.dims, stored, strict=True))
-    return {str(dim): n for dim, n in chunks.items() if isinstance(n, int)}
 
 
 def read_in_blocks(array: V) -> V:

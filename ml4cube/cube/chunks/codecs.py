@@ -58,13 +58,9 @@ class ChunkCodecs:
                 _check_size(_blosc_size(data), out)
                 blosc.decompress(data, out)
             elif self.compressor == "zstd":
-                from numcodecs import zstd
-
-                _check_size(_zstd_size(data, out.nbytes), out)
-                zstd.decompress(data, out)
+                _decode_zstd(data, out)
             else:
-                _check_size(len(data), out)
-                out.reshape(-1).view(np.uint8)[:] = data
+                _copy(data, out)
         except RuntimeError as error:
             raise ValueError(str(error)) from error
 
@@ -88,48 +84,34 @@ def _blosc_size(data: Bytes) -> int:
     return int.from_bytes(header[4:8], "little")
 
 
+def _decode_zstd(data: Bytes, out: NDArray[Any]) -> None:
+    from numcodecs import zstd
+
+    size = _zstd_size(data, out.nbytes)
+    if size < out.nbytes:
+        # several frames, of writers that compress in pieces
+        _copy(np.frombuffer(zstd.decompress(data), np.uint8), out)
+    else:
+        _check_size(size, out)
+        zstd.decompress(data, out)
+
+
 def _zstd_size(data: Bytes, wanted: int) -> int:
-    """Return the decoded size that zstd frames declare together, or `wanted` if one does not."""
-    # Most chunks are one frame, of which only the header is read. Writers that compress in pieces
-    # make several, with skippable ones between them.
-    found, start = 0, 0
-    while start < len(data):
-        declared, blocks = _zstd_header(data, start)
-        # decoding stops at the end of the output
-        if declared is None or (not start and declared == wanted):
-            return wanted
-        found += declared
-        start = _zstd_end(data, start, blocks)
-    if start > len(data) or not len(data):
-        raise ValueError("it is truncated")
-    return found
-
-
-def _zstd_header(data: Bytes, start: int) -> tuple[int | None, int]:
-    """Return the decoded size that a frame declares, and the end of its header (RFC 8878, 3.1)."""
-    header = data[start : start + 18].tobytes()
-    if len(header) >= 8 and header[1:4] == b"\x2a\x4d\x18" and header[0] >> 4 == 5:
-        return 0, start + 8  # a skippable frame
+    """Return the size that the first frame declares, or `wanted` if none (RFC 8878, 3.1.1)."""
+    header = data[:18].tobytes()
     if header[:4] != b"\x28\xb5\x2f\xfd" or len(header) < 6:
-        raise ValueError("it is not a zstd frame, or truncated")
+        return 0
     flags = header[4]
-    single = bool(flags & 0x20)
-    length = (int(single), 2, 4, 8)[flags >> 6]
-    begin = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
+    single = flags >> 5 & 1
+    length = (single, 2, 4, 8)[flags >> 6]
+    begin = 6 - single + (0, 1, 2, 4)[flags & 3]
     size = int.from_bytes(header[begin : begin + length], "little") + 256 * (length == 2)
-    return size if length else None, start + begin + length
+    return size if length else wanted
 
 
-def _zstd_end(data: Bytes, start: int, blocks: int) -> int:
-    """Return the end of a frame, given its start and that of its blocks."""
-    if data[start] != 0x28:
-        return blocks + int.from_bytes(data[start + 4 : start + 8].tobytes(), "little")
-    last = 0
-    while not last:
-        block = int.from_bytes(data[blocks : blocks + 3].tobytes(), "little")
-        last, repeated = (block & 1) or blocks >= len(data), (block >> 1 & 3) == 1
-        blocks += 3 + (1 if repeated else block >> 3)
-    return blocks + CHECKSUM * bool(data[start + 4] & 4)
+def _copy(cells: Bytes, out: NDArray[Any]) -> None:
+    _check_size(len(cells), out)
+    out.reshape(-1).view(np.uint8)[:] = cells
 
 
 def _check_size(found: int, out: NDArray[Any]) -> None:

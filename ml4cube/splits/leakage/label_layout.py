@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.distance.separation import nearest_box, pieces, run_lengths
+from ml4cube.core.distance.separation import nearest_box, run_lengths
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TRAIN
 from ml4cube.splits.cube import CubeView
@@ -154,8 +154,18 @@ def separate(
         dict(zip(known.starts, np.median(steps, axis=0).tolist(), strict=True)),
         float((distance < 1).mean()),
         dict(zip(layout.starts, lengths.tolist(), strict=True)),
-        float(sum(pieces(window.test, window.volume.astype(float)) for window in whole)),
+        sum(effective_pieces(window.test, window.volume) for window in whole),
     )
+
+
+def effective_pieces(part: Bools, sizes: Ints) -> float:
+    """Return the inverse Simpson index of the sizes of pieces; boxes that share a side are one."""
+    # It is n for n equal pieces, and about 1 for a large piece with some small ones.
+    from scipy import ndimage
+
+    number, _ = ndimage.label(part)
+    volume = np.bincount(number[part], weights=sizes[part])
+    return float(volume.sum() ** 2 / (volume**2).sum()) if part.any() else 0.0
 
 
 def _sample_windows(layout: Layout, part: int) -> list[_Window]:
