@@ -38,7 +38,7 @@ if fault.startswith("limit="):
 def work(samples):
     # by the environment: a global that differs by target would make it another call
     fault, _, part = os.environ["FAULT"].partition("=")
-    written = os.environ["TARGET"] + f"/{part}.zarr.partial/store-*/a/c"
+    written = os.environ["TARGET"] + f"/{part}.zarr.partial/ml4cube-store-*/a/c"
     time.sleep(0.01)
     if fault == "worker" and glob.glob(written):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -121,12 +121,12 @@ def test_killed_when_something_is_written(job: Job, nproc: int, tmp_path: Path) 
     target = tmp_path / "out"
     work_folder = target / "train.zarr.partial"
     process = job.start(target, nproc)
-    while not any(work_folder.glob("journal-*/*.json")) and process.poll() is None:
+    while not any(work_folder.glob("ml4cube-journal/*/*.json")) and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (target / "train.zarr").exists()
-    (growing,) = work_folder.glob("store-*")
+    (growing,) = work_folder.glob("ml4cube-store-*")
     kept = min((growing / "a/c").glob("*"))
     stamp = kept.stat().st_mtime_ns
     job.finish(target, nproc)
