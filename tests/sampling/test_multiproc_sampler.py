@@ -777,23 +777,6 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sampler.targets["train"] == tmp_path / "train.zarr"
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_path_inside_an_array_is_refused(tmp_path: Path, zarr_format: Any) -> None:
-    group = zarr.create_group(tmp_path / "big.zarr", zarr_format=zarr_format)
-    group.create_array("a", shape=(2,), dtype="f4")
-    inside = tmp_path / "big.zarr/a/train"
-    for place in (inside, f"file://{inside}", inside.parent / "x/y/train"):
-        with pytest.raises(ValueError, match=r"train' is inside the array '.*big.zarr/a'"):
-            MultiProcSampler(
-                cell_id_cube({"time": 4}, "float32"), train_cube=place, test_cube=tmp_path / "test"
-            )
-    MultiProcSampler(
-        cell_id_cube({"time": 4}, "float32"),
-        train_cube=tmp_path / "big.zarr/b",
-        test_cube=tmp_path / "test",
-    )
-
-
 @pytest.mark.parametrize("what", ["all gaps", "all masked", "val without a path", "one block"])
 def test_hopeless_cubes_leave_nothing_behind(tmp_path: Path, what: str) -> None:
     ds = split_cube(gaps=1.0 if what == "all gaps" else 0.0)

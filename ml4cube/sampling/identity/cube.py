@@ -112,13 +112,11 @@ def _of_dask(array: Any, state: State) -> str | None:
 
 
 def _location_in_zarr(stored: Any, state: State) -> str | None:
-    from zarr.storage import FsspecStore, LocalStore, ZipStore
+    from zarr.storage import FsspecStore, LocalStore
 
     store, location = stored.store, None
     if isinstance(store, LocalStore):
         location = state(store.root / stored.path)
-    elif isinstance(store, ZipStore):
-        location = state(store.path)
     elif isinstance(store, FsspecStore):
         inside = "/".join(filter(None, (store.path.rstrip("/"), stored.path)))
         location = _location_in_file_system(store.fs, inside, state)
