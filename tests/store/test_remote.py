@@ -294,23 +294,6 @@ def test_cut_off_while_copying(bucket: str, monkeypatch: Any) -> None:
 
 
 @pytest.mark.slow
-def test_only_our_stores_are_overwritten(tmp_path: Path) -> None:
-    place = f"memory://{tmp_path.name}"
-    sample(cube(), place, 1).run()
-    other = cube() + 1
-    with pytest.raises(StoreExistsError, match="another call or from another cube"):
-        sample(other, place, 1).run()
-    before = open_store(f"{place}/train.zarr")["a"].values
-    sample(other, place, 1, overwrite=True, scale_fn=None).run()
-    assert not np.array_equal(open_store(f"{place}/train.zarr")["a"].values, before)
-    fs, root = filesystem(place)
-    fs.pipe_file(f"{root}/other/train.zarr/notes.txt", b"mine")
-    with pytest.raises(StoreExistsError, match=r"not a sample store of ml4cube"):
-        sample(cube(), f"{place}/other", 1, overwrite=True).run()
-    assert fs.cat_file(f"{root}/other/train.zarr/notes.txt") == b"mine"
-
-
-@pytest.mark.slow
 def test_a_bucket_or_server_that_is_not_there_is_named(
     bucket: str, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -23,6 +23,7 @@ import xarray as xr
 
 from ml4cube.cube.chunks.opened import file_behind
 from ml4cube.sampling.request import Sampling
+from ml4cube.store.folders import raise_error
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +204,7 @@ def _files(root: str, outputs: Collection[str]) -> Iterator[str]:
     if not os.path.isdir(root):
         yield root
         return
-    for folder, folders, files in os.walk(root, onerror=_refuse, followlinks=True):
+    for folder, folders, files in os.walk(root, onerror=raise_error, followlinks=True):
         folders[:] = sorted(
             name
             for name in folders
@@ -212,10 +213,6 @@ def _files(root: str, outputs: Collection[str]) -> Iterator[str]:
             and not (os.path.islink(path) and path.startswith(os.path.realpath(path) + os.sep))
         )
         yield from (os.path.join(folder, name) for name in sorted(files))
-
-
-def _refuse(error: OSError) -> None:
-    raise error
 
 
 def hash_of(values: np.ndarray[Any, Any]) -> str:
