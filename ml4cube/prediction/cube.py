@@ -299,11 +299,6 @@ class _Recipe:
                         f"{argument} must lie along {tuple(self.cover.shape)}, got {name!r} with "
                         f"dims {cube[name].dims}"
                     )
-        if self.scaling and not self.scaling.keys() & {*self.features, *self.targets}:
-            raise InvalidValueError(
-                f"store_or_stats has statistics of {list(self.scaling)}, but not of the features "
-                f"{list(self.features)} or the targets {list(self.targets)}"
-            )
         if self.mask is not None:
             check_mask("mask", cube[self.mask].dtype)
         for name in self.features:
@@ -362,20 +357,23 @@ def _metadata(source: Any) -> StoreMetadata | None:
 
 def _scaling(source: Any, cube: xr.Dataset, used: Iterable[str]) -> dict[str, Scaling]:
     """Return offset and scale of every scaled variable, in every cell of the cube."""
-    if isinstance(source, Mapping) and not isinstance(source, Statistics):
-        pairs = {str(name): pair for name, pair in source.items()}
-        return {
-            name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, "standardize"))
-            for name, pair in pairs.items()
-        }
     if source is None or (isinstance(source, StoreMetadata) and source.spec.scale_fn is None):
         return {}
-    statistics, how = given_statistics(source, "standardize")
+    are_pairs = isinstance(source, Mapping) and not isinstance(source, Statistics)
+    given, how = (source, "standardize") if are_pairs else given_statistics(source, "standardize")
     # statistics of unused variables need not match this cube
-    chosen = {name: statistics[name] for name in used if name in statistics}
-    if not chosen:
-        return {name: Scaling(name, 0.0, 1.0) for name in statistics}
-    return scaling_of(Statistics(chosen, statistics.part), how, cube, cube_dims(cube))
+    chosen = {name: given[name] for name in used if name in given}
+    if given and not chosen:
+        raise InvalidValueError(
+            f"store_or_stats has statistics of {list(given)}, but not of the features or targets "
+            f"{list(used)}"
+        )
+    if are_pairs:
+        return {
+            name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, how))
+            for name, pair in chosen.items()
+        }
+    return scaling_of(Statistics(chosen, given.part), how, cube, cube_dims(cube))
 
 
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
