@@ -490,9 +490,16 @@ def test_coordinates_with_plain_names_get_what_cf_asks_for():
     for name in cube.coords:
         cube[name].attrs.clear()
     result = predict_cube(IDENTITY, cube)
-    assert result.lat.attrs == {"standard_name": "latitude", "units": "degrees_north"}
-    assert result.time.attrs == {"standard_name": "time"}
+    assert result.lat.attrs == {
+        "standard_name": "latitude",
+        "units": "degrees_north",
+        "axis": "Y",
+    }
+    assert result.time.attrs == {"standard_name": "time", "axis": "T"}
     assert cube.lat.attrs == {}
+    lat = xr.DataArray(np.zeros((3, 4)), dims=("y", "x"))
+    curved = cube.drop_vars(["lat", "lon"]).rename(lat="y", lon="x").assign_coords(lat=lat)
+    assert "axis" not in predict_cube(IDENTITY, curved).lat.attrs
 
 
 def test_a_cube_is_kept_if_its_successor_cannot_take_its_place(tmp_path, monkeypatch):

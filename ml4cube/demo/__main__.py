@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -65,13 +66,10 @@ class Clock:
 
 def prepare_folder(folder: Path) -> None:
     """Make the folder, or remove the outputs of an earlier run; refuse other contents."""
-    import shutil
-
     if folder.exists() and not folder.is_dir():
         raise StoreExistsError(f"{folder} is a file; choose a folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
-    foreign = sorted({entry.name for entry in folder.iterdir()} - set(OUTPUTS))
-    foreign = [name for name in foreign if not name.startswith(".")]
+    foreign = sorted({entry.name for entry in folder.glob("[!.]*")} - set(OUTPUTS))
     if foreign:
         raise StoreExistsError(
             f"{folder} holds {', '.join(foreign[:3])}, which the demo did not make; nothing was "

@@ -21,15 +21,15 @@ MARK = "ml4cube_prediction"  # attribute of every predicted cube
 _STORAGE = ("_FillValue", "missing_value", "scale_factor", "add_offset", "dtype")
 _RANGES = ("valid_min", "valid_max", "valid_range", "actual_range")
 _REFERENCES = ("bounds", "climatology", "grid_mapping")
-_LATITUDE = {"standard_name": "latitude", "units": "degrees_north"}
-_LONGITUDE = {"standard_name": "longitude", "units": "degrees_east"}
+_LATITUDE = {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"}
+_LONGITUDE = {"standard_name": "longitude", "units": "degrees_east", "axis": "X"}
 # What CF asks for, of coordinates whose name says what they are.
 _PLAIN_NAMES = {
     "lat": _LATITUDE,
     "latitude": _LATITUDE,
     "lon": _LONGITUDE,
     "longitude": _LONGITUDE,
-    "time": {"standard_name": "time"},
+    "time": {"standard_name": "time", "axis": "T"},
 }
 
 
@@ -53,7 +53,9 @@ def describe(
     }
     for name, coord in coords.items():
         if not coord.attrs.keys() & {"standard_name", "units", "axis"}:
-            coord.attrs.update(_PLAIN_NAMES.get(str(name).lower(), {}))
+            known = _PLAIN_NAMES.get(str(name).lower(), {})
+            # only coordinates of a dim have an axis
+            coord.attrs |= {k: v for k, v in known.items() if k != "axis" or coord.dims == (name,)}
     described = [*targets.values(), *coords.values()]
     named = [str(v.attrs[key]) for v in described for key in _REFERENCES if key in v.attrs]
     carried = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,7 @@ from ml4cube.prediction.output import Output, StoreOutput, check_free, parse_pat
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.progress import Stage
+from ml4cube.sampling.request import source_chunks
 from ml4cube.sampling.rescaling import scaling_of
 from ml4cube.store.format import StoreMetadata
 from ml4cube.training.ranks.dist import World, pick_device
@@ -168,10 +171,12 @@ def predict_cube(
     if empty:
         raise InvalidValueError(f"the cube has no cell along {empty}")
     if isinstance(mask, xr.DataArray):
-        cube, mask = _with_mask(cube, mask)
+        check_aligned("mask", mask, cube)
+        cube, mask = cube.assign({_MASK: mask.variable}), _MASK
     recipe = _Recipe.of(cube, store_or_stats, features, targets, sample_size, overlap, mask)
     if batch_size is None:
-        batch_size = max(1, _BATCH_VALUES // (recipe.window_cells * len(recipe.features)))
+        cells = math.prod(recipe.cover.size.values())
+        batch_size = max(1, _BATCH_VALUES // (cells * len(recipe.features)))
     check_whole("batch_size", batch_size, 1)
     path = None if out is None else parse_path(out)
     if path is not None:
@@ -181,22 +186,22 @@ def predict_cube(
         raise InvalidTypeError(f"model must be a torch module or another callable, got {model!r}")
     world = World.current()
     dtype = _input_dtype(model, cube, recipe)
-    tile_size = recipe.cover.tile_size(_source_chunks(cube), _tile_cells(recipe.cover.shape))
-    dtypes = _output_dtypes(cube, recipe, dtype)
+    least, most = _TILE_CELLS
+    cells = min(max(math.prod(recipe.cover.shape.values()) // 64, least), most)
+    largest = max((cube[name].variable for name in cube_variables(cube)[0]), key=lambda v: v.ndim)
+    tile_size = recipe.cover.tile_size(source_chunks(largest), cells)
+    default = np.dtype("f8" if dtype == torch.float64 else "f4")
+    own = {n: cube[n].dtype if n in cube.data_vars else default for n in recipe.targets}
+    dtypes = {n: d.newbyteorder("=") if d.kind == "f" else default for n, d in own.items()}
     template = describe(cube, dtypes, recipe.attrs, tile_size, recipe.about(model))
     grid = Grid.blocks(recipe.cover.shape, tile_size)
     output = Output(template, recipe.targets, world)
     if path is not None:
         output = StoreOutput(template, recipe.targets, world, path, overwrite)
     with _ready(model, dtype, device) as runner:
-        predictor = _Predictor(runner, recipe, CubeReader.of(cube, recipe.reads), keep_gaps)
+        reads = dict.fromkeys(filter(None, (*recipe.features, recipe.mask)))
+        predictor = _Predictor(runner, recipe, CubeReader.of(cube, reads), keep_gaps)
         return _run(predictor, output, grid, batch_size, world, progress)
-
-
-def _with_mask(cube: xr.Dataset, mask: xr.DataArray) -> tuple[xr.Dataset, str]:
-    """Add the mask to the cube."""
-    check_aligned("mask", mask, cube)
-    return cube.assign({_MASK: mask.variable}), _MASK
 
 
 @dataclass(frozen=True)
@@ -228,7 +233,6 @@ class _Recipe:
         if isinstance(source, PTXrDataset):
             features = source.features if features is None else features
             targets = (source.targets or source.features) if targets is None else targets
-            source = _of_samples(source)
         metadata = _metadata(source)
         shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
         outputs = parse_names("targets", targets) or (metadata.targets if metadata else ())
@@ -295,11 +299,6 @@ class _Recipe:
                         f"{argument} must lie along {tuple(self.cover.shape)}, got {name!r} with "
                         f"dims {cube[name].dims}"
                     )
-        if self.scaling and not self.scaling.keys() & {*self.features, *self.targets}:
-            raise InvalidValueError(
-                f"store_or_stats has statistics of {list(self.scaling)}, but not of the features "
-                f"{list(self.features)} or the targets {list(self.targets)}"
-            )
         if self.mask is not None:
             check_mask("mask", cube[self.mask].dtype)
         for name in self.features:
@@ -334,62 +333,47 @@ class _Recipe:
             "overlap": self.cover.overlap,
         }
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Variables to read."""
-        extra = (self.mask,) if self.mask is not None and self.mask not in self.features else ()
-        return (*self.features, *extra)
 
-    @property
-    def window_cells(self) -> int:
-        """Cells of one window."""
-        return int(np.prod([self.cover.size[dim] for dim in self.window_dims], dtype=np.int64))
-
-
-def _of_samples(samples: PTXrDataset) -> StoreMetadata:
-    """Return the metadata of a data set; refuse one whose samples cannot be cut from a cube."""
-    if samples.metadata is None:
+def _metadata(source: Any) -> StoreMetadata | None:
+    """Return the metadata of a store or data set; refuse samples that a cube cannot give."""
+    if isinstance(source, Mapping | CubeScaler) and not isinstance(source, xr.Dataset):
+        return None
+    if not isinstance(source, PTXrDataset):
+        return source if isinstance(source, StoreMetadata | None) else StoreMetadata.of(source)
+    if source.metadata is None:
         raise InvalidValueError(
             "the data set was made from arrays without metadata; give statistics, features, "
             "targets and sample_size instead"
         )
-    added = samples.channels[len(samples.features) :]
-    if added or samples.shifted:
+    added = source.channels[len(source.features) :]
+    if added or source.shifted:
         found = f"coordinate features ({', '.join(added)})" if added else "a target offset"
         raise InvalidValueError(
             f"the data set has {found}, which predict_cube does not support; run the model over "
             "PTXrDataset.take and use its to_dataset"
         )
-    return samples.metadata
-
-
-def _metadata(source: Any) -> StoreMetadata | None:
-    """Return the metadata of a store, if a store was given."""
-    if isinstance(source, StoreMetadata):
-        return source
-    if source is None or isinstance(source, CubeScaler):
-        return None
-    if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
-        return None
-    return StoreMetadata.of(source)
+    return source.metadata
 
 
 def _scaling(source: Any, cube: xr.Dataset, used: Iterable[str]) -> dict[str, Scaling]:
     """Return offset and scale of every scaled variable, in every cell of the cube."""
-    if isinstance(source, Mapping) and not isinstance(source, Statistics):
-        pairs = {str(name): pair for name, pair in source.items()}
-        return {
-            name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, "standardize"))
-            for name, pair in pairs.items()
-        }
     if source is None or (isinstance(source, StoreMetadata) and source.spec.scale_fn is None):
         return {}
-    statistics, how = given_statistics(source, "standardize")
+    are_pairs = isinstance(source, Mapping) and not isinstance(source, Statistics)
+    given, how = (source, "standardize") if are_pairs else given_statistics(source, "standardize")
     # statistics of unused variables need not match this cube
-    chosen = {name: statistics[name] for name in used if name in statistics}
-    if not chosen:
-        return {name: Scaling(name, 0.0, 1.0) for name in statistics}
-    return scaling_of(Statistics(chosen, statistics.part), how, cube, cube_dims(cube))
+    chosen = {name: given[name] for name in used if name in given}
+    if given and not chosen:
+        raise InvalidValueError(
+            f"store_or_stats has statistics of {list(given)}, but not of the features or targets "
+            f"{list(used)}"
+        )
+    if are_pairs:
+        return {
+            name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, how))
+            for name, pair in chosen.items()
+        }
+    return scaling_of(Statistics(chosen, given.part), how, cube, cube_dims(cube))
 
 
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
@@ -424,29 +408,6 @@ def _windows(
     return sizes, tuple(dim for dim in order if sizes[dim] > 1)
 
 
-def _source_chunks(cube: xr.Dataset) -> dict[str, int]:
-    """Return the chunk sizes of the largest variable, if known."""
-    names, _ = cube_variables(cube)
-    array = max((cube[name] for name in names), key=lambda v: v.ndim)
-    if array.chunks is not None:
-        return {str(d): max(parts) for d, parts in zip(array.dims, array.chunks, strict=True)}
-    preferred = array.encoding.get("preferred_chunks", {})
-    return {str(dim): int(n) for dim, n in preferred.items()}
-
-
-def _tile_cells(shape: Mapping[str, int]) -> int:
-    least, most = _TILE_CELLS
-    total = int(np.prod(list(shape.values()), dtype=np.int64))
-    return min(max(total // 64, least), most)
-
-
-def _output_dtypes(cube: xr.Dataset, recipe: _Recipe, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the dtype of each target: its own if it is a float, else that of the model."""
-    default = np.dtype("f8" if dtype == torch.float64 else "f4")
-    own = {n: cube[n].dtype if n in cube.data_vars else default for n in recipe.targets}
-    return {n: kind.newbyteorder("=") if kind.kind == "f" else default for n, kind in own.items()}
-
-
 def _input_dtype(model: Model, cube: xr.Dataset, recipe: _Recipe) -> torch.dtype:
     """Return the dtype of the model's parameters, or that of the cube if it has none."""
     if not isinstance(model, torch.nn.Module):
@@ -458,32 +419,25 @@ def _input_dtype(model: Model, cube: xr.Dataset, recipe: _Recipe) -> torch.dtype
     return torch.float64 if double else torch.float32
 
 
-@dataclass(frozen=True)
-class _Runner:
-    """A model that is called with numpy arrays."""
-
-    model: Model
-    device: torch.device
-    dtype: torch.dtype
-
-    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        with torch.no_grad():
-            y = self.model(torch.from_numpy(x).to(self.dtype).to(self.device))
-        if not isinstance(y, torch.Tensor):
-            raise InvalidTypeError(
-                f"the model must return one tensor, got {type(y).__name__}; wrap it"
-            )
-        result: NDArray[np.float64] = y.detach().to("cpu", torch.float64).numpy()
-        return result
+def _run_model(
+    model: Model, device: torch.device, dtype: torch.dtype, x: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Call a model with a numpy array."""
+    with torch.no_grad():
+        y = model(torch.from_numpy(x).to(dtype).to(device))
+    if not isinstance(y, torch.Tensor):
+        raise InvalidTypeError(f"the model must return one tensor, got {type(y).__name__}; wrap it")
+    result: NDArray[np.float64] = y.detach().to("cpu", torch.float64).numpy()
+    return result
 
 
 @contextmanager
 def _ready(
     model: Model, dtype: torch.dtype, device: str | torch.device | None
-) -> Iterator[_Runner]:
+) -> Iterator[Callable[[NDArray[np.float64]], NDArray[np.float64]]]:
     """Set the model to eval mode on the device; restore its mode and device afterwards."""
     if not isinstance(model, torch.nn.Module):
-        yield _Runner(model, pick_device(device or "cpu"), dtype)
+        yield partial(_run_model, model, pick_device(device or "cpu"), dtype)
         return
     # the forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
     # numbers of blocks
@@ -493,7 +447,7 @@ def _ready(
     target = original if device is None else pick_device(device)
     modes = {part: part.training for part in module.modules()}
     try:
-        yield _Runner(module.to(target).eval(), target, dtype)
+        yield partial(_run_model, module.to(target).eval(), target, dtype)
     finally:
         for part, mode in modes.items():
             part.training = mode
@@ -504,7 +458,7 @@ def _ready(
 class _Predictor:
     """Prediction of one block of cells at a time."""
 
-    run: _Runner
+    run: Callable[[NDArray[np.float64]], NDArray[np.float64]]
     recipe: _Recipe
     reader: CubeReader
     keep_gaps: bool
@@ -519,7 +473,9 @@ class _Predictor:
         if recipe.mask is not None:
             inside = flags_of(cells[recipe.mask]).reshape(-1)
         if recipe.mask_features:
-            values = {name: _gaps_outside(array, inside) for name, array in values.items()}
+            for name, array in values.items():
+                if array.dtype.kind == "f":
+                    values[name] = np.where(inside, array, array.dtype.type(np.nan))
         gap_cells = self._gap_cells(values, inside)
         wanted = ~np.logical_and.reduce(gap_cells)
         scaling = {}
@@ -624,13 +580,6 @@ def _check_filled(name: str, samples: NDArray[Any], method: str, callback: str) 
             f"{callback!r}; fill them in ds before you apply the callback to it, and give mask= to "
             "make them gaps again"
         )
-
-
-def _gaps_outside(values: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[Any]:
-    """Set values outside the mask to NaN; integers stay."""
-    if values.dtype.kind != "f":
-        return values
-    return np.where(inside, values, values.dtype.type(np.nan))
 
 
 @contextmanager

@@ -159,25 +159,27 @@ class _Workers(Engine):
 
 
 class LocalProcesses(_Workers):
-    """Runs tasks in worker processes of this machine, started at the first task."""
+    """Runs tasks in worker processes of this machine."""
 
     def __init__(self, nproc: int) -> None:
         self.nproc = nproc
-        self._executor: Any = None
+
+    def __enter__(self) -> Self:
+        """Make a pool, which starts workers at the first task."""
+        from loky import ProcessPoolExecutor
+
+        self._executor = ProcessPoolExecutor(
+            max_workers=self.nproc,
+            initializer=watch_parent,
+            initargs=(os.getpid(),),
+            env=_WORKER_ENV,
+        )
+        return self
 
     def _n_workers(self) -> int:
         return self.nproc
 
     def _submit(self, package: bytes, task: bytes) -> Any:
-        if self._executor is None:
-            from loky import ProcessPoolExecutor
-
-            self._executor = ProcessPoolExecutor(
-                max_workers=self.nproc,
-                initializer=watch_parent,
-                initargs=(os.getpid(),),
-                env=_WORKER_ENV,
-            )
         return self._executor.submit(_run_packed, package, task)
 
     def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
@@ -204,9 +206,7 @@ class LocalProcesses(_Workers):
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Stop the workers."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, kill_workers=kind is not None)
-            self._executor = None
+        self._executor.shutdown(wait=True, kill_workers=kind is not None)
 
 
 class DaskCluster(_Workers):

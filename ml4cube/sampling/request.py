@@ -383,7 +383,7 @@ def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
         raise InvalidValueError(f"{name} must be above 0{limit}, got {value!r}")
 
 
-def _source_chunks(variable: xr.Variable) -> dict[str, int]:
+def source_chunks(variable: xr.Variable) -> dict[str, int]:
     """Return the largest chunk along each dim, of dask or the file; nothing for memory."""
     if variable.chunks is not None:
         return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
@@ -395,7 +395,7 @@ def _source_chunks(variable: xr.Variable) -> dict[str, int]:
 def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
     """Refuse chunks that are too large for a worker, as the metadata declares them."""
     on_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
-    for chunks in (_source_chunks(variable), on_file):
+    for chunks in (source_chunks(variable), on_file):
         cells = math.prod(chunks.get(str(d), n) for d, n in variable.sizes.items()) if chunks else 0
         found = cells * variable.dtype.itemsize / 1e6
         if found > limit_mb:
@@ -409,7 +409,7 @@ def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
 def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
     chunks: dict[str, int] = {}
     for name in names:
-        for dim, n in _source_chunks(ds[name].variable).items():
+        for dim, n in source_chunks(ds[name].variable).items():
             chunks[dim] = max(n, chunks.get(dim, 1))
     return chunks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -78,7 +79,7 @@ class LocalFolder:
         found: dict[str, int] = {}
         if not self.root.exists():
             return found
-        for folder, _, names in os.walk(self.root, onerror=_raise, followlinks=True):
+        for folder, _, names in os.walk(self.root, onerror=raise_error, followlinks=True):
             for path in (Path(folder, name) for name in names):
                 found[path.relative_to(self.root).as_posix()] = path.stat().st_size
         return found
@@ -156,10 +157,8 @@ class RemoteFolder:
     def remove(self, path: str) -> None:
         """Remove an object if it exists."""
         fs, root = filesystem(self.url)
-        try:
+        with contextlib.suppress(FileNotFoundError):
             fs.rm_file(f"{root}/{path}")
-        except FileNotFoundError:
-            return
 
     def settle(self) -> None:
         """Do nothing: objects are whole and durable once they are put."""
@@ -178,7 +177,7 @@ class RemoteFolder:
         return self.url
 
 
-def _raise(error: OSError) -> None:
+def raise_error(error: OSError) -> None:
     raise error
 
 

@@ -540,7 +540,14 @@ class StoreMetadata:
         StoreError
             If `source` has no metadata of a sample store.
         """
-        attrs = _attributes(source)
+        import xarray as xr
+
+        attrs: Mapping[str, Any]
+        if isinstance(source, xr.Dataset):
+            attrs = source.attrs
+        else:
+            location = location_of("store", source)
+            attrs = read_metadata(location, read_manifest(location), "zarr.json")["attributes"]
         try:
             return cls(
                 part=attrs["part"],
@@ -585,15 +592,3 @@ class StoreMetadata:
 
 def _statistics(values: Any) -> Statistics:
     return Statistics.from_json(json.dumps(values))
-
-
-def _attributes(source: Any) -> Mapping[str, Any]:
-    import xarray as xr
-
-    if isinstance(source, xr.Dataset):
-        return source.attrs
-    location = location_of("store", source)
-    attributes: Mapping[str, Any] = read_metadata(location, read_manifest(location), "zarr.json")[
-        "attributes"
-    ]
-    return attributes

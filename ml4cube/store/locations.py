@@ -66,15 +66,6 @@ class ZarrFolder:
         depths = range(len(parts) + 1)
         return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
 
-    def unwrapped(self) -> str | ZarrFolder:
-        """Return the location without zarr's wrapper stores."""
-        from zarr.storage import StorePath, WrapperStore
-
-        store = self.store
-        while isinstance(store, WrapperStore):
-            store = store._store
-        return location_of("store", StorePath(store, self.path))
-
     def identity(self) -> tuple[Any, str]:
         """Return what two objects have in common if they are the same group."""
         name = str(self.store)  # of memory, also that of read-only views

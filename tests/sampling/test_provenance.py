@@ -33,7 +33,6 @@ from zarr.storage import (
     LocalStore,
     MemoryStore,
     StorePath,
-    ZipStore,
 )
 
 from ml4cube.core.errors import (
@@ -71,8 +70,6 @@ def twice(function):
 @twice
 def wrapped(samples):
     return {{k: v * {number} for k, v in samples.items()}}
-def annotated(samples: "dict[str, {number}]") -> "{number}":
-    return samples
 callbacks = [
     lambda s: {{k: v * 2 if k in {{"t2m", "ndvi", "sst"}} else v for k, v in s.items()}},
     lambda s: {{k: half(v) for k, v in s.items() if k in NAMES or LIST}},
@@ -81,7 +78,6 @@ callbacks = [
     lambda s: {{k: clip(v, 0, 1) for k, v in s.items()}},
     lambda s: {{k: stats.norm.cdf(v) * {number} for k, v in s.items()}},
     wrapped,
-    annotated,
 ]
 print([identity_of(f) for f in callbacks])
 """
@@ -515,19 +511,6 @@ def test_a_chunk_replaced_by_an_older_one_of_its_size_is_noticed(tmp_path: Path)
 
 def shown(fs: Any, path: str = "") -> xr.Dataset:
     return xr.open_zarr(fs.get_mapper(path), consolidated=False)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_change_of_a_zip_file_is_noticed(tmp_path: Path) -> None:
-    def made(name: str, value: float) -> str:
-        with ZipStore(tmp_path / name, mode="w") as store:
-            write(store, value)  # type: ignore[arg-type]
-        return call(ZipStore(tmp_path / name, mode="r"))
-
-    first, other = made("a", 1.0), made("b", 1.0)
-    assert call(ZipStore(tmp_path / "a", mode="r")) == first != other
-    assert made("a", 2.0) != first
 
 
 class Remote(AbstractFileSystem):

@@ -168,7 +168,7 @@ def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
-    """Find the source of a function without annotations; None if there are none or several."""
+    """Find the source of a function; None if there is none or several."""
     linecache.checkcache(code.co_filename)
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename, known)))
@@ -183,19 +183,12 @@ def _source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.Lambda)
         and getattr(node, "name", "<lambda>") == code.co_name
-        and code.co_firstlineno == min(n.lineno for n in (node, *_decorators(node)))
+        and code.co_firstlineno
+        == min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
     ]
     if len(definitions) != 1:
         return None
-    # of this function only: those of inner ones can be read when it is called
-    for node in (definitions[0], *ast.walk(definitions[0].args)):
-        for field in {"annotation", "returns"} & set(vars(node)):
-            setattr(node, field, ast.Constant(None))
     return definitions[0]
-
-
-def _decorators(node: ast.AST) -> list[ast.expr]:
-    return node.decorator_list if isinstance(node, ast.FunctionDef) else []
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -23,6 +23,7 @@ import xarray as xr
 
 from ml4cube.cube.chunks.opened import file_behind
 from ml4cube.sampling.request import Sampling
+from ml4cube.store.folders import raise_error
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +113,11 @@ def _of_dask(array: Any, state: State) -> str | None:
 
 
 def _location_in_zarr(stored: Any, state: State) -> str | None:
-    from zarr.storage import FsspecStore, LocalStore, ZipStore
+    from zarr.storage import FsspecStore, LocalStore
 
     store, location = stored.store, None
     if isinstance(store, LocalStore):
         location = state(store.root / stored.path)
-    elif isinstance(store, ZipStore):
-        location = state(store.path)
     elif isinstance(store, FsspecStore):
         inside = "/".join(filter(None, (store.path.rstrip("/"), stored.path)))
         location = _location_in_file_system(store.fs, inside, state)
@@ -205,7 +204,7 @@ def _files(root: str, outputs: Collection[str]) -> Iterator[str]:
     if not os.path.isdir(root):
         yield root
         return
-    for folder, folders, files in os.walk(root, onerror=_refuse, followlinks=True):
+    for folder, folders, files in os.walk(root, onerror=raise_error, followlinks=True):
         folders[:] = sorted(
             name
             for name in folders
@@ -214,10 +213,6 @@ def _files(root: str, outputs: Collection[str]) -> Iterator[str]:
             and not (os.path.islink(path) and path.startswith(os.path.realpath(path) + os.sep))
         )
         yield from (os.path.join(folder, name) for name in sorted(files))
-
-
-def _refuse(error: OSError) -> None:
-    raise error
 
 
 def hash_of(values: np.ndarray[Any, Any]) -> str:

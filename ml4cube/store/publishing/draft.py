@@ -1,13 +1,14 @@
 """Unfinished sample stores: the interface, and the files of a work folder.
 
 Nothing appears at the target before the store is complete. Until then its work folder
-``<path>.partial/`` holds the files in ``store-<call>/``, a note of each finished task in
-``journal-<call>/``, the call in ``call.json`` and a lock. It is kept until all parts of a call are
-published.
+``<path>.partial/`` holds the files in ``ml4cube-store-<call>/``, a note of each finished task in
+``ml4cube-journal/<call>/``, and a lock. It is kept until all parts of a call are published. Files
+with other names in it are never touched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from abc import ABC, abstractmethod
@@ -16,14 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from ml4cube.core.errors import StoreError
 from ml4cube.store.folders import Files, Folder, LocalFolder
-from ml4cube.store.locations import Location
+from ml4cube.store.locations import Location, folder_of
 
 logger = logging.getLogger(__name__)
 
-#: Key of the owner in the files of a work folder, and of an interrupted copy.
+#: Key of the owner of a remote lock, and of the files of an interrupted copy.
 KEY = "ml4cube_draft"
+#: Names in a work folder that begin so are ours.
+OURS = "ml4cube-"
+_JOURNAL = f"{OURS}journal"
 
 
 class Draft(ABC):
@@ -49,46 +52,30 @@ class Draft(ABC):
         return replace(self.root, waits=False)
 
     def begin(self, resume: bool = True) -> None:
-        """Read the finished tasks; start over if another call made them, or unless `resume`."""
-        found = call_of(self.folder)
-        if resume and found and found != self.call_id:
+        """Read the finished tasks of this call, or start over; remove what other calls left."""
+        if resume and calls_with_tasks(self.target) - {short(self.call_id)}:
             logger.warning(
                 "%s was left by another call, or its cube or callback has changed; starting over",
                 self.folder,
             )
-        if not (resume and found == self.call_id):
-            self._clear()
-            self._note_call(self.call_id)
+        self._clear(keep=resume)
         size_of = self._sizes()
         for name in sorted(self.journal.list()):
-            if not name.endswith(".json"):  # a run was killed while it wrote this note
-                continue
-            task, files = self._noted_task(name)
-            if all(size_of(path) == size for path, (size, _) in files.items()):
-                self.done[task] = files
-
-    def _noted_task(self, name: str) -> tuple[int, Files]:
-        try:
-            noted = json.loads(self.journal.read(name))
-            files = {str(path): (int(size), str(hash)) for path, (size, hash) in noted.items()}
-            return int(name.removesuffix(".json")), files
-        except (ValueError, TypeError, AttributeError) as error:
-            raise StoreError(
-                f"{self.journal}/{name} is damaged ({type(error).__name__}: {error}), so the "
-                "finished tasks are unknown; run again with resume=False to start over"
-            ) from error
+            # a note that was cut off or is damaged: the task is done again
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                noted = json.loads(self.journal.read(name))
+                files = {str(path): (int(size), str(hash)) for path, (size, hash) in noted.items()}
+                if all(size_of(path) == size for path, (size, _) in files.items()):
+                    self.done[int(name.removesuffix(".json"))] = files
 
     def record(self, task: int, files: Files) -> None:
         """Record durably that a task is finished, with its files."""
         self.done[task] = files
         self.journal.write(f"{task}.json", json.dumps(files).encode())
 
-    def _note_call(self, call_id: str) -> None:
-        self.folder.write("call.json", json.dumps({KEY: call_id}).encode())
-
     @abstractmethod
-    def _clear(self) -> None:
-        """Remove what earlier runs left, except the lock; the call first."""
+    def _clear(self, keep: bool) -> None:
+        """Remove what earlier runs left, except the lock, and what this call left if `keep`."""
 
     def _sizes(self) -> Callable[[str], int | None]:
         """Return a function that tells the size of a file of the store, None if it is missing."""
@@ -122,26 +109,28 @@ class Draft(ABC):
             logger.warning("could not close the work folder of %s: %s", self.target, failure)
 
 
-def work_location(target: Path | str) -> Path | str:
+def work_location(target: Location) -> Path | str:
     """Return the work folder of a target."""
     folder = f"{target}.partial"
     return Path(folder) if isinstance(target, Path) else folder
 
 
-def store_name(call: str) -> str:
+def short(call_id: str) -> str:
+    """Return the part of a call's id that names its files."""
+    return call_id[:12]
+
+
+def store_name(call_id: str) -> str:
     """Return the name of the unfinished store inside a work folder."""
-    return f"store-{call[:12]}"
+    return f"{OURS}store-{short(call_id)}"
 
 
-def journal_name(call: str) -> str:
+def journal_name(call_id: str) -> str:
     """Return the name of the journal inside a work folder."""
-    return f"journal-{call[:12]}"
+    return f"{_JOURNAL}/{short(call_id)}"
 
 
-def call_of(folder: Folder) -> str | None:
-    """Return the id of the call that made a work folder."""
-    try:
-        found: str = json.loads(folder.read("call.json"))[KEY]
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-        return None
-    return found
+def calls_with_tasks(target: Location) -> set[str]:
+    """Return the calls, by `short`, that have finished tasks in the work folder of a target."""
+    journal = folder_of(f"{work_location(target)}/{_JOURNAL}")
+    return {name.partition("/")[0] for name in journal.list()}

@@ -28,7 +28,7 @@ class ZarrDraft(Draft):
     def begin(self, resume: bool = True) -> None:
         """Do nothing: there are no finished tasks."""
 
-    def _clear(self) -> None:
+    def _clear(self, keep: bool) -> None:
         """Do nothing: the temporary folder is new."""
 
     def record(self, task: int, files: Files) -> None:

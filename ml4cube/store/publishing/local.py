@@ -1,6 +1,6 @@
 """Unfinished stores on disk, published by one rename.
 
-While a store is replaced, the old one is in ``replaced/`` in the work folder.
+While a store is replaced, the old one is in ``ml4cube-replaced/`` in the work folder.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ml4cube.core.errors import RunError, StoreError, StoreExistsError
+from ml4cube.core.errors import RunError, StoreError
 from ml4cube.store.folders import Files, LocalFolder, sync_path
 from ml4cube.store.locations import Location
 from ml4cube.store.publishing.draft import (
+    OURS,
     Draft,
-    call_of,
+    calls_with_tasks,
     journal_name,
     store_name,
     work_location,
 )
 from ml4cube.store.publishing.overwriting import check_free, check_overwritable
 
-# Content of the lock file, which marks a work folder as ours, so it is removed last.
-_LOCK_MARK = b"work folder of an ml4cube sample store\n"
+_LOCK = f"{OURS}lock"
 
 
 class LocalDraft(Draft):
@@ -50,23 +50,20 @@ class LocalDraft(Draft):
         # a store that is still aside has been replaced
         shutil.rmtree(_aside(self.target), ignore_errors=True)
         super().begin(resume)
-        for folder in (self.root, self.journal):
-            folder.root.mkdir(exist_ok=True)
 
-    def _clear(self) -> None:
-        # not noting another call, which a full disk would refuse
-        (self.folder.root / "call.json").unlink(missing_ok=True)
-        self._remove_folders()
-        self.root.clear()
-        self.journal.clear()
-        # already here, because a call without a store counts as published
-        self.root.root.mkdir()
-
-    def _remove_folders(self) -> None:
-        """Remove the stores of all calls, except files that tasks of stopped runs still write."""
-        for path in self.folder.root.iterdir():
-            if path.is_dir():
+    def _clear(self, keep: bool) -> None:
+        journals = self.journal.root.parent
+        if not keep:
+            self.journal.clear()
+            self.root.clear()
+        # tasks of stopped runs may still write some files
+        kept = (journals, self.root.root, self.journal.root)
+        for path in (*self.folder.root.glob(f"{OURS}*"), *journals.glob("*")):
+            if path.is_dir() and path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+        # the store first, because a journal without one means that it is published
+        for folder in (self.root.root, self.journal.root):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def _sizes(self) -> Callable[[str], int | None]:
         # not listed at once: tasks of stopped runs may still write
@@ -93,16 +90,15 @@ class LocalDraft(Draft):
         shutil.rmtree(_aside(self.target), ignore_errors=True)
 
     def discard(self) -> None:
-        """Remove the work folder, the lock last, because it marks the folder as ours."""
+        """Remove our part of the work folder, the lock last."""
         try:
             _put_back(self.target)
+            # the journal first, because one without a store means that it is published
+            for path in sorted(self.folder.root.glob(f"{OURS}*")):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
-                # first, because a call without a store counts as published
-                (self.folder.root / "call.json").unlink(missing_ok=True)
-                self._remove_folders()
-                files = self.folder.root.iterdir()
-                for path in sorted(files, key=lambda path: path.name == "lock"):
-                    path.unlink()
+                (self.folder.root / _LOCK).unlink()
                 self.folder.root.rmdir()
         finally:
             self._release()
@@ -112,7 +108,7 @@ class LocalDraft(Draft):
         # The kernel also releases the lock if this process dies.
         if self._lock.closed:
             return
-        if any(self.folder.root.glob("journal-*/*.json")):
+        if calls_with_tasks(self.target):
             self._release()
         else:
             self.discard()
@@ -134,8 +130,7 @@ def put_back(target: Location) -> None:
 def _lock_folder(target: Path) -> IO[bytes]:
     """Lock the work folder of a target; the kernel releases it when this process ends."""
     folder = Path(work_location(target))
-    path = folder / "lock"
-    _refuse_foreign(folder)
+    path = folder / _LOCK
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as undo:
         lock = undo.enter_context(path.open("ab"))
@@ -143,9 +138,6 @@ def _lock_folder(target: Path) -> IO[bytes]:
             raise RunError(
                 f"another run is writing {target} (it has locked {folder}); wait for it to end"
             )
-        if not os.fstat(lock.fileno()).st_size:
-            os.write(lock.fileno(), _LOCK_MARK)
-            os.fsync(lock.fileno())
         undo.pop_all()
     return lock
 
@@ -156,11 +148,9 @@ def _takes(lock: IO[bytes], path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        # the user will choose another path, so remove them now
-        if not os.fstat(lock.fileno()).st_size:
-            with contextlib.suppress(OSError):
-                path.unlink()
-                path.parent.rmdir()
+        with contextlib.suppress(OSError):  # the user will choose another path
+            path.unlink()
+            path.parent.rmdir()
         raise StoreError(
             f"cannot lock {path}: {error}; choose a path on a file system with locks (flock), or "
             "mount this one with them (Lustre: -o flock)"
@@ -171,31 +161,15 @@ def _takes(lock: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _refuse_foreign(folder: Path) -> None:
-    if not folder.exists():
-        return
-    lock = folder / "lock"
-    # a run that was killed while locking leaves only an empty lock file
-    bare = folder.is_dir() and all(path == lock for path in folder.iterdir())
-    mark = lock.read_bytes() if lock.is_file() else b""
-    if mark != _LOCK_MARK and not (bare and not mark):
-        raise StoreExistsError(
-            f"{folder} is needed as work folder, but has other content; move it away"
-        )
-
-
 def _aside(target: Path) -> Path:
     """Return the path of the old store while it is being replaced."""
-    return Path(work_location(target)) / "replaced"
+    return Path(work_location(target)) / f"{OURS}replaced"
 
 
 def _moved_aside(target: Path) -> bool:
     """Return True if the old store was moved aside, and the new one is not at its path yet."""
-    folder = Path(work_location(target))
-    if target.exists() or not _aside(target).exists():
-        return False
-    call = call_of(LocalFolder(folder))
-    return call is not None and (folder / store_name(call)).exists()
+    unfinished = Path(work_location(target)).glob(store_name("*"))
+    return not target.exists() and _aside(target).exists() and any(unfinished)
 
 
 def _put_back(target: Path) -> None:

@@ -6,8 +6,14 @@ import logging
 from pathlib import Path
 
 from ml4cube.store.folders import RemoteFolder
-from ml4cube.store.locations import Location, ZarrFolder, folder_of
-from ml4cube.store.publishing.draft import Draft, call_of, store_name, work_location
+from ml4cube.store.locations import Location, ZarrFolder
+from ml4cube.store.publishing.draft import (
+    Draft,
+    calls_with_tasks,
+    short,
+    store_name,
+    work_location,
+)
 from ml4cube.store.publishing.in_zarr import ZarrDraft
 from ml4cube.store.publishing.local import LocalDraft
 from ml4cube.store.publishing.remote import PUBLISHED, RemoteDraft
@@ -33,7 +39,7 @@ def remove_work_folder(target: Location, call_id: str) -> None:
         there = (
             location.exists() if isinstance(location, Path) else bool(RemoteFolder(location).list())
         )
-        if there and call_of(folder_of(location)) in (None, call_id):
+        if there and not calls_with_tasks(target) - {short(call_id)}:
             with open_draft(target, call_id) as draft:
                 draft.discard()
     except Exception as error:  # file systems raise any exception
@@ -46,7 +52,7 @@ def was_published(target: Location, call_id: str) -> bool:
     if isinstance(target, ZarrFolder):
         return False
     location = work_location(target)
-    if call_of(folder_of(location)) != call_id:
+    if short(call_id) not in calls_with_tasks(target):
         return False
     if isinstance(location, Path):
         return not (location / store_name(call_id)).exists()

@@ -9,10 +9,10 @@ from ml4cube.core.errors import StoreError, StoreExistsError
 from ml4cube.store.folders import RemoteFolder
 from ml4cube.store.format import MANIFEST, read_manifest
 from ml4cube.store.locations import Location, ZarrFolder, folder_of
-from ml4cube.store.publishing.draft import KEY, work_location
+from ml4cube.store.publishing.draft import KEY, OURS, work_location
 
 #: Object of a remote work folder with the files that a copy to the target removes and puts.
-PUBLISHING = "publishing.json"
+PUBLISHING = f"{OURS}publishing.json"
 
 
 def is_taken(target: Location) -> bool:

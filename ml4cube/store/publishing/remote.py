@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import socket
 import threading
 import time
@@ -17,13 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ml4cube.core.errors import RunError, StoreExistsError
+from ml4cube.core.errors import RunError
 from ml4cube.store.folders import Files, RemoteFolder
 from ml4cube.store.format import MANIFEST
 from ml4cube.store.publishing.draft import (
     KEY,
+    OURS,
     Draft,
-    call_of,
+    calls_with_tasks,
     journal_name,
     store_name,
     work_location,
@@ -33,13 +33,12 @@ from ml4cube.store.publishing.overwriting import PUBLISHING, check_free, ours_at
 logger = logging.getLogger(__name__)
 
 #: Object of the work folder that marks the store as published.
-PUBLISHED = "published.json"
+PUBLISHED = f"{OURS}published.json"
+_LOCK = f"{OURS}lock.json"
 # Seconds between renewals of a remote lock, and after which its owner counts as dead.
 _RENEW_S = 20.0
 _DEAD_S = 90.0
 _COPIED_AT_ONCE = 256
-# Objects that late tasks may put into a removed work folder.
-_LATE = re.compile(r"(store|journal)-[0-9a-f]{12}/")
 
 
 class RemoteDraft(Draft):
@@ -62,19 +61,14 @@ class RemoteDraft(Draft):
         self._renewer.start()
 
     def _take_lock(self) -> None:
-        ours = KEY in self._read_lock() or call_of(self.folder) is not None
-        if not ours and not all(map(_LATE.match, self.folder.list())):
-            raise StoreExistsError(
-                f"{self.folder} is needed as work folder, but has other content; move it away"
-            )
-        if not self.folder.create("lock.json", self._lock_note()):
+        if not self.folder.create(_LOCK, self._lock_note()):
             owner = self._read_lock()
             if time.time() - owner.get("time", 0.0) < _DEAD_S:
                 raise RunError(
                     f"another run is writing {self.target} (on {owner.get('host')}, it has locked "
                     f"{self.folder}); wait for it to end, or {_DEAD_S:.0f} s if it was killed"
                 )
-            self.folder.write("lock.json", self._lock_note())
+            self.folder.write(_LOCK, self._lock_note())
         if not self._is_mine():
             raise RunError(f"another run just started to write {self.target}; wait for it to end")
 
@@ -84,7 +78,7 @@ class RemoteDraft(Draft):
 
     def _read_lock(self) -> dict[str, Any]:
         try:
-            found: Any = json.loads(self.folder.read("lock.json"))
+            found: Any = json.loads(self.folder.read(_LOCK))
         except (FileNotFoundError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -95,7 +89,7 @@ class RemoteDraft(Draft):
                 with self._lock_use:
                     if not self._is_mine():
                         return
-                    self.folder.write("lock.json", self._lock_note())
+                    self.folder.write(_LOCK, self._lock_note())
             except Exception as error:  # file systems raise any exception
                 logger.warning(
                     "could not renew the lock of %s, trying again: %s", self.folder, error
@@ -112,11 +106,11 @@ class RemoteDraft(Draft):
                 f"for {_DEAD_S:.0f} s; wait for it to end, then run again"
             )
 
-    def _clear(self) -> None:
-        # always marked as ours, but of no call until everything is removed
-        self._note_call("")
+    def _clear(self, keep: bool) -> None:
+        own = [f"{folder}/".removeprefix(f"{self.folder}/") for folder in (self.root, self.journal)]
+        kept = (_LOCK, PUBLISHING, *(own if keep else ()))
         for name in self.folder.list():
-            if name not in ("lock.json", "call.json", PUBLISHING):
+            if name.startswith(OURS) and not name.startswith(kept):
                 self.folder.remove(name)
 
     def record(self, task: int, files: Files) -> None:
@@ -154,14 +148,15 @@ class RemoteDraft(Draft):
         return set(json.loads(self.folder.read(PUBLISHING))) if cut_off else set()
 
     def discard(self) -> None:
-        """Remove the work folder, the files that mark it as ours last."""
+        """Remove our part of the work folder, the lock last."""
         self._end()
         if not self._is_mine():
             return
-        there = {name.partition("/")[0] for name in self.folder.list()}
-        for name in sorted(there - {"lock.json", "call.json"}):
+        names = {name.partition("/")[0] for name in self.folder.list() if name.startswith(OURS)}
+        for name in sorted(names, key=lambda name: (name == _LOCK, name)):
             RemoteFolder(f"{self.folder}/{name}").clear()
-        self.folder.clear()
+        if not self.folder.list():  # file systems with folders
+            self.folder.clear()
 
     def close(self) -> None:
         """Release the lock; remove a work folder without finished tasks."""
@@ -169,10 +164,10 @@ class RemoteDraft(Draft):
             return
         self._end()
         # without this record, files that were copied already would not be known as ours
-        if not any(name.startswith(("journal-", PUBLISHING)) for name in self.folder.list()):
+        if not calls_with_tasks(self.target) and self.folder.size(PUBLISHING) is None:
             self.discard()
         elif self._is_mine():
-            self.folder.remove("lock.json")
+            self.folder.remove(_LOCK)
 
     def _end(self) -> None:
         """Stop renewing the lock, which would be put again after its release."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.opening import store_and_path
-from ml4cube.store.folders import Folder, LocalFolder, filesystem
+from ml4cube.store.folders import filesystem
 from ml4cube.store.locations import Location, ZarrFolder, location_of
 from ml4cube.store.publishing.draft import work_location
 
@@ -62,8 +62,6 @@ def _check_apart(part: str, location: Location, other: Location) -> None:
 def _resolved(location: Location) -> tuple[Any, str]:
     """Return the zarr store or file system of a target, None for a disk, and the path in it."""
     if isinstance(location, ZarrFolder):
-        location = location.unwrapped()
-    if isinstance(location, ZarrFolder):
         return location.identity()
     if isinstance(location, str) and "://" in location:
         return filesystem(location)
@@ -72,10 +70,10 @@ def _resolved(location: Location) -> tuple[Any, str]:
 
 def _location(argument: str, location: str | ZarrFolder, here: bool) -> Location:
     if isinstance(location, ZarrFolder):
-        _check_outside(argument, location, location.way())
+        _check_above(argument, location)
         return location
     if "://" not in location:
-        return _path(argument, os.path.expanduser(location))
+        return _path(os.path.expanduser(location))
     try:
         fs, root = filesystem(location)
     except (ImportError, ValueError, OSError) as error:
@@ -85,7 +83,7 @@ def _location(argument: str, location: str | ZarrFolder, here: bool) -> Location
             f"{argument}={location!r} exists in this process only; write it with nproc=1"
         )
     if isinstance(fs, LocalFileSystem):
-        return _path(argument, root)
+        return _path(root)
     if glob.has_magic(root):
         raise InvalidValueError(
             f"{argument}={location!r} has one of '*', '?' and '[', which file systems of URLs read "
@@ -99,35 +97,17 @@ def is_in_memory(target: Location) -> bool:
     return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 
-def _path(argument: str, path: str) -> Path:
+def _path(path: str) -> Path:
     """Return a path with a final link resolved: a store replaces the link's target."""
-    found = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
-    _check_outside(argument, found, [LocalFolder(above) for above in found.parents])
-    return found
+    return Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
 
 
-def _check_outside(argument: str, location: Location, way: Sequence[Folder]) -> None:
-    """Raise if a target is inside an array, or inside a group of zarr v2 that it would hide."""
-    given = f"{argument}={str(location)!r}"
-    for above in way:
-        try:
-            node = json.loads(above.read("zarr.json"))
-        except (OSError, ValueError):
-            node = None
-        if _has(above, ".zarray") or (isinstance(node, dict) and node.get("node_type") == "array"):
-            raise InvalidValueError(
-                f"{given} is inside the array {str(above)!r}; give another path"
-            )
-        hides = isinstance(above, ZarrFolder) and above != location and node is None
-        if hides and _has(above, ".zgroup"):
-            raise InvalidValueError(
-                f"{given} is inside the group {str(above)!r} of zarr v2, which "
-                "samples in zarr v3 would hide; give another path"
-            )
-
-
-def _has(folder: Folder, name: str) -> bool:
-    try:
-        return folder.size(name) is not None
-    except KeyError:  # Icechunk refuses names of zarr v2
-        return False
+def _check_above(argument: str, location: ZarrFolder) -> None:
+    """Raise if a group of zarr v3 made above a target would hide one of zarr v2."""
+    for above in location.way()[:-1]:
+        with contextlib.suppress(KeyError):  # Icechunk refuses names of zarr v2
+            if above.size("zarr.json") is None and above.size(".zgroup") is not None:
+                raise InvalidValueError(
+                    f"{argument}={str(location)!r} is inside the group {str(above)!r} of zarr v2, "
+                    "which samples in zarr v3 would hide; give another path"
+                )
