@@ -45,10 +45,6 @@ class Handover:
         """Leave out the batches, which another process does not have."""
         return {**self.__dict__, "_lately": deque(maxlen=_REMEMBERED)}
 
-    def without_augment(self) -> Handover:
-        """Return the same steps without augmentation, for validation."""
-        return Handover(self._items, self.callback, self._device, (), self._seed)
-
     def hand(self, batch: Any, epoch: int, positions: Ints) -> Any:
         """Bring a batch into its last form."""
         if not self._plain:
