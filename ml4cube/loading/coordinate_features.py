@@ -34,7 +34,7 @@ class WithCoordinates(View):
         self._window = {self.cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
         # by channel: dim of the cube, and values at every cell along it
         self._tables: dict[str, tuple[str, NDArray[np.float32]]] = {}
-        axes = source.axes()
+        axes = source.axes
         for name in parse_names("coord_features", wanted):
             dim, phase = _phase(name, axes)
             # samples have the coordinate <dim>_origin only where windows extend along the dim
@@ -68,19 +68,16 @@ def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.
     if name in _OF_TIME:
         dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
         return dim, _phase_of_time(name, axes[dim])
+    kinds = {
+        dim: [kind for kind in (is_latitude, is_longitude) if kind(dim, axis.attrs, rotated=True)]
+        for dim, axis in axes.items()
+    }
     # "lat" also means a dim of another name, such as nav_lat; a dim of that very name goes first
-    kinds = (is_latitude, is_longitude)
-    for is_kind in kinds:
-        if is_kind(name, {}, rotated=True) and name not in axes:
-            found = [d for d, axis in axes.items() if is_kind(d, axis.attrs, rotated=True)]
-            dim = _the_one(found, name, axes)
-            break
-    else:
-        dim = _the_one([d for d in axes if d == name], name, axes)
+    alike = [d for d in axes if any(kind(name, {}, rotated=True) for kind in kinds[d])]
+    dim = _the_one([name] if name in axes else alike, name, axes)
     axis = axes[dim]
-    known = any(is_kind(dim, axis.attrs, rotated=True) for is_kind in kinds)
     units = axis.attrs.get("units")
-    if not known and not str(units).startswith(("degree", "rad")):
+    if not kinds[dim] and not str(units).startswith(("degree", "rad")):
         raise InvalidValueError(
             f"coord_features={name!r} must be an angle, got units {units!r}; make it a variable "
             "of the cube, or choose lat, lon, dayofyear, hour"

@@ -92,7 +92,7 @@ class CubeSource(SampleSource):
         self.cube_dims: Mapping[str, str] = {}  # the dims of these samples have the cube's names
         reader = sampling.reader
         self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
-        self._axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
+        self.axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
         self.slow = "://" in str(sampling.ds.encoding.get("source", ""))
         self.schema = plan.schema
         # dims that a callback makes get new names
@@ -182,10 +182,6 @@ class CubeSource(SampleSource):
         """Return the index of the first cell of samples; reads tiles that were never read."""
         origins = self._origins(samples)
         return {dim: origins[f"{dim}_index"].astype(np.int64) for dim in dims}
-
-    def axes(self) -> dict[str, xr.Variable]:
-        """Return the coordinate values of every cell along each cube dim, where they are known."""
-        return dict(self._axes)
 
 
 def _spec_of(extractor: Extractor, name: str) -> SampleSpec:

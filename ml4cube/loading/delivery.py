@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Handover:
         """Bring a batch into its last form."""
         if not self._plain:
             batch = self._finished(batch, epoch, int(positions[0]))
-        tensor = _first_tensor(batch)
+        tensor = next(tensors_of(batch), None)
         if tensor is not None:
             self._lately.append((weakref.ref(tensor), epoch, positions))
         return batch
@@ -70,7 +70,7 @@ class Handover:
 
     def find(self, batch: Any) -> tuple[int, Ints]:
         """Return the epoch of a batch and its positions in it."""
-        tensor = _first_tensor(batch)
+        tensor = next(tensors_of(batch), None)
         for held, epoch, positions in reversed(self._lately):
             if tensor is not None and held() is tensor:
                 if not tensor.ndim or len(tensor) != len(positions):
@@ -93,14 +93,13 @@ class Handover:
             )
 
 
-def _first_tensor(batch: Any) -> Tensor | None:
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch."""
     if isinstance(batch, Tensor):
-        return batch
-    if isinstance(batch, Mapping):
-        batch = tuple(batch.values())
-    if isinstance(batch, tuple | list) and batch:
-        return _first_tensor(batch[0])
-    return None
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for item in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_of(item)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

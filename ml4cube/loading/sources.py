@@ -27,6 +27,7 @@ from ml4cube.loading.store_files import ShardedArray, sharded_arrays
 from ml4cube.sampling.counting import Schema
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.sampling.request import NUMBERED
+from ml4cube.splits.folds.samples import whole_axis
 from ml4cube.store.format import NoStoreError, StoreMetadata, open_axes
 from ml4cube.store.locations import location_of
 
@@ -37,11 +38,6 @@ logger = logging.getLogger(__name__)
 
 # Samples in memory are read in pieces of about this size.
 _PIECE_BYTES = 4 << 20
-
-# How far origins may lie off a straight line and still count as evenly spaced: relative to the
-# largest, from rounding to float32; and in nanoseconds, from dates stored as float days.
-_TOLERANCE = 8 * float(np.finfo(np.float32).eps)
-_TOLERANCE_NS = 1e6
 
 
 class SampleSource(ChunkSource, Protocol):
@@ -71,8 +67,10 @@ class SampleSource(ChunkSource, Protocol):
     def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
         """Return the index of the first cell of samples along cube dims."""
 
+    @cached_property
     def axes(self) -> dict[str, xr.Variable]:
-        """Return the coordinate values of every cell along each cube dim, where they are known."""
+        """The coordinate of every cell along each cube dim where it is known."""
+        return {}
 
 
 def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
@@ -116,7 +114,6 @@ class DatasetSource(SampleSource):
         self._dim = dim = spec.array_dims[0] if spec else SAMPLE_DIM
         self.cube_dims = spec.cube_dims if spec else {}
         self._first_cells: dict[str, Ints] = {}
-        self._axes: dict[str, xr.Variable] | None = None
         self._coords = ds.drop_vars(list(ds.data_vars))
         names = [str(name) for name, v in ds.data_vars.items() if dim in v.dims]
         self.schema: Schema = {
@@ -157,13 +154,9 @@ class DatasetSource(SampleSource):
                 self._first_cells[dim] = np.asarray(index, np.int64)
         return {dim: self._first_cells[dim][samples] for dim in dims}
 
+    @cached_property
     def axes(self) -> dict[str, xr.Variable]:
-        """Return the coordinate values of every cell along each cube dim, where they are known."""
-        if self._axes is None:
-            self._axes = self._find_axes()
-        return self._axes
-
-    def _find_axes(self) -> dict[str, xr.Variable]:
+        """The coordinate of every cell along each cube dim where it is known."""
         coords = self._coords.coords
         stored = _stored_axes(self._coords.encoding.get("source"))
         found = {}
@@ -211,29 +204,13 @@ def _axis_from_origins(
 
     if not len(index):
         return None
-    known, first = np.unique(index, return_index=True)
-    values = np.asarray(origins.values)[first]
-    cells = np.arange(known[-1] + window)
-    if len(known) == len(cells):
-        return xr.Variable(dim, values, origins.attrs)
+    values, n = np.asarray(origins.values), int(index.max()) + window
     if window == 1:  # no sample uses the cells between, so any value does
-        next_known = np.searchsorted(known, cells).clip(max=len(known) - 1)
-        return xr.Variable(dim, values[next_known], origins.attrs)
-    if len(known) < 2 or values.dtype.kind not in "fiuM":
-        return None
-    dates = values.dtype.kind == "M"
-    # relative to the first value, so that dates stay exact
-    numbers = (values - values[0]).astype("m8[ns]").astype(float) if dates else values.astype(float)
-    step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
-    line = numbers[0] + step * (cells - known[0])
-    rounding = _TOLERANCE_NS if dates else _TOLERANCE * np.abs(numbers).max()
-    if np.abs(line[known] - numbers).max() > rounding:
-        return None
-    if values.dtype.kind != "f":
-        line = np.round(line)
-    along = (values[0] + line.astype("m8[ns]") if dates else line).astype(values.dtype)
-    along[known] = values
-    return xr.Variable(dim, along, origins.attrs)
+        known, first = np.unique(index, return_index=True)
+        axis: NDArray[Any] | None = values[first][np.searchsorted(known, np.arange(n))]
+    else:
+        axis = whole_axis(index, values, n)
+    return None if axis is None else xr.Variable(dim, axis, origins.attrs)
 
 
 def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:

@@ -71,7 +71,7 @@ def to_dataset(
     coords = {k: v for k, v in source.coords(samples).items() if k not in ds.variables}
     ds = ds.assign_coords({name: (SAMPLE_DIM, values) for name, values in coords.items()})
     ds = ds.assign_coords({"sample": (SAMPLE_DIM, samples)})
-    axes = source.axes()
+    axes = source.axes
     for dim, along in lead.items():
         if along.offset and f"{dim}_target" not in windows:
             windows[f"{dim}_target"] = cube_dims.get(dim, dim), 0, along.offset

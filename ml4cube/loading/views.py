@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,9 +78,10 @@ class View(SampleSource):
         """Return the index of the first cell of samples along cube dims."""
         return self._source.first_cells(samples, dims)
 
+    @cached_property
     def axes(self) -> dict[str, xr.Variable]:
-        """Return the coordinate values of every cell along each cube dim, where they are known."""
-        return self._source.axes()
+        """The coordinate of every cell along each cube dim where it is known."""
+        return self._source.axes
 
 
 class WindowPair(View):
