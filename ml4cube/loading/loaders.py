@@ -631,18 +631,14 @@ class MapLoader(EpochLoader, DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
-        plan = self.plan
+        # a generator, so that an iterator which is never used begins no epoch
+        plan, share = self.plan, self.plan.share()
         # torch draws the seed of its workers from this generator, not from the global one
         assert self.generator is not None
         self.generator.manual_seed(worker_seed(plan.seed, plan.next_epoch))
-        batches = super().__iter__()
-        # worker processes begin the epoch now; without them it begins at the first batch
-        return self._count(batches, self.sampler.begun if self.num_workers else None)
-
-    def _count(self, batches: Iterator[Any], begun: tuple[int, int] | None) -> Iterator[Any]:
-        plan = self.plan
-        share, positions = plan.share(), None
-        for number, batch in enumerate(batches, 1):
+        begun, positions = None, None
+        for number, batch in enumerate(super().__iter__(), 1):
+            # the sampler has just begun the epoch; a later iteration may begin another one
             begun = begun or self.sampler.begun
             positions = positions or share.batches(begun[1])
             plan.advance(share, *begun, number)

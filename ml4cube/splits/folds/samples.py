@@ -96,8 +96,8 @@ class Samples:
         """Count the samples that begin in each block."""
         ids: Ints = np.zeros(self.n, dtype=np.int64)
         for dim, count in zip(grid.dims, grid.counts, strict=True):
-            at = self.origin.get(dim)
-            ids = ids * count + (0 if at is None else grid.tile_of_cells(dim)[at])
+            known = dim in self.origin
+            ids = ids * count + (grid.tile_of_cells(dim, self.origin[dim]) if known else 0)
         return np.bincount(ids, minlength=len(grid)).astype(np.int64)
 
     def check_known(self, dims: Sequence[str]) -> None:
