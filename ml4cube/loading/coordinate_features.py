@@ -16,7 +16,7 @@ from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
-from ml4cube.loading.sources import SampleSource
+from ml4cube.loading.sources import SampleSource, SampleVariable
 from ml4cube.loading.views import Arrays, View
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class WithCoordinates(View):
 
     def __init__(self, source: SampleSource, wanted: Any, like: str) -> None:
         super().__init__(source)
-        window, dims = source.schema[like][0], source.dims[like]
-        self._window = {self.cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
+        sizes = source.variables[like].sizes
+        self._window = {self.cube_dims.get(dim, dim): n for dim, n in sizes.items()}
         # by channel: dim of the cube, and values at every cell along it
         self._tables: dict[str, tuple[str, NDArray[np.float32]]] = {}
         axes = source.axes
@@ -41,11 +41,11 @@ class WithCoordinates(View):
             if dim not in self._window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
                 raise InvalidValueError(
                     f"coord_features={name!r}: windows extend along {dim!r}, but the samples have "
-                    f"no dim of that name, only {dims}; rename it back"
+                    f"no dim of that name, only {tuple(sizes)}; rename it back"
                 )
             for function in (np.sin, np.cos):
                 channel = f"{function.__name__}({name})"
-                if channel in source.schema:
+                if channel in source.variables:
                     raise InvalidValueError(
                         f"coord_features adds a channel {channel!r}, and a variable has that name "
                         "already; rename it"
@@ -53,7 +53,7 @@ class WithCoordinates(View):
                 table = function(phase).astype(np.float32)
                 self._tables[channel] = (dim, table)
                 self._needs[channel] = ()  # no variable of the source
-                self.schema[channel], self.dims[channel] = (window, "<f4"), dims
+                self.variables[channel] = SampleVariable(sizes, table.dtype)
         self.channels = tuple(self._tables)
 
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:

@@ -1,6 +1,6 @@
 """Sources of samples, read chunk by chunk: the interface, and those of stores and Datasets.
 
-A source reads chunks of samples, knows each variable's window and dtype (`schema`) and where
+A source reads chunks of samples, knows each variable's window and dtype (`variables`) and where
 samples lie in their cube (`coords`). Does not use torch.
 """
 
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from ml4cube.cube.reader import CubeReader
 from ml4cube.loading.lead import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
-from ml4cube.sampling.counting import Schema
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.sampling.request import NUMBERED
 from ml4cube.splits.folds.samples import whole_axis
@@ -40,13 +39,23 @@ logger = logging.getLogger(__name__)
 _PIECE_BYTES = 4 << 20
 
 
-class SampleSource(ChunkSource, Protocol):
-    """Samples in chunks, with their variables, dims and positions in the cube."""
+class SampleVariable(NamedTuple):
+    """One variable of samples."""
 
-    # Window shape and dtype of every variable.
-    schema: Schema
-    # Dims of every variable's window.
-    dims: dict[str, tuple[str, ...]]
+    # Cells of the window along each dim.
+    sizes: dict[str, int]
+    dtype: np.dtype[Any]
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.sizes.values())
+
+
+class SampleSource(ChunkSource, Protocol):
+    """Samples in chunks, with their variables and positions in the cube."""
+
+    variables: dict[str, SampleVariable]
     # Position of the targets, if it differs from that of the inputs.
     lead: Lead | None
     # Cube dim of each sample dim whose name differs from it.
@@ -90,18 +99,18 @@ def unscaled(
 ) -> NDArray[Any]:
     """Undo the scaling of a variable's samples."""
     first = source.first_cells(samples, scaling.dims) if scaling.dims else {}
-    return scaling.unscaled(values, *windows_in_cube(source, name, values.shape[1:], first))
+    return scaling.unscaled(values, *windows_in_cube(source, name, first))
 
 
 def windows_in_cube(
-    source: SampleSource, name: str, shape: tuple[int, ...], first: Mapping[str, NDArray[Any]]
+    source: SampleSource, name: str, first: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
     """Return the first cells of a variable's windows and the window's size, by cube dim."""
-    cube_dims, own = source.cube_dims, source.dims[name]
+    cube_dims, sizes = source.cube_dims, source.variables[name].sizes
     lead = source.lead.along if source.lead is not None and is_target(name) else {}
     offsets = {cube_dims.get(dim, dim): along.offset for dim, along in lead.items()}
     moved = {dim: cells + offsets.get(dim, 0) for dim, cells in first.items()}
-    return moved, {cube_dims.get(d, d): n for d, n in zip(own, shape, strict=True)}
+    return moved, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
 
 
 class DatasetSource(SampleSource):
@@ -115,13 +124,12 @@ class DatasetSource(SampleSource):
         self.cube_dims = spec.cube_dims if spec else {}
         self._first_cells: dict[str, Ints] = {}
         self._coords = ds.drop_vars(list(ds.data_vars))
-        names = [str(name) for name, v in ds.data_vars.items() if dim in v.dims]
-        self.schema: Schema = {
-            name: (tuple(n for d, n in ds[name].sizes.items() if d != dim), ds[name].dtype.str)
-            for name in names
+        self.variables = {
+            str(name): SampleVariable({str(d): n for d, n in v.sizes.items() if d != dim}, v.dtype)
+            for name, v in ds.data_vars.items()
+            if dim in v.dims
         }
-        self.dims = {name: tuple(str(d) for d in ds[name].dims if d != dim) for name in names}
-        readable = [name for name in names if ds[name].dtype.kind in "fiub"]
+        readable = [name for name, v in self.variables.items() if v.dtype.kind in "fiub"]
         self._readers = {name: CubeReader.of(ds[[name]], [name]) for name in readable}
         self.counts = _chunk_counts(ds, readable, dim)
 
@@ -168,8 +176,7 @@ class DatasetSource(SampleSource):
                 continue
             if origin.attrs.get("long_name") == NUMBERED:
                 continue  # the dim has no coordinate
-            windows = [dict(zip(self.dims[n], w, strict=True)) for n, (w, _) in self.schema.items()]
-            size = max((window.get(dim, 1) for window in windows), default=1)
+            size = max((v.sizes.get(dim, 1) for v in self.variables.values()), default=1)
             index, axis = np.asarray(coords[name].values), stored.get(dim)
             if axis is None or not _has_origins(axis, index, size - 1, np.asarray(origin.values)):
                 axis = _axis_from_origins(dim, index, origin.variable, size)

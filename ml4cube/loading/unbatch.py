@@ -55,7 +55,7 @@ def to_dataset(
     for field, array in zip(fields, arrays, strict=True):
         for name, values in field.views(array).items():
             base, dims = base_name(name), []
-            for dim, cells in zip(source.dims[name], field.window, strict=True):
+            for dim, cells in source.variables[name].sizes.items():
                 offset, old, new = lead[dim] if is_target(name) and dim in lead else (0, 0, 0)
                 dims.append(f"{dim}_target" if offset or old != new else dim)
                 windows[dims[-1]] = cube_dims.get(dim, dim), cells, offset
