@@ -166,7 +166,7 @@ class CubeSource(SampleSource):
 
     def _origins(self, samples: Ints) -> Arrays:
         """Return the origins of samples, dates as numbers."""
-        chunks = np.searchsorted(self.starts, samples, side="right") - 1
+        chunks = self.chunks_of(samples)
         ascending = np.argsort(samples, kind="stable")
         result: Arrays = {}
         for chunk in np.unique(chunks).tolist():

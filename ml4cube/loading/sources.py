@@ -70,6 +70,10 @@ class SampleSource(ChunkSource, Protocol):
         """Return the numbers of a chunk's samples."""
         return np.arange(self.starts[chunk], self.starts[chunk + 1])
 
+    def chunks_of(self, samples: Ints) -> Ints:
+        """Return the chunk of each sample."""
+        return np.searchsorted(self.starts, samples, side="right") - 1
+
     def coords(self, samples: Ints) -> Arrays:
         """Return coordinates of samples, one array per coordinate."""
 

@@ -230,7 +230,7 @@ class PTXrDataset(Dataset[Any]):
             If there is no such sample.
         """
         wanted = self._rows(indices)
-        chunks = np.searchsorted(self._source.starts, wanted, side="right") - 1
+        chunks = self._source.chunks_of(wanted)
         out = [field.empty(len(wanted)) for field in self._fields]
         for chunk in np.unique(chunks).tolist():
             here = np.flatnonzero(chunks == chunk)
@@ -336,7 +336,7 @@ class PTXrDataset(Dataset[Any]):
         rows = self._rows(indices)
         plan = self.metadata.split.get("plan", {}) if self.metadata else {}
         if "grid" not in plan or self._from_cube:
-            return np.searchsorted(self._source.starts, rows, side="right") - 1, "chunks"
+            return self._source.chunks_of(rows), "chunks"
         grid = Grid.from_json(json.dumps(plan["grid"]))
         first = self._source.first_cells(rows, grid.dims)
         along = [first[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
