@@ -45,14 +45,7 @@ class Handover:
         return {**self.__dict__, "_lately": deque(maxlen=_REMEMBERED)}
 
     def hand(self, batch: Any, epoch: int, positions: Ints) -> Any:
-        """Bring a batch into its last form."""
-        batch = self._finished(batch, epoch, positions)
-        tensor = next(tensors_of(batch), None)
-        if tensor is not None:
-            self._lately.append((weakref.ref(tensor), epoch, positions))
-        return batch
-
-    def _finished(self, batch: Any, epoch: int, positions: Ints) -> Any:
+        """Bring a batch into its last form, and remember it."""
         if self.callback is not None and self._items is not None:
             batch = self.callback(self._items(batch))
         if self._device is not None:
@@ -64,6 +57,9 @@ class Handover:
             generator.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
             for step in self._augment:
                 batch = step(batch, generator)
+        tensor = next(tensors_of(batch), None)
+        if tensor is not None:
+            self._lately.append((weakref.ref(tensor), epoch, positions))
         return batch
 
     def find(self, batch: Any) -> tuple[int, Ints]:
