@@ -14,7 +14,7 @@ from typing import Any, Self
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
-from ml4cube.loading.delivery import Augment, tensors_of
+from ml4cube.loading.delivery import Augment
 from ml4cube.loading.lead import Lead
 from ml4cube.loading.tensors import PTXrDataset
 
@@ -88,7 +88,8 @@ class _Turn(ABC):
             raise InvalidTypeError(
                 f"{type(self).__name__} does not know the dims yet; use prep_dataloader(augment=)"
             )
-        turned = self._turned(list(tensors_of(batch)), generator)
+        tensors = _tensors(batch)
+        turned = self._turned(tensors, generator)
         if isinstance(batch, Tensor):
             return turned[0]
         if isinstance(batch, Mapping):
@@ -103,6 +104,12 @@ class _Turn(ABC):
         """Return the axis of a dim in a tensor, counted from the end."""
         dims = list(self._layout[number])
         return dims.index(dim) - len(dims)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    return list(batch.values()) if isinstance(batch, Mapping) else list(batch)
 
 
 def _pick(chosen: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,14 +57,14 @@ class Handover:
             generator.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
             for step in self._augment:
                 batch = step(batch, generator)
-        tensor = next(tensors_of(batch), None)
+        tensor = _first_tensor(batch)
         if tensor is not None:
             self._lately.append((weakref.ref(tensor), epoch, positions))
         return batch
 
     def find(self, batch: Any) -> tuple[int, Ints]:
         """Return the epoch of a batch and its positions in it."""
-        tensor = next(tensors_of(batch), None)
+        tensor = _first_tensor(batch)
         for held, epoch, positions in reversed(self._lately):
             if tensor is not None and held() is tensor:
                 if not tensor.ndim or len(tensor) != len(positions):
@@ -87,13 +87,14 @@ class Handover:
             )
 
 
-def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch."""
+def _first_tensor(batch: Any) -> Tensor | None:
     if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | tuple | list):
-        for item in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors_of(item)
+        return batch
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, tuple | list) and batch:
+        return _first_tensor(batch[0])
+    return None
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
