@@ -8,18 +8,16 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, needs_torch
 from ml4cube.core.joining import check_joined
-from ml4cube.loading.augmentation import Flip, Rotate90, bind_augmentations
-from ml4cube.loading.delivery import Augment, Collate, Handover
+from ml4cube.loading.augmentation import Flip, Rotate90
+from ml4cube.loading.delivery import Augment, Collate
 from ml4cube.loading.loaders import (
     EpochLoader,
-    EpochPlan,
     LoaderOptions,
     MapLoader,
     SampleLoader,
     ShareSampler,
-    map_loader,
+    make_loader,
 )
-from ml4cube.loading.memory import Memory
 from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -128,34 +126,17 @@ def prep_dataloader(
     given = {name: arguments.pop(name) for name in ("train_ds", "test_ds", "val_ds")}
     options = LoaderOptions(**arguments)
     check_joined(given)
-    loaders = [_loader(name, data, options) for name, data in given.items() if data is not None]
+    loaders = []
+    for name, data in given.items():
+        if data is not None:
+            _check_dataset(name, data)
+            loaders.append(make_loader(data, options, train=name == "train_ds"))
     if not loaders:
         raise InvalidTypeError("no data set was given; give train_ds, test_ds or val_ds")
     return loaders[0] if len(loaders) == 1 else tuple(loaders)
 
 
 prepare_dataloader = prep_dataloader
-
-
-def _loader(argument: str, data: Any, options: LoaderOptions) -> EpochLoader:
-    _check_dataset(argument, data)
-    memory = None
-    if isinstance(data, PTXrDataset):
-        sample_bytes = sum(field.nbytes for field in data._fields)
-        memory = Memory(data._source.counts, sample_bytes, options.buffer_mb)
-    train = argument == "train_ds"
-    plan = EpochPlan(len(data), options, memory, train=train)
-    threads = memory is not None and options.workers == "threads"
-    handover = Handover(
-        data._items if threads else None,
-        options.callback,
-        options.device,
-        bind_augmentations(options.augment, data) if train else (),
-        options.seed,
-    )
-    if threads:
-        return SampleLoader(data, plan, handover, options.num_workers or _useful_threads())
-    return map_loader(data, plan, handover, options.num_workers)
 
 
 def _check_dataset(argument: str, data: Any) -> None:
@@ -173,10 +154,3 @@ def _check_dataset(argument: str, data: Any) -> None:
             f"{argument} must be a PTXrDataset, a TensorDataset or another map-style data set, "
             f"got a {type(data).__name__}, which has no length or cannot be indexed"
         )
-
-
-def _useful_threads() -> int:
-    """Return up to four decode threads, fewer if several ranks share this machine."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return max(1, min(4, (available or 1) // here))

@@ -192,7 +192,9 @@ class XrDataset:
         self._counts = np.zeros(len(OUTCOMES), np.int64)
         samples, origins, self._labels = self._read()
         self.statistics = self._statistics_of(samples)
-        self._samples = self._scaled(samples, origins)
+        schema = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
+        scaling = self._sampling.scaling(self.statistics, schema)
+        self._samples = self._sampling.extractor.scaled(samples, scaling, origins)
         self.accounting = self._account()
         warn_of_nothing_to_fill(self._sampling.spec, self.accounting)
 
@@ -229,11 +231,15 @@ class XrDataset:
         if self._sampling.spec.fills_from_train:
             extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
         used = self._used_blocks(extractor, ids)
-        labels = [block.labels for block in used]
-        self._refuse_empty(labels)
+        found = set().union(*(block.parts for block in used))
+        wanted = ("train", "test") if self._sampling.spec.targets else ()
+        empty = [part for part in wanted if PARTS[part] not in found]
+        if not used or empty:
+            refuse_empty(self._account(), empty or list(PARTS))
         check_targets(self._sampling.spec, used[0].samples)
         samples = _joined([block.samples for block in used])
-        return samples, _joined([block.origins for block in used]), np.concatenate(labels)
+        origins = _joined([block.origins for block in used])
+        return samples, origins, np.concatenate([block.labels for block in used])
 
     def _used_blocks(self, extractor: Extractor, ids: list[int]) -> list[_Block]:
         """Return the first blocks with samples, and later ones that hold a lacking part."""
@@ -273,24 +279,12 @@ class XrDataset:
         samples, origins = extractor.samples(cells, tile, keep), extractor.origins(tile, keep)
         return _Block(samples, codes[keep], counts, origins)
 
-    def _refuse_empty(self, labels: list[NDArray[np.uint8]]) -> None:
-        found = set(np.concatenate(labels).tolist()) if labels else set()
-        wanted = ("train", "test") if self._sampling.spec.targets else ()
-        empty = [part for part in wanted if PARTS[part] not in found]
-        if not labels or empty:
-            refuse_empty(self._account(), empty or list(PARTS))
-
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""
         if (given := self._sampling.given) is not None:
             return needed(given, [n for n, values in samples.items() if values.dtype.kind == "f"])
         train = self._labels == PARTS["train"]
         return float_statistics({name: values[train] for name, values in samples.items()})
-
-    def _scaled(self, samples: Arrays, origins: Arrays) -> Arrays:
-        schema = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
-        scaling = self._sampling.scaling(self.statistics, schema)
-        return self._sampling.extractor.scaled(samples, scaling, origins)
 
     def _account(self) -> dict[str, int]:
         spec, counts = self._sampling.spec, self._counts.copy()
@@ -311,23 +305,16 @@ class XrDataset:
         """
         spec = self._sampling.spec
         if not spec.targets:
-            label = (
-                {"split": self._labels}
-                if self._sampling.ds[self._sampling.extractor.label].ndim
-                else {}
-            )
-            return {**self._samples, **label}
+            label = self._sampling.ds[self._sampling.extractor.label]
+            return self._samples | ({"split": self._labels} if label.ndim else {})
         features = spec.features or [n for n in self._samples if n not in spec.targets]
         if not features:
             raise InvalidValueError(
                 f"to_pred={list(spec.targets)} leaves no variable to predict from; name fewer"
             )
-        train, test = (
-            tuple(self._stacked(names, PARTS[part]) for names in (features, spec.targets))
-            for part in ("train", "test")
+        x, y = (
+            np.stack([self._samples[name] for name in names], axis=1)
+            for names in (features, spec.targets)
         )
-        return (train[0], train[1]), (test[0], test[1])
-
-    def _stacked(self, names: Iterable[str], part: int) -> NDArray[Any]:
-        chosen = self._labels == part
-        return np.stack([self._samples[name][chosen] for name in names], axis=1)
+        train, test = (self._labels == PARTS[part] for part in ("train", "test"))
+        return (x[train], y[train]), (x[test], y[test])

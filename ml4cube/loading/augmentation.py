@@ -59,10 +59,7 @@ class _Turn(ABC):
                 f"{type(self).__name__} needs a PTXrDataset, which knows its dims, got a "
                 f"{type(data).__name__}; write an augmentation for its tensors"
             )
-        layout = tuple(
-            dict(zip(dims, field.window, strict=True))
-            for dims, field in zip(data.layout, data._fields, strict=True)
-        )
+        layout = tuple(data._source.variables[f.variables[0]].sizes for f in data._fields)
         self._check_layout(layout)
         self._check_lead(data._source.lead)
         bound = copy.copy(self)

@@ -16,7 +16,7 @@ from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
-from ml4cube.loading.sources import SampleSource
+from ml4cube.loading.sources import SampleSource, SampleVariable
 from ml4cube.loading.views import Arrays, View
 
 if TYPE_CHECKING:
@@ -30,22 +30,22 @@ class WithCoordinates(View):
 
     def __init__(self, source: SampleSource, wanted: Any, like: str) -> None:
         super().__init__(source)
-        window, dims = source.schema[like][0], source.dims[like]
-        self._window = {self.cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
+        sizes = source.variables[like].sizes
+        self._window = {self.cube_dims.get(dim, dim): n for dim, n in sizes.items()}
         # by channel: dim of the cube, and values at every cell along it
         self._tables: dict[str, tuple[str, NDArray[np.float32]]] = {}
-        axes = source.axes()
+        axes = source.axes
         for name in parse_names("coord_features", wanted):
             dim, phase = _phase(name, axes)
             # samples have the coordinate <dim>_origin only where windows extend along the dim
             if dim not in self._window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
                 raise InvalidValueError(
                     f"coord_features={name!r}: windows extend along {dim!r}, but the samples have "
-                    f"no dim of that name, only {dims}; rename it back"
+                    f"no dim of that name, only {tuple(sizes)}; rename it back"
                 )
             for function in (np.sin, np.cos):
                 channel = f"{function.__name__}({name})"
-                if channel in source.schema:
+                if channel in source.variables:
                     raise InvalidValueError(
                         f"coord_features adds a channel {channel!r}, and a variable has that name "
                         "already; rename it"
@@ -53,7 +53,7 @@ class WithCoordinates(View):
                 table = function(phase).astype(np.float32)
                 self._tables[channel] = (dim, table)
                 self._needs[channel] = ()  # no variable of the source
-                self.schema[channel], self.dims[channel] = (window, "<f4"), dims
+                self.variables[channel] = SampleVariable(sizes, table.dtype)
         self.channels = tuple(self._tables)
 
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
@@ -68,19 +68,16 @@ def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.
     if name in _OF_TIME:
         dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
         return dim, _phase_of_time(name, axes[dim])
+    kinds = {
+        dim: [kind for kind in (is_latitude, is_longitude) if kind(dim, axis.attrs, rotated=True)]
+        for dim, axis in axes.items()
+    }
     # "lat" also means a dim of another name, such as nav_lat; a dim of that very name goes first
-    kinds = (is_latitude, is_longitude)
-    for is_kind in kinds:
-        if is_kind(name, {}, rotated=True) and name not in axes:
-            found = [d for d, axis in axes.items() if is_kind(d, axis.attrs, rotated=True)]
-            dim = _the_one(found, name, axes)
-            break
-    else:
-        dim = _the_one([d for d in axes if d == name], name, axes)
+    alike = [d for d in axes if any(kind(name, {}, rotated=True) for kind in kinds[d])]
+    dim = _the_one([name] if name in axes else alike, name, axes)
     axis = axes[dim]
-    known = any(is_kind(dim, axis.attrs, rotated=True) for is_kind in kinds)
     units = axis.attrs.get("units")
-    if not known and not str(units).startswith(("degree", "rad")):
+    if not kinds[dim] and not str(units).startswith(("degree", "rad")):
         raise InvalidValueError(
             f"coord_features={name!r} must be an angle, got units {units!r}; make it a variable "
             "of the cube, or choose lat, lon, dayofyear, hour"

@@ -35,7 +35,7 @@ from ml4cube.loading.lead import (
     with_lead,
     without_targets,
 )
-from ml4cube.loading.sources import SampleSource, known_scaling, windows_in_cube
+from ml4cube.loading.sources import SampleSource, SampleVariable, known_scaling, windows_in_cube
 from ml4cube.progress import Stage
 from ml4cube.sampling.engines import local_engine
 from ml4cube.sampling.extractor import Arrays, Extractor
@@ -92,13 +92,12 @@ class CubeSource(SampleSource):
         self.cube_dims: Mapping[str, str] = {}  # the dims of these samples have the cube's names
         reader = sampling.reader
         self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
-        self._axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
+        self.axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
         self.slow = "://" in str(sampling.ds.encoding.get("source", ""))
-        self.schema = plan.schema
         # dims that a callback makes get new names
-        self.dims = {
-            name: tuple(_spec_of(extractor, name).window_of(name, window))
-            for name, (window, _) in self.schema.items()
+        self.variables = {
+            name: SampleVariable(_spec_of(extractor, name).window_of(name, window), np.dtype(dtype))
+            for name, (window, dtype) in plan.schema.items()
         }
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
         # one bit for each window of a tile that was read: is it a sample?
@@ -122,7 +121,7 @@ class CubeSource(SampleSource):
                 if scaling.dims and not first:
                     origins = extractor.origins(tile, keep)
                     first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
-                windows = windows_in_cube(self, name, values.shape[1:], first)
+                windows = windows_in_cube(self, name, first)
                 values = scaling.scaled(values, *windows, values.dtype)
             target[...] = values
 
@@ -167,7 +166,7 @@ class CubeSource(SampleSource):
 
     def _origins(self, samples: Ints) -> Arrays:
         """Return the origins of samples, dates as numbers."""
-        chunks = np.searchsorted(self.starts, samples, side="right") - 1
+        chunks = self.chunks_of(samples)
         ascending = np.argsort(samples, kind="stable")
         result: Arrays = {}
         for chunk in np.unique(chunks).tolist():
@@ -182,10 +181,6 @@ class CubeSource(SampleSource):
         """Return the index of the first cell of samples; reads tiles that were never read."""
         origins = self._origins(samples)
         return {dim: origins[f"{dim}_index"].astype(np.int64) for dim in dims}
-
-    def axes(self) -> dict[str, xr.Variable]:
-        """Return the coordinate values of every cell along each cube dim, where they are known."""
-        return dict(self._axes)
 
 
 def _spec_of(extractor: Extractor, name: str) -> SampleSpec:

@@ -38,38 +38,28 @@ class Handover:
         # a user's own augmentation may leave out samples
         kept = all(getattr(step, "keeps_samples", False) for step in augment)
         self.keeps_samples = callback is None and kept
-        self._plain = device is None and not augment and (callback is None or items is None)
         self._lately: deque[tuple[Any, int, Ints]] = deque(maxlen=_REMEMBERED)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the batches, which another process does not have."""
         return {**self.__dict__, "_lately": deque(maxlen=_REMEMBERED)}
 
-    def without_augment(self) -> Handover:
-        """Return the same steps without augmentation, for validation."""
-        return Handover(self._items, self.callback, self._device, (), self._seed)
-
     def hand(self, batch: Any, epoch: int, positions: Ints) -> Any:
-        """Bring a batch into its last form."""
-        if not self._plain:
-            batch = self._finished(batch, epoch, int(positions[0]))
-        tensor = _first_tensor(batch)
-        if tensor is not None:
-            self._lately.append((weakref.ref(tensor), epoch, positions))
-        return batch
-
-    def _finished(self, batch: Any, epoch: int, position: int) -> Any:
+        """Bring a batch into its last form, and remember it."""
         if self.callback is not None and self._items is not None:
             batch = self.callback(self._items(batch))
         if self._device is not None:
             batch = _moved(batch, self._device)
         if self._augment:
             # positions differ between the batches of an epoch, on all ranks
-            key = np.random.SeedSequence([self._seed, epoch, position])
+            key = np.random.SeedSequence([self._seed, epoch, int(positions[0])])
             generator = torch.Generator(self._device or "cpu")
             generator.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
             for step in self._augment:
                 batch = step(batch, generator)
+        tensor = _first_tensor(batch)
+        if tensor is not None:
+            self._lately.append((weakref.ref(tensor), epoch, positions))
         return batch
 
     def find(self, batch: Any) -> tuple[int, Ints]:

@@ -207,24 +207,6 @@ def _inside(part: Slices, whole: Slices) -> tuple[slice, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TargetExtractor(Extractor):
-    """Extractor of targets, whose windows lie `lead` after those of the tile."""
-
-    lead: Lead
-    inputs: SampleSpec
-
-    def cells_of(self, tile: Block) -> dict[str, slice]:
-        """Return the cells that the targets of a tile's windows cover."""
-        rows = zip(self.lead.along.items(), tile.start, tile.stop, self.inputs.stride, strict=True)
-        return {
-            dim: slice(
-                first * stride + along.offset, (last - 1) * stride + along.offset + along.size
-            )
-            for (dim, along), first, last, stride in rows
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
 class LeadExtractor(Extractor):
     """Extractor of pairs of windows, inputs and targets; picklable."""
 
@@ -313,14 +295,13 @@ def with_lead(sampling: Sampling, wanted: TargetOptions) -> Sampling:
     tile = dict(zip(spec.dims, extractor.tiles.tile, strict=True))
     tiles = Grid.blocks(counts, {dim: min(n, counts[dim]) for dim, n in tile.items()})
     shared: dict[str, Any] = {
+        "tiles": tiles,
         "axes": extractor.axes,
         "label": extractor.label,
         "seed": extractor.seed,
     }
-    target = _TargetExtractor(spec=far_spec, tiles=tiles, lead=lead, inputs=inputs, **shared)
-    pairs = LeadExtractor(
-        spec=inputs, tiles=tiles, choice=extractor.choice, target=target, **shared
-    )
+    target = Extractor(spec=far_spec, **shared)
+    pairs = LeadExtractor(spec=inputs, choice=extractor.choice, target=target, **shared)
     needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
     cube = sampling.reader
     reader = LeadReader(cube.dims, cube.shape, cube.sources, far=cube.only(needed), lead=lead)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from ml4cube.core.rank_shares import (
     permutation,
     worker_seed,
 )
+from ml4cube.loading.augmentation import bind_augmentations
 from ml4cube.loading.delivery import Augment, Collate, Handover
 from ml4cube.loading.memory import Memory, check_megabytes
 from ml4cube.loading.ring.ring import Resident, Ring
@@ -118,7 +119,7 @@ class EpochPlan:
         self, n: int, options: LoaderOptions, memory: Memory | None, *, train: bool
     ) -> None:
         self.n, self.train, self.memory = n, train, memory
-        self.batch_size, self.seed = options.batch_size, options.seed
+        self.options, self.batch_size, self.seed = options, options.batch_size, options.seed
         self.parallel = options.parallel
         self.shuffle = train and options.shuffle
         self.drop_last = train and options.drop_last
@@ -189,14 +190,6 @@ class EpochPlan:
             )
         return share
 
-    def for_validation(self) -> EpochPlan:
-        """Return a plan that gives every sample exactly once over all ranks, as stored."""
-        plan = copy.copy(self)
-        plan.train = plan.shuffle = plan.drop_last = False
-        plan._identity = {"samples": self.n, "train": False}
-        plan._now = plan._next = (0, 0)
-        return plan
-
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the epoch: in training of all ranks, else of this one."""
         state = {**self._identity, "epoch": self._now[0], "done": self._now[1]}
@@ -245,6 +238,7 @@ class EpochLoader:
         Samples that this rank yields in one epoch.
     """
 
+    dataset: Any
     plan: EpochPlan
     handover: Handover
 
@@ -266,6 +260,20 @@ class EpochLoader:
     def share_out(self) -> None:
         """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
         self.plan.parallel = True
+
+    def for_validation(self) -> EpochLoader:
+        """Return a loader that gives every sample exactly once over all ranks.
+
+        Returns
+        -------
+        SampleLoader or MapLoader
+            Itself, unless it was made for training; then one that does not shuffle, drop or
+            augment.
+        """
+        if not self.plan.train:
+            return self
+        options = replace(self.plan.options, parallel=self.parallel)
+        return make_loader(self.dataset, options, train=False)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -336,6 +344,8 @@ class SampleLoader(EpochLoader):
         Whether a last batch that is not full is left out.
     """
 
+    dataset: PTXrDataset
+
     def __init__(
         self,
         dataset: PTXrDataset,
@@ -360,20 +370,6 @@ class SampleLoader(EpochLoader):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is in memory, which is read again."""
         return {**self.__dict__, "_resident": None, "_idle_rings": {}, "_orders": {}}
-
-    def for_validation(self) -> SampleLoader:
-        """Return a loader that gives every sample exactly once over all ranks.
-
-        Returns
-        -------
-        SampleLoader
-            Itself, unless it was made for training; then one that does not shuffle, drop or
-            augment.
-        """
-        if not self.plan.train:
-            return self
-        plan, handover = self.plan.for_validation(), self.handover.without_augment()
-        return SampleLoader(self.dataset, plan, handover, self.num_workers)
 
     def __len__(self) -> int:
         """Batches of this rank in one epoch."""
@@ -633,34 +629,16 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         super().share_out()
         self._is_accelerate_prepared = True
 
-    def for_validation(self) -> MapLoader:
-        """Return a loader that gives every sample exactly once over all ranks.
-
-        Returns
-        -------
-        MapLoader
-            Itself, unless it was made for training; then one that does not shuffle, drop or
-            augment.
-        """
-        if not self.plan.train:
-            return self
-        plan, handover = self.plan.for_validation(), self.handover.without_augment()
-        return map_loader(self.dataset, plan, handover, self.num_workers)
-
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
-        plan = self.plan
+        # a generator, so that an iterator which is never used begins no epoch
+        plan, share = self.plan, self.plan.share()
         # torch draws the seed of its workers from this generator, not from the global one
         assert self.generator is not None
         self.generator.manual_seed(worker_seed(plan.seed, plan.next_epoch))
-        batches = super().__iter__()
-        # worker processes begin the epoch now; without them it begins at the first batch
-        return self._count(batches, self.sampler.begun if self.num_workers else None)
-
-    def _count(self, batches: Iterator[Any], begun: tuple[int, int] | None) -> Iterator[Any]:
-        plan = self.plan
-        share, positions = plan.share(), None
-        for number, batch in enumerate(batches, 1):
+        begun, positions = None, None
+        for number, batch in enumerate(super().__iter__(), 1):
+            # the sampler has just begun the epoch; a later iteration may begin another one
             begun = begun or self.sampler.begun
             positions = positions or share.batches(begun[1])
             plan.advance(share, *begun, number)
@@ -668,19 +646,34 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         plan.finish((begun or self.sampler.begun)[0])
 
 
-def map_loader(data: Any, plan: EpochPlan, handover: Handover, num_workers: int) -> MapLoader:
-    """Make a `MapLoader`, whose worker processes are never forked."""
+def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoader:
+    """Make the loader for a data set."""
+    memory = None
+    if isinstance(data, PTXrDataset):
+        sample_bytes = sum(field.nbytes for field in data._fields)
+        memory = Memory(data._source.counts, sample_bytes, options.buffer_mb)
+    plan = EpochPlan(len(data), options, memory, train=train)
+    threads = memory is not None and options.workers == "threads"
+    handover = Handover(
+        data._items if threads else None,
+        options.callback,
+        options.device,
+        bind_augmentations(options.augment, data) if train else (),
+        options.seed,
+    )
+    if threads:
+        return SampleLoader(data, plan, handover, options.num_workers or _useful_threads())
     context = None
-    if num_workers:
+    if options.num_workers:
         from loky.backend import get_context
 
-        context = get_context("loky")
+        context = get_context("loky")  # never forks
     loader = MapLoader(
         data,
-        batch_size=plan.batch_size,
+        batch_size=options.batch_size,
         sampler=ShareSampler(plan),
-        collate_fn=handover.callback,
-        num_workers=num_workers,
+        collate_fn=options.callback,
+        num_workers=options.num_workers,
         multiprocessing_context=context,
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
@@ -688,3 +681,10 @@ def map_loader(data: Any, plan: EpochPlan, handover: Handover, num_workers: int)
     loader.plan, loader.handover = plan, handover
     loader._is_accelerate_prepared = plan.parallel
     return loader
+
+
+def _useful_threads() -> int:
+    """Return up to four decode threads, fewer if several ranks share this machine."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, min(4, (available or 1) // here))

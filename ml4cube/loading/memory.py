@@ -25,7 +25,6 @@ class Memory:
     """The part of a data set that a loader holds in memory, and the order of samples."""
 
     def __init__(self, counts: Ints, sample_bytes: int, buffer_mb: float) -> None:
-        check_megabytes("buffer_mb", buffer_mb)
         self._counts = counts
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self._sample_bytes = max(1, sample_bytes)

@@ -41,7 +41,7 @@ class DatasetOptions(TargetOptions):
     target_dtype: Any
     cache_mb: float
     # Further arguments, for a cube.
-    cutting: Mapping[str, Any]
+    cutting: dict[str, Any]
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
@@ -73,14 +73,10 @@ class DatasetOptions(TargetOptions):
     @property
     def for_cubes(self) -> dict[str, Any]:
         """The given arguments for cutting a cube."""
-        block_size = self.block_sizes if self.block_size is None else self.block_size
-        sizes = {
-            "sample_size": self.sample_size,
-            "overlap": self.overlap,
-            "block_size": block_size,
-        }
-        given = {name: value for name, value in sizes.items() if value is not None}
-        return given | dict(self.cutting)
+        sizes = {name: getattr(self, name) for name in ("sample_size", "overlap", "block_size")}
+        if self.block_sizes is not None:
+            sizes["block_size"] = self.block_sizes
+        return {name: size for name, size in sizes.items() if size is not None} | self.cutting
 
 
 def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMetadata | None]:

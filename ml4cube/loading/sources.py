@@ -1,6 +1,6 @@
 """Sources of samples, read chunk by chunk: the interface, and those of stores and Datasets.
 
-A source reads chunks of samples, knows each variable's window and dtype (`schema`) and where
+A source reads chunks of samples, knows each variable's window and dtype (`variables`) and where
 samples lie in their cube (`coords`). Does not use torch.
 """
 
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,9 @@ from ml4cube.cube.reader import CubeReader
 from ml4cube.loading.lead import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
-from ml4cube.sampling.counting import Schema
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.sampling.request import NUMBERED
+from ml4cube.splits.folds.samples import whole_axis
 from ml4cube.store.format import NoStoreError, StoreMetadata, open_axes
 from ml4cube.store.locations import location_of
 
@@ -38,19 +38,24 @@ logger = logging.getLogger(__name__)
 # Samples in memory are read in pieces of about this size.
 _PIECE_BYTES = 4 << 20
 
-# How far origins may lie off a straight line and still count as evenly spaced: relative to the
-# largest, from rounding to float32; and in nanoseconds, from dates stored as float days.
-_TOLERANCE = 8 * float(np.finfo(np.float32).eps)
-_TOLERANCE_NS = 1e6
+
+class SampleVariable(NamedTuple):
+    """One variable of samples."""
+
+    # Cells of the window along each dim.
+    sizes: dict[str, int]
+    dtype: np.dtype[Any]
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.sizes.values())
 
 
 class SampleSource(ChunkSource, Protocol):
-    """Samples in chunks, with their variables, dims and positions in the cube."""
+    """Samples in chunks, with their variables and positions in the cube."""
 
-    # Window shape and dtype of every variable.
-    schema: Schema
-    # Dims of every variable's window.
-    dims: dict[str, tuple[str, ...]]
+    variables: dict[str, SampleVariable]
     # Position of the targets, if it differs from that of the inputs.
     lead: Lead | None
     # Cube dim of each sample dim whose name differs from it.
@@ -65,14 +70,20 @@ class SampleSource(ChunkSource, Protocol):
         """Return the numbers of a chunk's samples."""
         return np.arange(self.starts[chunk], self.starts[chunk + 1])
 
+    def chunks_of(self, samples: Ints) -> Ints:
+        """Return the chunk of each sample."""
+        return np.searchsorted(self.starts, samples, side="right") - 1
+
     def coords(self, samples: Ints) -> Arrays:
         """Return coordinates of samples, one array per coordinate."""
 
     def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
         """Return the index of the first cell of samples along cube dims."""
 
+    @cached_property
     def axes(self) -> dict[str, xr.Variable]:
-        """Return the coordinate values of every cell along each cube dim, where they are known."""
+        """The coordinate of every cell along each cube dim where it is known."""
+        return {}
 
 
 def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
@@ -92,18 +103,18 @@ def unscaled(
 ) -> NDArray[Any]:
     """Undo the scaling of a variable's samples."""
     first = source.first_cells(samples, scaling.dims) if scaling.dims else {}
-    return scaling.unscaled(values, *windows_in_cube(source, name, values.shape[1:], first))
+    return scaling.unscaled(values, *windows_in_cube(source, name, first))
 
 
 def windows_in_cube(
-    source: SampleSource, name: str, shape: tuple[int, ...], first: Mapping[str, NDArray[Any]]
+    source: SampleSource, name: str, first: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
     """Return the first cells of a variable's windows and the window's size, by cube dim."""
-    cube_dims, own = source.cube_dims, source.dims[name]
+    cube_dims, sizes = source.cube_dims, source.variables[name].sizes
     lead = source.lead.along if source.lead is not None and is_target(name) else {}
     offsets = {cube_dims.get(dim, dim): along.offset for dim, along in lead.items()}
     moved = {dim: cells + offsets.get(dim, 0) for dim, cells in first.items()}
-    return moved, {cube_dims.get(d, d): n for d, n in zip(own, shape, strict=True)}
+    return moved, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
 
 
 class DatasetSource(SampleSource):
@@ -116,15 +127,13 @@ class DatasetSource(SampleSource):
         self._dim = dim = spec.array_dims[0] if spec else SAMPLE_DIM
         self.cube_dims = spec.cube_dims if spec else {}
         self._first_cells: dict[str, Ints] = {}
-        self._axes: dict[str, xr.Variable] | None = None
         self._coords = ds.drop_vars(list(ds.data_vars))
-        names = [str(name) for name, v in ds.data_vars.items() if dim in v.dims]
-        self.schema: Schema = {
-            name: (tuple(n for d, n in ds[name].sizes.items() if d != dim), ds[name].dtype.str)
-            for name in names
+        self.variables = {
+            str(name): SampleVariable({str(d): n for d, n in v.sizes.items() if d != dim}, v.dtype)
+            for name, v in ds.data_vars.items()
+            if dim in v.dims
         }
-        self.dims = {name: tuple(str(d) for d in ds[name].dims if d != dim) for name in names}
-        readable = [name for name in names if ds[name].dtype.kind in "fiub"]
+        readable = [name for name, v in self.variables.items() if v.dtype.kind in "fiub"]
         self._readers = {name: CubeReader.of(ds[[name]], [name]) for name in readable}
         self.counts = _chunk_counts(ds, readable, dim)
 
@@ -157,13 +166,9 @@ class DatasetSource(SampleSource):
                 self._first_cells[dim] = np.asarray(index, np.int64)
         return {dim: self._first_cells[dim][samples] for dim in dims}
 
+    @cached_property
     def axes(self) -> dict[str, xr.Variable]:
-        """Return the coordinate values of every cell along each cube dim, where they are known."""
-        if self._axes is None:
-            self._axes = self._find_axes()
-        return self._axes
-
-    def _find_axes(self) -> dict[str, xr.Variable]:
+        """The coordinate of every cell along each cube dim where it is known."""
         coords = self._coords.coords
         stored = _stored_axes(self._coords.encoding.get("source"))
         found = {}
@@ -175,8 +180,7 @@ class DatasetSource(SampleSource):
                 continue
             if origin.attrs.get("long_name") == NUMBERED:
                 continue  # the dim has no coordinate
-            windows = [dict(zip(self.dims[n], w, strict=True)) for n, (w, _) in self.schema.items()]
-            size = max((window.get(dim, 1) for window in windows), default=1)
+            size = max((v.sizes.get(dim, 1) for v in self.variables.values()), default=1)
             index, axis = np.asarray(coords[name].values), stored.get(dim)
             if axis is None or not _has_origins(axis, index, size - 1, np.asarray(origin.values)):
                 axis = _axis_from_origins(dim, index, origin.variable, size)
@@ -211,29 +215,13 @@ def _axis_from_origins(
 
     if not len(index):
         return None
-    known, first = np.unique(index, return_index=True)
-    values = np.asarray(origins.values)[first]
-    cells = np.arange(known[-1] + window)
-    if len(known) == len(cells):
-        return xr.Variable(dim, values, origins.attrs)
+    values, n = np.asarray(origins.values), int(index.max()) + window
     if window == 1:  # no sample uses the cells between, so any value does
-        next_known = np.searchsorted(known, cells).clip(max=len(known) - 1)
-        return xr.Variable(dim, values[next_known], origins.attrs)
-    if len(known) < 2 or values.dtype.kind not in "fiuM":
-        return None
-    dates = values.dtype.kind == "M"
-    # relative to the first value, so that dates stay exact
-    numbers = (values - values[0]).astype("m8[ns]").astype(float) if dates else values.astype(float)
-    step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
-    line = numbers[0] + step * (cells - known[0])
-    rounding = _TOLERANCE_NS if dates else _TOLERANCE * np.abs(numbers).max()
-    if np.abs(line[known] - numbers).max() > rounding:
-        return None
-    if values.dtype.kind != "f":
-        line = np.round(line)
-    along = (values[0] + line.astype("m8[ns]") if dates else line).astype(values.dtype)
-    along[known] = values
-    return xr.Variable(dim, along, origins.attrs)
+        known, first = np.unique(index, return_index=True)
+        axis: NDArray[Any] | None = values[first][np.searchsorted(known, np.arange(n))]
+    else:
+        axis = whole_axis(index, values, n)
+    return None if axis is None else xr.Variable(dim, axis, origins.attrs)
 
 
 def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:

@@ -175,7 +175,8 @@ class PTXrDataset(Dataset[Any]):
         if integers:
             names = {name for variables in integers for name in variables}
             self._source = FloatsAsIntegers(self._source, names)
-        self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
+        variables = self._source.variables
+        self.layout = tuple(tuple(variables[f.variables[0]].sizes) for f in self._fields)
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
 
     @property
@@ -229,7 +230,7 @@ class PTXrDataset(Dataset[Any]):
             If there is no such sample.
         """
         wanted = self._rows(indices)
-        chunks = np.searchsorted(self._source.starts, wanted, side="right") - 1
+        chunks = self._source.chunks_of(wanted)
         out = [field.empty(len(wanted)) for field in self._fields]
         for chunk in np.unique(chunks).tolist():
             here = np.flatnonzero(chunks == chunk)
@@ -335,7 +336,7 @@ class PTXrDataset(Dataset[Any]):
         rows = self._rows(indices)
         plan = self.metadata.split.get("plan", {}) if self.metadata else {}
         if "grid" not in plan or self._from_cube:
-            return np.searchsorted(self._source.starts, rows, side="right") - 1, "chunks"
+            return self._source.chunks_of(rows), "chunks"
         grid = Grid.from_json(json.dumps(plan["grid"]))
         first = self._source.first_cells(rows, grid.dims)
         along = [first[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
@@ -401,7 +402,7 @@ class PTXrDataset(Dataset[Any]):
     def _choose_variables(self, options: DatasetOptions) -> None:
         """Choose the variables of X and of y, and whether they are stacked."""
         targets, chosen = options.targets, options.chosen
-        stored = [name for name in self._source.schema if not is_target(name)]
+        stored = [name for name in self._source.variables if not is_target(name)]
         check_known("to_pred", targets, stored)
         check_known("features", chosen, stored)
         both = set(targets) & set(chosen)
@@ -443,7 +444,7 @@ class PTXrDataset(Dataset[Any]):
     def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
         """Repeat static features along the dims they lack, and add coordinates."""
         self.channels = self.features
-        if self._stacked and len({self._source.schema[n][0] for n in self.features}) > 1:
+        if self._stacked and len({self._source.variables[n].window for n in self.features}) > 1:
             self._source = Broadcast(self._source, self.features)
         if coord_features is None:
             return
@@ -487,7 +488,7 @@ class PTXrDataset(Dataset[Any]):
                 )
             if names:
                 fields.append(Field(names, windows[names[0]], kind))
-        if WEIGHT in self._source.schema:
+        if WEIGHT in self._source.variables:
             # a weight per sample is a number; one per cell has one channel, whatever y has
             window = self._window(WEIGHT)
             if window not in ((), fields[-1].window):
@@ -499,13 +500,13 @@ class PTXrDataset(Dataset[Any]):
         return tuple(fields)
 
     def _window(self, name: str) -> tuple[int, ...]:
-        window, dtype = self._source.schema[name]
-        if np.dtype(dtype).kind not in "fiub":
+        variable = self._source.variables[name]
+        if variable.dtype.kind not in "fiub":
             raise InvalidTypeError(
-                f"variable {name!r} has dtype {np.dtype(dtype)}, which tensors cannot have; choose "
+                f"variable {name!r} has dtype {variable.dtype}, which tensors cannot have; choose "
                 "others by features=, or leave it out with ds.drop_vars"
             )
-        return window
+        return variable.window
 
 
 def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:

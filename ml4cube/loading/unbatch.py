@@ -55,7 +55,7 @@ def to_dataset(
     for field, array in zip(fields, arrays, strict=True):
         for name, values in field.views(array).items():
             base, dims = base_name(name), []
-            for dim, cells in zip(source.dims[name], field.window, strict=True):
+            for dim, cells in source.variables[name].sizes.items():
                 offset, old, new = lead[dim] if is_target(name) and dim in lead else (0, 0, 0)
                 dims.append(f"{dim}_target" if offset or old != new else dim)
                 windows[dims[-1]] = cube_dims.get(dim, dim), cells, offset
@@ -71,7 +71,7 @@ def to_dataset(
     coords = {k: v for k, v in source.coords(samples).items() if k not in ds.variables}
     ds = ds.assign_coords({name: (SAMPLE_DIM, values) for name, values in coords.items()})
     ds = ds.assign_coords({"sample": (SAMPLE_DIM, samples)})
-    axes = source.axes()
+    axes = source.axes
     for dim, along in lead.items():
         if along.offset and f"{dim}_target" not in windows:
             windows[f"{dim}_target"] = cube_dims.get(dim, dim), 0, along.offset

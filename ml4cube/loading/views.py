@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
 from ml4cube.loading.lead import Lead, TargetOptions, base_name, target_name, whole_cells
 from ml4cube.loading.ring.slots import Scratch
-from ml4cube.loading.sources import SampleSource, unscaled
+from ml4cube.loading.sources import SampleSource, SampleVariable, unscaled
 from ml4cube.sampling.request import check_known
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ class View(SampleSource):
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
-        self.schema = dict(source.schema)
-        self.dims = dict(source.dims)
+        self.variables = dict(source.variables)
         self.lead, self.cube_dims = source.lead, source.cube_dims
         self.counts, self.slow = source.counts, source.slow
         self._scratch = Scratch()
@@ -51,8 +51,8 @@ class View(SampleSource):
         made = [name for name in out if name in self._needs]
         needed = {stored for name in made for stored in self._needs[name]}
         cells = {
-            name: self._scratch.take(name, (int(self.counts[chunk]), *window), dtype)
-            for name, (window, dtype) in self._source.schema.items()
+            name: self._scratch.take(name, (int(self.counts[chunk]), *v.window), v.dtype)
+            for name, v in self._source.variables.items()
             if name in needed
         }
         self._source.read(chunk, {**passed, **cells})
@@ -77,9 +77,10 @@ class View(SampleSource):
         """Return the index of the first cell of samples along cube dims."""
         return self._source.first_cells(samples, dims)
 
+    @cached_property
     def axes(self) -> dict[str, xr.Variable]:
-        """Return the coordinate values of every cell along each cube dim, where they are known."""
-        return self._source.axes()
+        """The coordinate of every cell along each cube dim where it is known."""
+        return self._source.axes
 
 
 class WindowPair(View):
@@ -89,25 +90,24 @@ class WindowPair(View):
         self, source: SampleSource, wanted: TargetOptions, sample_size: SizesLike | None
     ) -> None:
         super().__init__(source)
-        check_known("to_pred", wanted.targets, source.schema)
-        check_known("weights", wanted.scored, source.schema)
+        check_known("to_pred", wanted.targets, source.variables)
+        check_known("weights", wanted.scored, source.variables)
         lead = _lead_inside(source, wanted, sample_size)
         inputs = {dim: slice(0, along.input_size) for dim, along in lead.along.items()}
         targets = {d: slice(a.offset, a.offset + a.size) for d, a in lead.along.items()}
         self.lead = lead
         self._pieces: dict[str, tuple[slice, ...]] = {}
-        for name in source.schema:
+        for name in source.variables:
             self._add(name, name, inputs)
         for name in wanted.scored:
             self._add(target_name(name), name, targets)
 
     def _add(self, name: str, stored: str, cells: Mapping[str, slice]) -> None:
-        (window, dtype), dims = self._source.schema[stored], self._source.dims[stored]
-        taken = tuple(cells.get(d, slice(0, n)) for d, n in zip(dims, window, strict=True))
-        kept = tuple(s.stop - s.start for s in taken)
-        self.schema[name] = kept, dtype
-        self.dims[name] = dims
-        self._needs[name], self._pieces[name] = (stored,), taken
+        sizes, dtype = self._source.variables[stored]
+        taken = {dim: cells.get(dim, slice(0, n)) for dim, n in sizes.items()}
+        kept = {dim: s.stop - s.start for dim, s in taken.items()}
+        self.variables[name] = SampleVariable(kept, dtype)
+        self._needs[name], self._pieces[name] = (stored,), tuple(taken.values())
 
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
         out[...] = cells[self._needs[name][0]][(slice(None), *self._pieces[name])]
@@ -118,8 +118,8 @@ def _lead_inside(
 ) -> Lead:
     """Make a lead whose inputs and targets lie inside the stored windows."""
     stored: dict[str, int] = {}
-    for name, (window, _) in source.schema.items():
-        stored |= dict(zip(source.dims[name], window, strict=True))
+    for variable in source.variables.values():
+        stored |= variable.sizes
     offset = whole_cells("target_offset", wanted.target_offset, stored, least=0)
     inputs = {dim: max(1, n - offset.get(dim, 0)) for dim, n in stored.items()}
     if sample_size is not None:
@@ -134,19 +134,15 @@ class Broadcast(View):
 
     def __init__(self, source: SampleSource, names: Iterable[str]) -> None:
         super().__init__(source)
-        names = list(names)
-        largest = max(names, key=lambda name: len(source.schema[name][0]))
-        window, dims = source.schema[largest][0], source.dims[largest]
-        sizes = dict(zip(dims, window, strict=True))
+        variables = {name: source.variables[name] for name in names}
+        sizes = max((v.sizes for v in variables.values()), key=len)
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for name in names:
-            (own, dtype), own_dims = source.schema[name], source.dims[name]
-            has = dict(zip(own_dims, own, strict=True))
-            fits = has.items() <= sizes.items() and tuple(d for d in dims if d in has) == own_dims
-            if fits and own != window:
+        for name, (own, dtype) in variables.items():
+            fits = own.items() <= sizes.items() and [d for d in sizes if d in own] == list(own)
+            if fits and own != sizes:
                 self._needs[name] = (name,)
-                self._shapes[name] = tuple(has.get(d, 1) for d in dims)
-                self.schema[name], self.dims[name] = (window, dtype), dims
+                self._shapes[name] = tuple(own.get(dim, 1) for dim in sizes)
+                self.variables[name] = SampleVariable(sizes, dtype)
 
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
         out[...] = cells[name].reshape(-1, *self._shapes[name])
@@ -157,7 +153,7 @@ class FloatsAsIntegers(View):
 
     def __init__(self, source: SampleSource, names: Iterable[str]) -> None:
         super().__init__(source)
-        floats = [n for n in names if np.dtype(source.schema[n][1]).kind == "f"]
+        floats = [n for n in names if source.variables[n].dtype.kind == "f"]
         self._needs = {name: (name,) for name in floats}
 
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
@@ -181,7 +177,7 @@ class Weighted(View):
         self._values = np.zeros(0, np.float32)
         like = ""  # the variable that the weights are made of
         if isinstance(weights, str):
-            check_known("weights", [weights], source.schema)
+            check_known("weights", [weights], source.variables)
             like = weights
         elif isinstance(weights, Mapping):
             if base_name(target) in scaling:
@@ -201,8 +197,8 @@ class Weighted(View):
                     f"weights must be one per sample, of which there are "
                     f"{int(self.starts[-1])}, got shape {self._values.shape}"
                 )
-        window = source.schema[like][0] if like else ()
-        self.schema[WEIGHT], self.dims[WEIGHT] = (window, "<f4"), source.dims.get(like, ())
+        sizes = source.variables[like].sizes if like else {}
+        self.variables[WEIGHT] = SampleVariable(sizes, self._values.dtype)
         # as stored: the dtype of the batch may merge classes
         self._needs[WEIGHT] = (like,) if like else ()
 

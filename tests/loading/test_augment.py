@@ -205,11 +205,12 @@ def test_a_loader_knows_its_last_batches() -> None:
         turned.to_dataset(batch)
 
 
-@pytest.mark.parametrize("buffer_mb", [64, 0.0012])
+# in memory or not, gathered one batch at a time or several
+@pytest.mark.parametrize("buffer_mb", [64, 0.009, 0.004, 0.0012])
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_every_batch_of_any_order_is_known(tmp_path: Path, buffer_mb: float, part: str) -> None:
     data = PTXrDataset(write_store(tmp_path / "s.zarr", 203), features="a")
-    loaders = prep_dataloader(data, data, batch_size=8, buffer_mb=buffer_mb, drop_last=False)
+    loaders = prep_dataloader(data, data, batch_size=4, buffer_mb=buffer_mb, drop_last=False)
     loader = loaders[("train", "test").index(part)]
     for _ in range(2):
         for batch in loader:

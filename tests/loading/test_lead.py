@@ -248,21 +248,29 @@ def test_stored_windows_hold_inputs_and_targets(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("form", "options", "message"),
     [
-        ({"to_pred": None, "target_offset": {"time": 1}}, "need to_pred"),
-        ({"target_offset": {"tine": 1}}, "'tine'"),
-        ({"target_offset": {"time": -1}}, "at least 0"),
-        ({"target_offset": {"time": 1.5}}, "must be an integer, got 1.5"),
-        ({"target_size": {"time": 0}}, "at least 1"),
-        ({"target_offset": {"time": 13}}, "together span"),
-        ({"to_pred": "c", "target_offset": {"time": 1}}, "to_pred"),
-        ({"target_offset": {"time": 1}, "callback": dict}, "callback cannot be combined"),
+        ("cube", {"to_pred": None, "target_offset": {"time": 1}}, "need to_pred"),
+        ("cube", {"target_offset": {"tine": 1}}, "'tine'"),
+        ("cube", {"target_offset": {"time": -1}}, "at least 0"),
+        ("cube", {"target_offset": {"time": 1.5}}, "must be an integer, got 1.5"),
+        ("cube", {"target_size": {"time": 0}}, "at least 1"),
+        ("cube", {"target_offset": {"time": 13}}, "together span"),
+        ("cube", {"to_pred": "c", "target_offset": {"time": 1}}, "to_pred"),
+        ("cube", {"target_offset": {"time": 1}, "callback": dict}, "callback cannot be combined"),
+        ("store", {"target_offset": {"time": 5}}, "together span 6 cells .* a stored window has 5"),
+        ("store", {"target_offset": {"depth": 1}}, "target_offset.*'depth'"),
+        ("store", {"target_offset": "time"}, "target_offset must be a mapping"),
+        ("store", {"target_offset": 1}, "target_offset must be a mapping"),
+        ("store", {"target_offset": {"time": 3}, "target_size": {"time": 3}}, "together span"),
     ],
 )
-def test_leads_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+def test_leads_that_cannot_be_are_refused(
+    store: Path, form: str, options: dict[str, Any], message: str
+) -> None:
+    given = store if form == "store" else labelled([1] * 13)
     with pytest.raises(CubeError, match=message):
-        PTXrDataset(labelled([1] * 13), **{"to_pred": "b", **options})
+        PTXrDataset(given, **{"to_pred": "b", **options})
 
 
 @pytest.mark.parametrize("form", ["cube", "store"])
@@ -291,20 +299,3 @@ def test_weights_are_those_of_the_targets_cells(
     np.testing.assert_array_equal(y.flatten(1)[:, :4], X[:, 0, 0] + 8)
     with pytest.raises(InvalidValueError, match=r"weights.*'v'"):
         PTXrDataset(ds, "b", weights="v", target_offset={"time": 2}, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target_offset": {"time": 5}}, "together span 6 cells .* a stored window has 5"),
-        ({"target_offset": {"depth": 1}}, "target_offset.*'depth'"),
-        ({"target_offset": "time"}, "target_offset must be a mapping"),
-        ({"target_offset": 1}, "target_offset must be a mapping"),
-        ({"target_offset": {"time": 3}, "target_size": {"time": 3}}, "together span"),
-    ],
-)
-def test_stores_that_do_not_hold_the_targets_say_so(
-    store: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(CubeError, match=message):
-        PTXrDataset(store, to_pred="b", **options)

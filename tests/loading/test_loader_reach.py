@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 import torch
 import xarray as xr
@@ -16,11 +15,9 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.loading.memory import Memory
 from tests.cubes import cell_id_cube
 from tests.samplestores import write_store
 
-N = 203
 DEPTH = 12
 
 
@@ -103,22 +100,3 @@ def test_other_libraries_share_out_no_loader_again(parallel: bool) -> None:
     loader.sampler.set_epoch(3)
     assert loader.state_dict()["epoch"] == 3
     assert loader._is_accelerate_prepared == parallel
-
-
-@pytest.mark.parametrize("buffer_mb", [64, 0.004])
-def test_batches_of_several_gathers_are_those_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_mb: float
-) -> None:
-    """Small batches are gathered together; what is handed out does not show it."""
-    data = PTXrDataset(write_store(tmp_path / "s.zarr", N), features="a")
-    batch_bytes = 8 * data._fields[0].nbytes
-    found = []
-    for together in (1, 3, 1000):
-        monkeypatch.setattr(Memory, "group_bytes", together * batch_bytes)
-        loader = prep_dataloader(data, batch_size=8, buffer_mb=buffer_mb, drop_last=False, seed=2)
-        assert loader._together == together
-        found.append([b.clone() for b in loader])
-    assert all(len(batches) == 26 for batches in found)
-    for batches in found[1:]:
-        assert all(map(torch.equal, batches, found[0]))
-    np.testing.assert_array_equal(np.sort(np.concatenate(found[0])[:, 0, 0, 0]), np.arange(N))

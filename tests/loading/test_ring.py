@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ml4cube.core.errors import StoreError
 from ml4cube.core.rank_shares import ChunkOrder, TrainShare
 from ml4cube.loading.ring.ring import Ring
-from ml4cube.loading.ring.slots import Buffers, Field
+from ml4cube.loading.ring.slots import Field
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))
 
@@ -143,23 +143,3 @@ def test_batches_are_handed_out_before_chunks_that_later_ones_need() -> None:
     assert found == [positions.tolist() for positions in itertools.islice(share.batches(), 7)]
     source.let_go.set()
     assert [int(out[0, 0, 0]) for (out,) in batches] == [*range(35, 100, 5)]
-
-
-def test_batches_before_a_broken_chunk_are_handed_out() -> None:
-    order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
-    ring = Ring(Counting([5] * 20, broken=13), [FIELD], 20, threads=3, gatherers=3)
-    batches = ring.batches(order.schedule(0, 0, 100), share.batches(), take)
-    assert [int(next(batches)[0][0, 0, 0]) for _ in range(13)] == [*range(0, 65, 5)]
-    with pytest.raises(StoreError, match="chunk number 13"):
-        next(batches)
-
-
-def test_buffers_come_back_only_when_nobody_holds_them() -> None:
-    buffers = Buffers(FIELD, samples=4)
-    held, let_go = buffers.take(4), buffers.take(3)
-    place = let_go.__array_interface__["data"]
-    del let_go
-    again = buffers.take(2)
-    assert again.__array_interface__["data"] == place
-    assert not np.shares_memory(held, again)
-    assert not np.shares_memory(buffers.take(4), held)

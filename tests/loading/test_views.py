@@ -208,6 +208,17 @@ def test_cells_between_origins_that_are_not_even_are_not_guessed(tmp_path: Path)
         PTXrDataset(by_hand, features="a", coord_features="lat")
 
 
+def test_dates_of_cells_may_be_centuries_apart() -> None:
+    times = np.datetime64("0001-01-01", "s") + 200_000 * np.arange(4) * np.timedelta64(1, "D")
+    ds = xr.Dataset(
+        {"a": (("samples", "time"), np.ones((2, 2)))},
+        {"time_origin": ("samples", times[::2]), "time_index": ("samples", [0, 2])},
+    )
+    data = PTXrDataset(ds, features="a")
+    cells = data.to_dataset(data.take([0, 1]), [0, 1])["time_cells"]
+    np.testing.assert_array_equal(cells, times.reshape(2, 2))
+
+
 def test_static_features_of_samples_made_by_hand() -> None:
     rng = np.random.default_rng(0)
     ds = xr.Dataset(

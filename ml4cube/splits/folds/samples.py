@@ -28,6 +28,11 @@ Columns = dict[str, NDArray[Any]]
 # Cells whose labels are computed at once.
 _CELLS_AT_ONCE = 1 << 23
 
+# How far coordinates may lie off a straight line and still count as evenly spaced: relative to the
+# largest, from rounding to float32; a millisecond by unit, from dates stored as float days.
+_ROUNDING = 8 * float(np.finfo(np.float32).eps)
+_ROUNDING_OF_DATES = {"ns": 1e6, "us": 1e3, "ms": 1.0}
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -91,8 +96,8 @@ class Samples:
         """Count the samples that begin in each block."""
         ids: Ints = np.zeros(self.n, dtype=np.int64)
         for dim, count in zip(grid.dims, grid.counts, strict=True):
-            at = self.origin.get(dim)
-            ids = ids * count + (0 if at is None else grid.tile_of_cells(dim)[at])
+            known = dim in self.origin
+            ids = ids * count + (grid.tile_of_cells(dim, self.origin[dim]) if known else 0)
         return np.bincount(ids, minlength=len(grid)).astype(np.int64)
 
     def check_known(self, dims: Sequence[str]) -> None:
@@ -272,7 +277,7 @@ def _bare_view(
     for dim, at in found.items():
         shape[dim] = int(known.get(dim, at.max(initial=0) + size.get(dim, 1)))
         name = dim if dim in table else f"{dim}_origin"
-        axis = _whole_axis(at, table[name], shape[dim]) if name in table else None
+        axis = whole_axis(at, table[name], shape[dim]) if name in table else None
         if axis is not None:
             coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
     time = next((dim for dim in times if dim in table), None)
@@ -291,24 +296,31 @@ def _bare_view(
     return CubeView.of(xr.Dataset({"cells": (tuple(shape), cells)}, coords))
 
 
-def _whole_axis(at: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None:
-    """Return the coordinate of all n cells, extrapolated if evenly spaced; else None."""
-    seen, first = np.unique(at, return_index=True)
-    known = values[first]
-    if seen.size == n:
-        return known
-    if known.dtype.kind not in "fiuM" or seen.size < 2:
+def whole_axis(at: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None:
+    """Return the coordinate of all n cells from that of some, if it is evenly spaced; else None."""
+    known, first = np.unique(at, return_index=True)
+    values = values[first]
+    if len(known) == n:
+        return values
+    if len(known) < 2 or values.dtype.kind not in "fiuM":
         return None
-    # windows seldom begin at the last cells of an axis
-    start = known[0]
-    offset = (known - start).astype(float)
-    step = offset[-1] / (seen[-1] - seen[0])
-    if not np.allclose(offset, step * (seen - seen[0]), rtol=1e-4, atol=1e-3 * abs(step)):
+    dates = values.dtype.kind == "M"
+    # relative to the first value, so that dates stay exact
+    apart = values - values[0] if dates else values
+    numbers = apart.astype(float)
+    step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
+    line = numbers[0] + step * (np.arange(n) - known[0])
+    rounding = _ROUNDING * np.abs(numbers).max()
+    if dates:
+        rounding = _ROUNDING_OF_DATES.get(np.datetime_data(values.dtype)[0], 1e-3)
+    if not np.abs(line[known] - numbers).max() <= rounding:  # NaN is not even either
         return None
-    apart = step * (np.arange(n) - seen[0])
-    if known.dtype.kind == "M":
-        return np.asarray(start + np.round(apart).astype(np.int64).astype((known - start).dtype))
-    return np.asarray(start + apart)
+    if values.dtype.kind != "f":
+        line = np.round(line)
+    line = line.astype(apart.dtype)
+    axis: NDArray[Any] = values[0] + line if dates else line
+    axis[known] = values
+    return axis
 
 
 def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str, Ints]:
