@@ -129,8 +129,6 @@ class History:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, History) and self._columns == other._columns
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"History({len(self)} epochs: {', '.join(self._columns)})"
 
