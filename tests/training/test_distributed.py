@@ -39,7 +39,7 @@ from ml4cube.training.ranks.dist import World, ddp_init
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.unshared_data import unshared
 from ml4cube.training.run import loop
-from tests.distributed_runner import Scenes, assert_same_on_all_ranks, on_ranks
+from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks, on_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (
     ROOT,
@@ -59,8 +59,8 @@ pytestmark = pytest.mark.slow
 
 # ---------------------------------------------------------- what runs on two ranks
 
-SCENES = Scenes()
-scene, stage = SCENES.add, SCENES.stage()
+TWO_RANKS = TwoRanks()
+on_two_ranks, ran = TWO_RANKS.add, TWO_RANKS.fixture()
 
 
 def raise_interrupt():
@@ -119,7 +119,7 @@ def val_loaders(samples):
     return loaders
 
 
-@scene
+@on_two_ranks
 def validation_is_exact(folder=None):
     """37 samples, and fewer than ranks; loss, plain metric, AUROC, R2 and our own RMSE."""
     for samples in (37, 2, 1):
@@ -172,7 +172,7 @@ class Samples(Metric):
         return self.n.float()
 
 
-@scene
+@on_two_ranks
 def states_of_torchmetrics_are_added_up_once(folder=None):
     ranks = dist.is_initialized()
     _, val = prep_dataloader(dataset(8), dataset(5), batch_size=2, parallel=ranks)
@@ -207,7 +207,7 @@ def test_exact_loader_gives_every_sample_once(batched):
 # ----------------------------------------------------------- training over ranks
 
 
-@scene
+@on_two_ranks
 def ranks_train_as_one_process_on_their_joint_batches(folder):
     """Batches cut from one data set, of unequal sizes; also two to an optimizer step."""
     sizes = [[4, 1, 4, 2], [4, 7, 4, 1]]
@@ -233,7 +233,7 @@ def ranks_train_as_one_process_on_their_joint_batches(folder):
             assert own_loss == pytest.approx(loss, rel=1e-5)
 
 
-@scene
+@on_two_ranks
 def layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(folder):
     """The first layer from epoch 2 on, the last not in epoch 3, nor from step 2 of epoch 4 on."""
     rank, eights = dist.get_rank(), list(DataLoader(dataset(32), batch_size=8))
@@ -262,7 +262,7 @@ def layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(folder):
 SIZES = [[4, 4, 4, 4, 4], [2, 1, 3]]  # batches of two ranks, in windows of two
 
 
-@scene
+@on_two_ranks
 def an_accumulator_steps_over_the_samples_of_all_ranks(folder):
     """A loop of one's own, on batches of unequal sizes and in unequal numbers."""
     rank, passed = dist.get_rank(), []
@@ -305,7 +305,7 @@ def accumulated_by_hand():
     return weights(model)
 
 
-@scene
+@on_two_ranks
 def unequal_loaders_end_together(folder):
     """Lists and loaders of unequal lengths, also with accumulation, and an empty rank."""
     rank, four = dist.get_rank(), (torch.ones(4, 3), torch.ones(4, 1))
@@ -336,7 +336,7 @@ class Noisy(Dataset):
         return x, x.sum(0, keepdim=True) + item / 10
 
 
-@scene
+@on_two_ranks
 def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
     """The rank with more batches drew one that no step took, before the snapshots."""
     for kind in ("plain", "standing"):
@@ -395,7 +395,7 @@ def test_sizes_are_promised_only_where_they_hold(tmp_path):
     assert fixed_sizes(prep_dataloader(ours, batch_size=4, augment=Flip("lon"))) == (2, 4, 4)
 
 
-@scene
+@on_two_ranks
 def best_model_file_and_resume_agree_on_all_ranks(folder):
     """Early stop, best model and its file, and resuming, on ranks with different data."""
     best, snapshot = f"{folder}/best.pt", f"{folder}/snapshot.pt"
@@ -439,7 +439,7 @@ def best_model_file_and_resume_agree_on_all_ranks(folder):
     assert Path(best).read_bytes() == before
 
 
-@scene
+@on_two_ranks
 def our_loaders_train_validate_and_resume_on_ranks(folder):
     """Loaders of `prep_dataloader` over a store and over tensors: nothing is asked per step."""
     if dist.get_rank() == 0:
@@ -482,7 +482,7 @@ class Stream(IterableDataset):
         yield from self.items
 
 
-@scene
+@on_two_ranks
 def loaders_that_are_not_shared_out_are_shared_or_warned_of(folder):
     """What each rank trains on, and what rank 0 warns of."""
     data, rank = dataset(37), dist.get_rank()
@@ -556,13 +556,13 @@ def test_what_a_rank_takes_is_told_apart_by_its_content():
     assert torch.equal(next(iter(once)), x[0])  # it was not read
 
 
-@scene
+@on_two_ranks
 def a_snapshot_goes_on_with_another_number_of_ranks(folder):
     trainer(ranks=True, snapshot_path=f"{folder}/s.pt", epochs=3).train()
 
 
-def test_a_snapshot_of_two_ranks_goes_on_with_one(stage):
-    path = stage[0] / "a_snapshot_goes_on_with_another_number_of_ranks" / "s.pt"
+def test_a_snapshot_of_two_ranks_goes_on_with_one(ran):
+    path = ran[0] / "a_snapshot_goes_on_with_another_number_of_ranks" / "s.pt"
     run = trainer(snapshot_path=path, epochs=5)
     run.train()
     assert len(run.history) == 5
@@ -616,7 +616,7 @@ class Passes(list):
         return super().__iter__()
 
 
-@scene
+@on_two_ranks
 def a_run_that_failed_on_all_ranks_is_over_for_the_next(folder):
     gaps = torch.full((4, 3), torch.nan if dist.get_rank() == 1 else 1.0)
     val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
@@ -628,10 +628,7 @@ def a_run_that_failed_on_all_ranks_is_over_for_the_next(folder):
     assert val.passes == 2
 
 
-@pytest.mark.parametrize("name", SCENES)
-def test_on_two_ranks(stage, name):
-    failed = [errors[name] for errors in stage[1] if name in errors]
-    assert not failed, "\n".join(failed)
+test_on_two_ranks = TWO_RANKS.test()
 
 
 def _children():
