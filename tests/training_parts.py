@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ class Stateful:
 
     def __init__(self, batches: list[Any]) -> None:
         self.batches, self.given, self.start = batches, 0, 0
+        self.told: dict[str, int] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Begin at once."""
@@ -103,7 +105,7 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Let the next pass begin after so many."""
-        self.given = self.start = state["given"]
+        self.told, self.given, self.start = state, state["given"], state["given"]
 
 
 class Standing(Stateful):
@@ -166,6 +168,7 @@ def resumed_alike(
     resumed = fresh(snapshot_path=path, **settings)
     assert weights(resumed.train()) == weights(model)
     assert losses(resumed) == losses(whole)
+    assert resumed.best_epoch == whole.best_epoch
     return position, resumed
 
 
@@ -207,6 +210,17 @@ class Counting(nn.Linear):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take it back."""
         self.calls = dict(state)
+
+
+class Planted:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what unpickling calls."""
+        return os.mkdir, (str(self.mark),)
 
 
 def meet_now(loop: Any) -> None:

@@ -51,6 +51,7 @@ from tests.training_parts import (
     losses,
     meet_now,
     network,
+    resumed_alike,
     trainer,
     weights,
 )
@@ -61,10 +62,6 @@ pytestmark = pytest.mark.slow
 
 TWO_RANKS = TwoRanks()
 on_two_ranks, ran = TWO_RANKS.add, TWO_RANKS.fixture()
-
-
-def raise_interrupt():
-    raise Interrupt
 
 
 def tell_usr1():
@@ -360,7 +357,7 @@ def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
         path = f"{folder}/{kind}.pt"
         for _ in range(2):
             with pytest.raises(Interrupt):
-                fresh(snapshot_path=path, callbacks=[Save(), At(4, raise_interrupt)]).train()
+                fresh(snapshot_path=path, callbacks=[Save(), At(4)]).train()
         ranks = torch.load(path, weights_only=True)["ranks"]
         assert [rank["state"]["batch"] for rank in ranks] == [4, 3]
         resumed = fresh(snapshot_path=path)
@@ -414,19 +411,12 @@ def best_model_file_and_resume_agree_on_all_ranks(folder):
         x, y = dataset(17, seed=1).tensors
         loss = nn.functional.mse_loss(trained(x), y).item()
     assert whole.best_loss == pytest.approx(loss, rel=1e-5)
-    for at in (20, 13):
-        stop = [At(at, raise_interrupt)]
-        if at == 13:
-            # Only one rank is told; all save at the same step.
-            told = At(12, lambda: dist.get_rank() or tell_usr1())
-            stop = [told, *stop, EveryStep()]
-        with pytest.raises(Interrupt):
-            fresh(snapshot_path=f"{snapshot}{at}", save_every=1, callbacks=stop).train()
-        step = torch.load(f"{snapshot}{at}", weights_only=True)["state"]["step"]
-        assert step == (15 if at == 20 else 12), step
-        resumed = fresh(snapshot_path=f"{snapshot}{at}", save_every=1)
-        assert weights(resumed.train()) == model
-        assert losses(resumed) == losses(whole)
+    # Only one rank is told; all save at the same step.
+    told = At(12, lambda: dist.get_rank() or tell_usr1())
+    for at, step, callbacks in ((20, 15, []), (13, 12, [told, EveryStep()])):
+        stops = [*callbacks, At(at)]
+        position, _ = resumed_alike(f"{snapshot}{at}", fresh, *stops, save_every=1)
+        assert position["step"] == step
     dist.barrier()
     if dist.get_rank() == 0:
         content = bytearray(Path(f"{snapshot}13").read_bytes())
@@ -456,19 +446,14 @@ def our_loaders_train_validate_and_resume_on_ranks(folder):
             return trainer(ranks=True, model=model, train=train, val=val, **more)
 
         whole = fresh()
-        model = weights(whole.train())
+        whole.train()
         assert whole._loop.feed.even
         assert sum(r["val_n"] for r in whole.history["ranks"][0]) == 37
         # inside an epoch, and after its last batch, when the loader stands in the next one
         for step, callbacks in ((6, [EveryStep()]), (8, [])):
-            path = f"{folder}/{kind}-{step}.pt"
-            stops = [At(step, tell_usr1), At(step + 1, raise_interrupt), *callbacks]
-            with pytest.raises(Interrupt):
-                fresh(snapshot_path=path, callbacks=stops).train()
-            assert torch.load(path, weights_only=True)["state"]["step"] == step
-            resumed = fresh(snapshot_path=path)
-            assert weights(resumed.train()) == model
-            assert losses(resumed) == losses(whole)
+            stops = At(step, tell_usr1), At(step + 1), *callbacks
+            position, _ = resumed_alike(f"{folder}/{kind}-{step}.pt", fresh, *stops)
+            assert position["step"] == step
         assert_same_on_all_ranks(losses(whole))
 
 
