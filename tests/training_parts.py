@@ -69,9 +69,18 @@ def trainer(
     return kind(model, train, val, optimizer, **arguments)
 
 
-def weights(model: nn.Module) -> dict[str, list[Any]]:
-    """All values of a model, comparable and small enough to send."""
-    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+def weights(model: nn.Module | str | Path) -> dict[str, list[Any]]:
+    """All values of a model, or of its file, comparable and small enough to send."""
+    is_model = isinstance(model, nn.Module)
+    state = model.state_dict() if is_model else torch.load(model, weights_only=True)
+    return {name: tensor.tolist() for name, tensor in state.items()}
+
+
+def squared_error(model: nn.Module, data: TensorDataset | None = None) -> float:
+    """The loss of a model over the validation data of `trainer`, or other data, at once."""
+    x, y = (data or dataset(17, seed=1)).tensors
+    with torch.no_grad():
+        return nn.functional.mse_loss(model.eval()(x), y).item()
 
 
 def losses(trained: Any) -> dict[str, list[Any]]:

@@ -1,7 +1,7 @@
 """Callbacks: objects whose methods the training loop calls at fixed moments.
 
 A callback is called on every rank. It should write or show only where ``loop.world.is_main``. What
-it learns over time belongs into `state_dict`, and so into snapshots.
+it learns over time belongs in `state_dict`, and so in snapshots.
 """
 
 from __future__ import annotations

@@ -19,6 +19,18 @@ from ml4cube.core.errors import InvalidValueError
 
 __all__ = ["History", "TrainState"]
 
+# Columns of a History that no metric may have.
+COLUMNS = {
+    "epoch",
+    "train_loss",
+    "val_loss",
+    "lr",
+    "grad_norm",
+    "grad_norm_max",
+    "seconds",
+    "ranks",
+}
+
 
 @dataclass
 class TrainState:

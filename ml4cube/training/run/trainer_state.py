@@ -22,15 +22,11 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import spread_weights
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised import Supervised
-from ml4cube.training.state import History, TrainState, copy_weights
+from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights
 
 Log = defaultdict[str, list[Any]]
-_COLUMNS = {"epoch", "train_loss", "val_loss", "lr", "seconds", "ranks"}
-# What training changes in a Trainer, apart from the parts that have a state_dict.
+# What training changes in a Trainer, apart from parts and callbacks, which have a state_dict.
 _CHANGES = (
-    "best_epoch",
-    "best_loss",
-    "best_weights",
     "history",
     "log_test",
     "log_train",
@@ -271,7 +267,7 @@ def _checked_metrics(found: Any) -> dict[str, float]:
         raise InvalidTypeError(
             f"metric_on_epoch_end() must return a dict {{name: number}} or None, got {found!r}"
         )
-    taken = [name for name in found if name in _COLUMNS]
+    taken = [name for name in found if name in COLUMNS]
     if taken:
         raise InvalidValueError(
             f"metric_on_epoch_end() returned {taken}, which are columns of the History; use other "
