@@ -479,11 +479,7 @@ def test_learning_rates_of_all_groups_are_logged():
     assert run.history["lr/1"] == [0.01]
 
 
-def test_seed_everything_seeds_and_returns():
-    assert seed_everything(3) == 3
-    first = torch.rand(1)
-    seed_everything(3)
-    assert torch.equal(first, torch.rand(1))
+def test_seed_everything_refuses_what_numpy_cannot_take():
     for bad in (-1, 2**32, 1.5, True, None):
         with pytest.raises(InvalidValueError, match="seed must be an integer"):
             seed_everything(bad)
