@@ -29,37 +29,48 @@ def on_ranks(nproc: int, fn: Callable[..., Any], *args: Any, timeout: float = 60
     return results
 
 
-class Scenes(dict[str, Callable[[str], None]]):
-    """What two ranks play, by name; each scene gets a folder of its own and checks itself.
+class TwoRanks(dict[str, Callable[[str], None]]):
+    """Functions of a test file that run on two ranks, by name, each with a folder of its own.
 
-    Starting ranks takes longer than what they do, so a file's scenes are played by the same ranks.
+    Starting ranks takes longer than what they do, so the functions of a file share them.
     """
 
-    def add(self, scene: Callable[[str], None]) -> Callable[[str], None]:
-        """Add a scene under its own name, as a decorator."""
-        self[scene.__name__] = scene
-        return scene
+    def add(self, function: Callable[[str], None]) -> Callable[[str], None]:
+        """Add a function under its own name, as a decorator."""
+        self[function.__name__] = function
+        return function
 
-    def stage(self) -> Any:
-        """Make the fixture of a file: a folder with one per scene, and the errors of each rank."""
+    def fixture(self) -> Any:
+        """Make the fixture `ran` of a file: the folder, and the errors of each rank."""
 
         @pytest.fixture(scope="module")
-        def stage(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, str]]]:
-            folder = tmp_path_factory.mktemp("stage")
-            return folder, on_ranks(2, _play, dict(self), str(folder), timeout=120.0)
+        def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, str]]]:
+            folder = tmp_path_factory.mktemp("two_ranks")
+            return folder, on_ranks(2, _run_each, dict(self), str(folder), timeout=120.0)
 
-        return stage
+        return ran
+
+    def test(self) -> Any:
+        """Make the test of a file, after its last function."""
+
+        @pytest.mark.slow
+        @pytest.mark.parametrize("name", self)
+        def test_on_two_ranks(ran: tuple[Path, list[dict[str, str]]], name: str) -> None:
+            failed = [errors[name] for errors in ran[1] if name in errors]
+            assert not failed, "\n".join(failed)
+
+        return test_on_two_ranks
 
 
-def _play(scenes: dict[str, Callable[[str], None]], folder: str) -> dict[str, str]:
-    """Call each scene; return the errors of this rank by scene."""
+def _run_each(functions: dict[str, Callable[[str], None]], folder: str) -> dict[str, str]:
+    """Call each function; return the errors of this rank by name."""
     failed = {}
-    for name, scene in scenes.items():
+    for name, function in functions.items():
         own = os.path.join(folder, name)
         os.makedirs(own, exist_ok=True)
         dist.barrier()
         try:
-            scene(own)
+            function(own)
         except Exception:
             failed[name] = traceback.format_exc()
     return failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,18 @@ def trainer(
     return kind(model, train, val, optimizer, **arguments)
 
 
-def weights(model: nn.Module) -> dict[str, list[Any]]:
-    """All values of a model, comparable and small enough to send."""
-    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+def weights(model: nn.Module | str | Path) -> dict[str, list[Any]]:
+    """All values of a model, or of its file, comparable and small enough to send."""
+    is_model = isinstance(model, nn.Module)
+    state = model.state_dict() if is_model else torch.load(model, weights_only=True)
+    return {name: tensor.tolist() for name, tensor in state.items()}
+
+
+def squared_error(model: nn.Module, data: TensorDataset | None = None) -> float:
+    """The loss of a model over the validation data of `trainer`, or other data, at once."""
+    x, y = (data or dataset(17, seed=1)).tensors
+    with torch.no_grad():
+        return nn.functional.mse_loss(model.eval()(x), y).item()
 
 
 def losses(trained: Any) -> dict[str, list[Any]]:
@@ -84,6 +94,7 @@ class Stateful:
 
     def __init__(self, batches: list[Any]) -> None:
         self.batches, self.given, self.start = batches, 0, 0
+        self.told: dict[str, int] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Begin at once."""
@@ -103,7 +114,7 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Let the next pass begin after so many."""
-        self.given = self.start = state["given"]
+        self.told, self.given, self.start = state, state["given"], state["given"]
 
 
 class Standing(Stateful):
@@ -166,6 +177,7 @@ def resumed_alike(
     resumed = fresh(snapshot_path=path, **settings)
     assert weights(resumed.train()) == weights(model)
     assert losses(resumed) == losses(whole)
+    assert resumed.best_epoch == whole.best_epoch
     return position, resumed
 
 
@@ -207,6 +219,17 @@ class Counting(nn.Linear):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take it back."""
         self.calls = dict(state)
+
+
+class Planted:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what unpickling calls."""
+        return os.mkdir, (str(self.mark),)
 
 
 def meet_now(loop: Any) -> None:

@@ -217,8 +217,8 @@ class ModelCheckpoint(_Judging):
     ``value`` and ``run``; `ml4cube.training.files.checkpoint.read_file` and
     ``torch.load(weights_only=True)`` read it. A new file is whole before an old one is removed, and
     only files of this run are replaced or removed. With ``ema``, the model is the average, and
-    the weights that the optimizer was changing are not in the file. A run goes on from its
-    snapshot, not from here.
+    the weights that the optimizer was changing are not in the file. A run is resumed from its
+    snapshot, not from these files.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Callbacks: objects whose methods the training loop calls at fixed moments.
 
 A callback is called on every rank. It should write or show only where ``loop.world.is_main``. What
-it learns over time belongs into `state_dict`, and so into snapshots.
+it learns over time belongs in `state_dict`, and so in snapshots.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ml4cube.training.inputs.options import Options
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import Strategy
 from ml4cube.training.state import History, TrainState
+
+__all__ = ["Callback", "TrainingLoop", "is_better", "monitored"]
 
 
 class TrainingLoop(Protocol):
@@ -243,24 +245,8 @@ class Callback:
 HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
-def listed(given: Any) -> list[Any]:
-    """Return the objects of an argument that takes one object or several.
-
-    Parameters
-    ----------
-    given : object, iterable of object, or None
-        As the user gave it.
-
-    Returns
-    -------
-    list
-        Empty for None.
-
-    Examples
-    --------
-    >>> listed(None), listed("one"), listed(("one", "two"))
-    ([], ['one'], ['one', 'two'])
-    """
+def as_list(given: Any) -> list[Any]:
+    """Return the objects of an argument that takes one object, several or None."""
     if given is None:
         return []
     several = isinstance(given, Iterable) and not isinstance(given, str)
@@ -268,24 +254,8 @@ def listed(given: Any) -> list[Any]:
 
 
 def as_callbacks(given: Any) -> list[Callback]:
-    """Return the callbacks of a run.
-
-    Parameters
-    ----------
-    given : Callback, iterable of Callback, or None
-        As the user gave them.
-
-    Returns
-    -------
-    list of Callback
-        In the same order.
-
-    Raises
-    ------
-    InvalidTypeError
-        If one is not a Callback.
-    """
-    callbacks = listed(given)
+    """Return the callbacks of a run, or refuse anything else."""
+    callbacks = as_list(given)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise InvalidTypeError(

@@ -294,8 +294,8 @@ class Trainer:
     def apply_weights(self) -> nn.Module:
         """Put the weights of the best epoch so far into the model; every rank.
 
-        `train` does so at its end; this is for one that was broken off, as by Ctrl-C, which leaves
-        the model as its last step did. Trained on, it goes on from the best epoch.
+        `train` does so at its end; call this after a run that was interrupted, as by Ctrl-C, which
+        leaves the model as after the last step. A later `train` continues from these weights.
 
         Returns
         -------

@@ -10,7 +10,7 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
-from ml4cube.training.events import Callback, TrainingLoop, listed
+from ml4cube.training.events import Callback, TrainingLoop, as_list
 from ml4cube.training.inputs.checks import refuse_class
 
 logger = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ class LoggerCallback(Callback):
     writes = True
 
     def __init__(self, loggers: Iterable[Any]) -> None:
-        self._loggers = listed(loggers)  # None where one was dropped
+        self._loggers = as_list(loggers)  # None where one was dropped
         for target in self._loggers:
             refuse_class("loggers", target)
             if not callable(getattr(target, "log", None)):

@@ -19,6 +19,18 @@ from ml4cube.core.errors import InvalidValueError
 
 __all__ = ["History", "TrainState"]
 
+# Columns of a History that no metric may have.
+COLUMNS = {
+    "epoch",
+    "train_loss",
+    "val_loss",
+    "lr",
+    "grad_norm",
+    "grad_norm_max",
+    "seconds",
+    "ranks",
+}
+
 
 @dataclass
 class TrainState:
@@ -128,8 +140,6 @@ class History:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, History) and self._columns == other._columns
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"History({len(self)} epochs: {', '.join(self._columns)})"

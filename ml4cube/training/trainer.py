@@ -17,7 +17,7 @@ from ml4cube.training.addons.core import AddOnBase, combine
 from ml4cube.training.addons.web_logger import web_loggers
 from ml4cube.training.advanced import AdvancedTrainer
 from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, note_best, reporting
-from ml4cube.training.events import Callback, as_callbacks, listed
+from ml4cube.training.events import Callback, as_callbacks, as_list
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_loss, check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
@@ -163,7 +163,7 @@ class Trainer(TrainerState):
         arguments = dict(locals())
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
-        loggers = [*listed(loggers), *web_loggers(web_logger, self.add_ons)]
+        loggers = [*as_list(loggers), *web_loggers(web_logger, self.add_ons)]
         ddp_init()
         world = World.current(_own_device(device))
         super().__init__(

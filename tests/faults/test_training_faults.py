@@ -203,16 +203,6 @@ def test_out_of_time_it_goes_on_and_a_finished_run_is_left_alone(
     assert (launcher.folder / "snapshot.pt").read_bytes() == before
 
 
-@pytest.mark.soak  # test_training_distributed does so without torchrun
-@pytest.mark.timeout(600)
-def test_our_loader_that_has_given_all_when_it_is_told_to_stop(
-    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """In validation: the loader then stands in an epoch that the run has not begun."""
-    calm = undisturbed(tmp_path_factory, ours=True)
-    stop_again_and_again(launcher, calm, [("validation", 25, "1")], ours=True)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_ranks_with_shares_of_a_model_killed_and_told_to_stop(

@@ -21,7 +21,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.pytorch_distributed import Trainer, ddp_cleanup, ddp_init, dist_train
 from ml4cube.training.ranks.dist import World
@@ -134,12 +133,9 @@ def make_trainer(folder: Path, harm: Harm, plan: dict[str, Any]) -> Trainer:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     train, val = data(104, seed=1), Watched(data(37, seed=2), harm)
-    batches: Any = DataLoader(train, batch_size=4, sampler=share(train, shuffle=True))
-    if plan.get("ours"):
-        batches = prep_dataloader(train, batch_size=4, parallel=True, seed=3)
     return Trainer(
         net,
-        batches,
+        DataLoader(train, batch_size=4, sampler=share(train, shuffle=True)),
         DataLoader(val, batch_size=5, sampler=share(val, shuffle=False)),
         optimizer,
         save_every=1,

@@ -27,7 +27,7 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.trainer import Trainer
 from tests.distributed_runner import kept_ranks, on_ranks
 from tests.training.test_loggers import FakeNeptune, FakeWandB
-from tests.training_parts import loader, network, weights
+from tests.training_parts import Planted, loader, network, weights
 
 
 def make(*add_ons, model=None, base=Trainer, **arguments):
@@ -295,16 +295,6 @@ def test_the_suffix_of_a_file_of_weights_is_its_format(tmp_path):
         run.load_state()
 
 
-class Planted:
-    """A pickle that would leave a mark."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __reduce__(self):
-        return (os.mkdir, (self.mark,))
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 def test_damaged_and_planted_files_are_refused(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
@@ -316,14 +306,14 @@ def test_damaged_and_planted_files_are_refused(tmp_path, monkeypatch, kind):
         with pytest.raises(StoreError, match="was not written by save_state"):
             run.load_state()
 
-    mark = str(tmp_path / "executed")
+    mark = tmp_path / "executed"
     for name in (model, state):
         torch.save({"model": Planted(mark)}, name)
     with pytest.raises(StoreError):
         run.load_model(model)
     with pytest.raises(StoreError):
         run.load_state()
-    assert not os.path.exists(mark)
+    assert not mark.exists()
 
 
 def test_a_state_of_another_make_is_refused(tmp_path):

@@ -14,12 +14,12 @@ from ml4cube.training import distributed
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator, MultiGPUTrainer
 from ml4cube.training.files.checkpoint import read_file
-from ml4cube.training.loggers import TensorBoardLogger
+from ml4cube.training.loggers import CSVLogger
 from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping, ModelCheckpoint
 from tests.distributed_runner import on_ranks
-from tests.training_parts import dataset, losses, network, trainer, weights
+from tests.training_parts import At, dataset, losses, network, trainer, weights
 
 
 class Script(Callback):
@@ -70,8 +70,15 @@ def test_one_checkpoint_over_several_runs_keeps_the_best_few_of_each(tmp_path):
 
 
 def test_fit_equals_the_trainer_underneath_and_resumes(tmp_path):
+    """With all that seed 003 names; checkpoints, callbacks and loggers are called."""
     data, val = dataset(40), DataLoader(dataset(17, seed=1), batch_size=5)
-    whole = trainer(gradient_accumulation_steps=2, epochs=4)
+    settings = {
+        "use_amp": True,
+        "gradient_accumulation_steps": 2,
+        "gradient_clip": 0.05,
+        "metrics": {"l1": nn.L1Loss()},
+    }
+    whole = trainer(**settings, epochs=4)
     whole.train()
 
     def fit(epochs):
@@ -82,18 +89,27 @@ def test_fit_equals_the_trainer_underneath_and_resumes(tmp_path):
             optimizer,
             nn.MSELoss(),
             torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9),
-            gradient_accumulation_steps=2,
             early_stopping=EarlyStopping(patience=10),
+            checkpoint=checkpoint,
+            callbacks=At(1, lambda: seen.append("step 1")),
+            loggers=[CSVLogger(tmp_path / "log.csv")],
             snapshot_path=tmp_path / "s.pt",
             seed=3,
             device="cpu",
+            **settings,
         )
         parts.fit(DataLoader(data, batch_size=4, shuffle=True), val, epochs=epochs)
         return parts
 
+    checkpoint = ModelCheckpoint(tmp_path / "kept", monitor="l1", mode="max", save_top_k=2)
+    seen = []
     fit(2)
     history = fit(4).history.to_dict()
     assert {n: history[n] for n in losses(whole)} == losses(whole)
+    assert seen == ["step 1"]
+    kept = [read_file(path)["value"] for path in checkpoint.paths]
+    assert kept == sorted(history["l1"], reverse=True)[:2]
+    assert len((tmp_path / "log.csv").read_text().split()) == 5
 
 
 def fitted(epochs=3, val=True, **arguments):
@@ -106,74 +122,6 @@ def fitted(epochs=3, val=True, **arguments):
     held_out = DataLoader(dataset(9, seed=1), batch_size=4) if val else None
     parts.fit(DataLoader(dataset(24), batch_size=4), held_out, epochs=epochs)
     return parts
-
-
-def test_everything_the_document_names_at_once(tmp_path):
-    """Stopping, schedule, checkpoints, AMP, accumulation, clipping, TensorBoard, callbacks."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    class Look(nn.Linear):
-        seen = set()  # noqa: RUF012
-
-        def forward(self, x):
-            found = super().forward(x)
-            self.seen.add(found.dtype)
-            return found
-
-    class Count(Callback):
-        steps = epochs = 0
-
-        def on_step_end(self, loop):
-            Count.steps += 1
-
-        def on_epoch_end(self, loop, row):
-            Count.epochs += 1
-
-    model = Look(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    checkpoint = ModelCheckpoint(tmp_path / "kept", monitor="l1", mode="max", save_top_k=2)
-    parts = AdvancedTrainer(
-        model=model,
-        optimizer=optimizer,
-        criterion=nn.MSELoss(),
-        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
-        use_amp=True,
-        gradient_accumulation_steps=4,
-        gradient_clip=1.0,
-        early_stopping=EarlyStopping(patience=2, mode="max", monitor="l1"),
-        checkpoint=checkpoint,
-        metrics={"l1": nn.L1Loss()},
-        callbacks=[Script([4.0, 3.0, 2.0, 1.0], "l1"), Count()],
-        loggers=[TensorBoardLogger(tmp_path / "board")],
-        device="cpu",
-    )
-    history = parts.fit(
-        train_loader=DataLoader(dataset(24), batch_size=4),
-        val_loader=DataLoader(dataset(9, seed=1), batch_size=4),
-        epochs=4,
-    )
-    # 6 batches in windows of 4 are 2 steps; l1 falls, so "max" stops after the second strike
-    assert (len(history), Count.epochs, Count.steps) == (3, 3, 6)
-    assert history["lr"] == [0.01, 0.005, 0.0025]
-    assert Look.seen == {torch.bfloat16}
-    assert [int(path.stem[6:10]) for path in checkpoint.paths] == [1, 2]
-    board = EventAccumulator(str(tmp_path / "board"))
-    board.Reload()
-    found = [(event.step, event.value) for event in board.Scalars("val_loss")]
-    assert found == [(2 * i, pytest.approx(v)) for i, v in enumerate(history["val_loss"], start=1)]
-
-
-def test_a_second_fit_trains_on_with_all_its_patience():
-    stopping = EarlyStopping(patience=1, monitor="train_loss")
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # never better
-    parts = AdvancedTrainer(
-        model, optimizer, nn.MSELoss(), early_stopping=stopping, device="cpu", seed=1
-    )
-    data = DataLoader(dataset(8), batch_size=4)
-    for _ in range(2):
-        history = parts.fit(data, epochs=5)
-        assert history["epoch"] == [1, 2]
 
 
 def test_further_settings_of_the_loop_are_handed_on(tmp_path):

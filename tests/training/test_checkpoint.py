@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ml4cube.errors import InvalidTypeError, StoreError
 from ml4cube.training.files import checkpoint
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
-from tests.training_parts import trainer
+from tests.training_parts import Planted, trainer
 
 CONTENT = {"weights": torch.arange(5000.0), "names": ["a", ("b", 1)], "none": None, 3: 0.5}
 
@@ -49,23 +49,13 @@ def test_missing_and_foreign_files_are_refused(tmp_path):
         read_file(tmp_path / "other.pt")
 
 
-class Evil:
-    """Unpickling it creates a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (self.path, "w"))
-
-
 @pytest.mark.parametrize("load", [read_file, lambda path: trainer(snapshot_path=path).train()])
 def test_planted_pickle_is_never_executed(tmp_path, monkeypatch, load):
     """Not even when its checksum is right and the environment turns the safe default off."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path, mark = tmp_path / "file.pt", tmp_path / "executed"
     with path.open("w+b") as file:
-        torch.save({"ml4cube_snapshot": 1, "model": Evil(str(mark))}, file)
+        torch.save({"ml4cube_snapshot": 1, "model": Planted(mark)}, file)
         checkpoint._seal(file)
     with pytest.raises(StoreError, match=r"file\.pt holds more than tensors"):
         load(path)

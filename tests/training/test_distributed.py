@@ -39,7 +39,7 @@ from ml4cube.training.ranks.dist import World, ddp_init
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.unshared_data import unshared
 from ml4cube.training.run import loop
-from tests.distributed_runner import Scenes, assert_same_on_all_ranks, on_ranks
+from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks, on_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (
     ROOT,
@@ -51,6 +51,8 @@ from tests.training_parts import (
     losses,
     meet_now,
     network,
+    resumed_alike,
+    squared_error,
     trainer,
     weights,
 )
@@ -59,12 +61,8 @@ pytestmark = pytest.mark.slow
 
 # ---------------------------------------------------------- what runs on two ranks
 
-SCENES = Scenes()
-scene, stage = SCENES.add, SCENES.stage()
-
-
-def raise_interrupt():
-    raise Interrupt
+TWO_RANKS = TwoRanks()
+on_two_ranks, ran = TWO_RANKS.add, TWO_RANKS.fixture()
 
 
 def tell_usr1():
@@ -119,7 +117,7 @@ def val_loaders(samples):
     return loaders
 
 
-@scene
+@on_two_ranks
 def validation_is_exact(folder=None):
     """37 samples, and fewer than ranks; loss, plain metric, AUROC, R2 and our own RMSE."""
     for samples in (37, 2, 1):
@@ -172,7 +170,7 @@ class Samples(Metric):
         return self.n.float()
 
 
-@scene
+@on_two_ranks
 def states_of_torchmetrics_are_added_up_once(folder=None):
     ranks = dist.is_initialized()
     _, val = prep_dataloader(dataset(8), dataset(5), batch_size=2, parallel=ranks)
@@ -207,7 +205,7 @@ def test_exact_loader_gives_every_sample_once(batched):
 # ----------------------------------------------------------- training over ranks
 
 
-@scene
+@on_two_ranks
 def ranks_train_as_one_process_on_their_joint_batches(folder):
     """Batches cut from one data set, of unequal sizes; also two to an optimizer step."""
     sizes = [[4, 1, 4, 2], [4, 7, 4, 1]]
@@ -233,7 +231,7 @@ def ranks_train_as_one_process_on_their_joint_batches(folder):
             assert own_loss == pytest.approx(loss, rel=1e-5)
 
 
-@scene
+@on_two_ranks
 def layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(folder):
     """The first layer from epoch 2 on, the last not in epoch 3, nor from step 2 of epoch 4 on."""
     rank, eights = dist.get_rank(), list(DataLoader(dataset(32), batch_size=8))
@@ -262,7 +260,7 @@ def layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(folder):
 SIZES = [[4, 4, 4, 4, 4], [2, 1, 3]]  # batches of two ranks, in windows of two
 
 
-@scene
+@on_two_ranks
 def an_accumulator_steps_over_the_samples_of_all_ranks(folder):
     """A loop of one's own, on batches of unequal sizes and in unequal numbers."""
     rank, passed = dist.get_rank(), []
@@ -305,7 +303,7 @@ def accumulated_by_hand():
     return weights(model)
 
 
-@scene
+@on_two_ranks
 def unequal_loaders_end_together(folder):
     """Lists and loaders of unequal lengths, also with accumulation, and an empty rank."""
     rank, four = dist.get_rank(), (torch.ones(4, 3), torch.ones(4, 1))
@@ -336,7 +334,7 @@ class Noisy(Dataset):
         return x, x.sum(0, keepdim=True) + item / 10
 
 
-@scene
+@on_two_ranks
 def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
     """The rank with more batches drew one that no step took, before the snapshots."""
     for kind in ("plain", "standing"):
@@ -360,7 +358,7 @@ def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
         path = f"{folder}/{kind}.pt"
         for _ in range(2):
             with pytest.raises(Interrupt):
-                fresh(snapshot_path=path, callbacks=[Save(), At(4, raise_interrupt)]).train()
+                fresh(snapshot_path=path, callbacks=[Save(), At(4)]).train()
         ranks = torch.load(path, weights_only=True)["ranks"]
         assert [rank["state"]["batch"] for rank in ranks] == [4, 3]
         resumed = fresh(snapshot_path=path)
@@ -395,7 +393,7 @@ def test_sizes_are_promised_only_where_they_hold(tmp_path):
     assert fixed_sizes(prep_dataloader(ours, batch_size=4, augment=Flip("lon"))) == (2, 4, 4)
 
 
-@scene
+@on_two_ranks
 def best_model_file_and_resume_agree_on_all_ranks(folder):
     """Early stop, best model and its file, and resuming, on ranks with different data."""
     best, snapshot = f"{folder}/best.pt", f"{folder}/snapshot.pt"
@@ -407,26 +405,16 @@ def best_model_file_and_resume_agree_on_all_ranks(folder):
     whole = fresh(best_model_path=best)
     trained = whole.train()
     model = weights(trained)
-    saved = torch.load(best, weights_only=True)
-    assert model == {name: tensor.tolist() for name, tensor in saved.items()}
+    assert model == weights(best)
     assert_same_on_all_ranks((model, losses(whole)))
-    with torch.no_grad():  # the loss that was reported is that of the file, batch norm included
-        x, y = dataset(17, seed=1).tensors
-        loss = nn.functional.mse_loss(trained(x), y).item()
-    assert whole.best_loss == pytest.approx(loss, rel=1e-5)
-    for at in (20, 13):
-        stop = [At(at, raise_interrupt)]
-        if at == 13:
-            # Only one rank is told; all save at the same step.
-            told = At(12, lambda: dist.get_rank() or tell_usr1())
-            stop = [told, *stop, EveryStep()]
-        with pytest.raises(Interrupt):
-            fresh(snapshot_path=f"{snapshot}{at}", save_every=1, callbacks=stop).train()
-        step = torch.load(f"{snapshot}{at}", weights_only=True)["state"]["step"]
-        assert step == (15 if at == 20 else 12), step
-        resumed = fresh(snapshot_path=f"{snapshot}{at}", save_every=1)
-        assert weights(resumed.train()) == model
-        assert losses(resumed) == losses(whole)
+    # the loss that was reported is that of the file, batch norm included
+    assert whole.best_loss == pytest.approx(squared_error(trained), rel=1e-5)
+    # Only one rank is told; all save at the same step.
+    told = At(12, lambda: dist.get_rank() or tell_usr1())
+    for at, step, callbacks in ((20, 15, []), (13, 12, [told, EveryStep()])):
+        stops = [*callbacks, At(at)]
+        position, _ = resumed_alike(f"{snapshot}{at}", fresh, *stops, save_every=1)
+        assert position["step"] == step
     dist.barrier()
     if dist.get_rank() == 0:
         content = bytearray(Path(f"{snapshot}13").read_bytes())
@@ -439,7 +427,7 @@ def best_model_file_and_resume_agree_on_all_ranks(folder):
     assert Path(best).read_bytes() == before
 
 
-@scene
+@on_two_ranks
 def our_loaders_train_validate_and_resume_on_ranks(folder):
     """Loaders of `prep_dataloader` over a store and over tensors: nothing is asked per step."""
     if dist.get_rank() == 0:
@@ -456,19 +444,14 @@ def our_loaders_train_validate_and_resume_on_ranks(folder):
             return trainer(ranks=True, model=model, train=train, val=val, **more)
 
         whole = fresh()
-        model = weights(whole.train())
+        whole.train()
         assert whole._loop.feed.even
         assert sum(r["val_n"] for r in whole.history["ranks"][0]) == 37
         # inside an epoch, and after its last batch, when the loader stands in the next one
         for step, callbacks in ((6, [EveryStep()]), (8, [])):
-            path = f"{folder}/{kind}-{step}.pt"
-            stops = [At(step, tell_usr1), At(step + 1, raise_interrupt), *callbacks]
-            with pytest.raises(Interrupt):
-                fresh(snapshot_path=path, callbacks=stops).train()
-            assert torch.load(path, weights_only=True)["state"]["step"] == step
-            resumed = fresh(snapshot_path=path)
-            assert weights(resumed.train()) == model
-            assert losses(resumed) == losses(whole)
+            stops = At(step, tell_usr1), At(step + 1), *callbacks
+            position, _ = resumed_alike(f"{folder}/{kind}-{step}.pt", fresh, *stops)
+            assert position["step"] == step
         assert_same_on_all_ranks(losses(whole))
 
 
@@ -482,7 +465,7 @@ class Stream(IterableDataset):
         yield from self.items
 
 
-@scene
+@on_two_ranks
 def loaders_that_are_not_shared_out_are_shared_or_warned_of(folder):
     """What each rank trains on, and what rank 0 warns of."""
     data, rank = dataset(37), dist.get_rank()
@@ -556,13 +539,13 @@ def test_what_a_rank_takes_is_told_apart_by_its_content():
     assert torch.equal(next(iter(once)), x[0])  # it was not read
 
 
-@scene
+@on_two_ranks
 def a_snapshot_goes_on_with_another_number_of_ranks(folder):
     trainer(ranks=True, snapshot_path=f"{folder}/s.pt", epochs=3).train()
 
 
-def test_a_snapshot_of_two_ranks_goes_on_with_one(stage):
-    path = stage[0] / "a_snapshot_goes_on_with_another_number_of_ranks" / "s.pt"
+def test_a_snapshot_of_two_ranks_goes_on_with_one(ran):
+    path = ran[0] / "a_snapshot_goes_on_with_another_number_of_ranks" / "s.pt"
     run = trainer(snapshot_path=path, epochs=5)
     run.train()
     assert len(run.history) == 5
@@ -616,7 +599,7 @@ class Passes(list):
         return super().__iter__()
 
 
-@scene
+@on_two_ranks
 def a_run_that_failed_on_all_ranks_is_over_for_the_next(folder):
     gaps = torch.full((4, 3), torch.nan if dist.get_rank() == 1 else 1.0)
     val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
@@ -628,10 +611,7 @@ def a_run_that_failed_on_all_ranks_is_over_for_the_next(folder):
     assert val.passes == 2
 
 
-@pytest.mark.parametrize("name", SCENES)
-def test_on_two_ranks(stage, name):
-    failed = [errors[name] for errors in stage[1] if name in errors]
-    assert not failed, "\n".join(failed)
+test_on_two_ranks = TWO_RANKS.test()
 
 
 def _children():

@@ -1,7 +1,7 @@
 """What a run can be told besides its parts: limits, time, averages, compiling, several sets."""
 
+import itertools
 import math
-import os
 import time
 from datetime import timedelta
 
@@ -10,7 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+)
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import MeanSquaredError, R2Score
 from torchmetrics.classification import BinaryAUROC
@@ -22,10 +29,9 @@ from ml4cube.training.callbacks import Callback, ModelCheckpoint, RankReport
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.pytorch import Trainer
-from ml4cube.training.ranks.dist import World
 from ml4cube.training.seeding import seed_everything
 from ml4cube.training.trainer import Trainer as StepTrainer
-from tests.distributed_runner import on_ranks
+from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (
     At,
@@ -38,26 +44,13 @@ from tests.training_parts import (
     meet_now,
     network,
     resumed_alike,
+    squared_error,
     trainer,
     weights,
 )
 
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """What every function named ``..._on_ranks`` below gave on each of two ranks, by its name."""
-    return on_ranks(2, run_all_on_ranks, str(tmp_path_factory.mktemp("ranks")), timeout=120.0)
-
-
-def run_all_on_ranks(folder):
-    """All in one group: starting ranks takes longer than what they do here."""
-    results = {}
-    for name, function in list(globals().items()):
-        if name.endswith("_on_ranks") and name != "run_all_on_ranks":
-            own = f"{folder}/{name}"
-            os.makedirs(own, exist_ok=True)
-            results[name] = function(own)
-    return results
+TWO_RANKS = TwoRanks()
+on_two_ranks, ran = TWO_RANKS.add, TWO_RANKS.fixture()
 
 
 class Seen(list):
@@ -298,26 +291,16 @@ def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
     assert path.exists()
 
 
-def limited_on_ranks(folder):
-    """Rank 1 alone is late: both end, at the same step."""
+@on_two_ranks
+def the_time_limit_of_one_rank_ends_all_in_order(folder):
     path = f"{folder}/s.pt"
-    rank = dist.get_rank()
-    run = trainer(
-        ranks=True, snapshot_path=path, callbacks=[Slow()], max_time=0.2 if rank else 60.0
-    )
-    run.train()
-    state = torch.load(path, weights_only=True)["state"]
-    resumed = trainer(ranks=True, snapshot_path=path)
-    model = weights(resumed.train())
-    return state["step"], model, losses(resumed), weights(trainer(ranks=True).train())
-
-
-@pytest.mark.slow
-def test_time_limit_of_one_rank_ends_all_in_order(two_ranks):
-    first, second = (results["limited_on_ranks"] for results in two_ranks)
-    assert first == second
-    assert 0 < first[0] < 5
-    assert first[1] == first[3]  # as undisturbed
+    late = 0.2 if dist.get_rank() else 60.0
+    trainer(ranks=True, snapshot_path=path, callbacks=[Slow()], max_time=late).train()
+    assert 0 < torch.load(path, weights_only=True)["state"]["step"] < 5
+    resumed, whole = trainer(ranks=True, snapshot_path=path), trainer(ranks=True)
+    assert weights(resumed.train()) == weights(whole.train())
+    assert losses(resumed) == losses(whole)
+    assert_same_on_all_ranks((weights(resumed.model), losses(resumed)))
 
 
 # --------------------------------------------------------------------- averaged weights
@@ -332,14 +315,11 @@ def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_p
         def on_step_end(self, loop):
             oracle.update_parameters(loop.model)
 
-    x, y = dataset(17, seed=1).tensors
     seen = []
 
     class Reported(Callback):
         def on_epoch_end(self, loop, row):
-            with torch.no_grad():
-                mean = nn.functional.mse_loss(oracle.module.eval()(x), y)
-            seen.append((row["val_loss"], mean.item()))
+            seen.append((row["val_loss"], squared_error(oracle.module)))
 
     run = trainer(
         model=model,
@@ -352,21 +332,19 @@ def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_p
     trained = run.train()
     for reported, mean in seen:
         assert reported == pytest.approx(mean, rel=1e-5)
-    saved = torch.load(path, weights_only=True)
-    assert weights(trained) == {name: tensor.tolist() for name, tensor in saved.items()}
+    assert weights(trained) == weights(path)
     again = network(seed=5, norm=True)
-    again.load_state_dict(saved)
-    with torch.no_grad():
-        mean = nn.functional.mse_loss(again.eval()(x), y).item()
-    assert mean == pytest.approx(run.best_loss, rel=1e-5)
+    again.load_state_dict(torch.load(path, weights_only=True))
+    assert squared_error(again) == pytest.approx(run.best_loss, rel=1e-5)
     plain = trainer(model=network(norm=True), early_stopping=False, epochs=4)
     plain.train()
     assert losses(plain)["train_loss"] == losses(run)["train_loss"]  # training goes on unaveraged
     assert losses(plain)["val_loss"] != losses(run)["val_loss"]
 
 
-def averaged_on_ranks(folder):
-    """Resume at an epoch's end, inside an epoch, and inside a validation."""
+@on_two_ranks
+def averages_are_resumed_bit_for_bit(folder):
+    """At an epoch's end, inside an epoch, and inside a validation."""
     ranks = dist.is_initialized()
 
     def fresh(**more):
@@ -376,11 +354,12 @@ def averaged_on_ranks(folder):
     _, resumed = resumed_alike(f"{folder}/end.pt", fresh, At(3 * steps - 2), save_every=1)
     for name, save in (("inside", Save(steps + 3)), ("validation", SaveInValidation())):
         resumed_alike(f"{folder}/{name}.pt", fresh, save, At(steps + 5))
-    return weights(resumed.model), losses(resumed)
+    if ranks:
+        assert_same_on_all_ranks((weights(resumed.model), losses(resumed)))
 
 
-def test_averages_are_resumed_bit_for_bit(tmp_path):
-    averaged_on_ranks(str(tmp_path))
+def test_averages_of_one_process_are_resumed_bit_for_bit(tmp_path):
+    averages_are_resumed_bit_for_bit(tmp_path)
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])
@@ -398,12 +377,6 @@ def test_a_second_run_trains_on_from_the_best_weights(ema):
     )
 
 
-@pytest.mark.slow
-def test_averages_are_the_same_on_all_ranks_and_resumed(two_ranks):
-    first, second = (results["averaged_on_ranks"] for results in two_ranks)
-    assert first == second
-
-
 def test_snapshot_with_an_average_is_resumed_without_where_that_is_asked_for(tmp_path):
     path = tmp_path / "s.pt"
     trainer(ema=0.9, snapshot_path=path, epochs=1).train()
@@ -419,26 +392,16 @@ def test_snapshot_with_an_average_is_resumed_without_where_that_is_asked_for(tmp
     assert begun == [{name: value.tolist() for name, value in content["model"].items()}]
 
 
-def batch_norm_on_ranks(folder):
+@on_two_ranks
+def batch_norm_over_ranks_is_reproduced_from_the_file(folder):
     """Ranks see different batches; what is reported is what the file gives."""
-    results = []
     for ema in (None, 0.9):
         path = f"{folder}/best-{ema}.pt"
         run = trainer(ranks=True, model=network(norm=True), best_model_path=path, ema=ema)
         run.train()
         model = network(seed=5, norm=True)
         model.load_state_dict(torch.load(path, weights_only=True))
-        x, y = dataset(17, seed=1).tensors
-        with torch.no_grad():
-            results.append((run.best_loss, nn.functional.mse_loss(model.eval()(x), y).item()))
-    return results
-
-
-@pytest.mark.slow
-def test_batch_norm_on_several_ranks_is_reproduced_from_the_file(two_ranks):
-    for results in two_ranks:
-        for reported, mean in results["batch_norm_on_ranks"]:
-            assert mean == pytest.approx(reported, rel=1e-6)
+        assert squared_error(model) == pytest.approx(run.best_loss, rel=1e-6)
 
 
 # ------------------------------------------------------------------------ compiling
@@ -451,24 +414,17 @@ def test_compiled_model_trains_the_same_and_saves_its_own_names(tmp_path):
     model = fast.train()
     assert type(model) is nn.Sequential
     assert fast.history["val_loss"] == pytest.approx(plain.history["val_loss"], rel=1e-5)
-    saved = torch.load(path, weights_only=True)
-    assert set(saved) == set(network().state_dict())
-    assert weights(model) == {name: tensor.tolist() for name, tensor in saved.items()}
+    assert weights(path).keys() == network().state_dict().keys()
+    assert weights(model) == weights(path)
 
 
-def compiled_on_ranks(folder):
+@on_two_ranks
+def a_compiled_model_trains_the_same_on_ranks(folder):
     run = trainer(ranks=True, compile={"backend": "aot_eager"}, epochs=1)
     plain = trainer(ranks=True, epochs=1)
     run.train()
     plain.train()
-    return run.history["val_loss"], plain.history["val_loss"]
-
-
-@pytest.mark.slow
-def test_compiled_model_trains_on_several_ranks(two_ranks):
-    for results in two_ranks:
-        fast, plain = results["compiled_on_ranks"]
-        assert fast == pytest.approx(plain, rel=1e-5)
+    assert run.history["val_loss"] == pytest.approx(plain.history["val_loss"], rel=1e-5)
 
 
 def test_missing_compiler_is_one_clear_error_before_training(monkeypatch):
@@ -523,11 +479,7 @@ def test_learning_rates_of_all_groups_are_logged():
     assert run.history["lr/1"] == [0.01]
 
 
-def test_seed_everything_seeds_and_returns():
-    assert seed_everything(3) == 3
-    first = torch.rand(1)
-    seed_everything(3)
-    assert torch.equal(first, torch.rand(1))
+def test_seed_everything_refuses_what_numpy_cannot_take():
     for bad in (-1, 2**32, 1.5, True, None):
         with pytest.raises(InvalidValueError, match="seed must be an integer"):
             seed_everything(bad)
@@ -536,53 +488,34 @@ def test_seed_everything_seeds_and_returns():
 # ------------------------------------------------------------- several validation sets
 
 
-def several_sets_on_ranks(folder=None):
-    """Each set, and all together, as one by one."""
+@on_two_ranks
+def several_validation_sets_are_each_exact_and_together(folder):
+    """As one process validates each set, and all samples, alone."""
     north, south = dataset(17, seed=1), dataset(6, seed=2)
-    rank, size = World.current("cpu").rank, World.current("cpu").size
+    scores = {"mae": nn.functional.l1_loss, "rmse": RMSE()}
+
+    def validated(val, ranks=False):
+        model, train = nn.Linear(3, 1), DataLoader(dataset(12), batch_size=4)
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.5)
+        settings = {"metrics": scores, "epochs": 1, "lr": 0.0}
+        run = trainer(ranks=ranks, model=model, train=train, val=val, **settings)
+        run.train()
+        return {name: run.history[name][0] for name in run.history}
 
     def own(data):
-        shares = torch.utils.data.Subset(data, range(rank, len(data), size))
+        shares = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
         return DataLoader(shares, batch_size=5)
 
-    scores = {"mae": nn.functional.l1_loss, "rmse": RMSE()}
-    results = {}
-    for name, val in {
-        "sets": {"north": own(north), "south": own(south)},
-        "north": own(north),
-        "south": own(south),
-        "all": own(torch.utils.data.ConcatDataset([north, south])),
-    }.items():
-        run = trainer(
-            ranks=True,
-            model=nn.Linear(3, 1),
-            train=DataLoader(dataset(12), batch_size=4),
-            val=val,
-            metrics=scores,
-            epochs=1,
-            schedule=False,
-        )
-        with torch.no_grad():
-            for parameter in run.model.parameters():
-                parameter.fill_(0.5)
-        run._loop.optimizer.param_groups[0]["lr"] = 0.0
-        run.train()
-        row = losses(run)
-        results[name] = {column: row[column][0] for column in row}
-    return results
+    def alone(data):
+        return validated(DataLoader(data, batch_size=5))
 
-
-@pytest.mark.slow
-def test_several_validation_sets_are_each_exact_and_together(two_ranks):
-    results = [several_sets_on_ranks(), *(r["several_sets_on_ranks"] for r in two_ranks)]
-    for result in results:
-        sets = result["sets"]
-        for column in ("val_loss", "mae", "rmse"):
-            for name in ("north", "south"):
-                truth = results[0][name][column]
-                assert sets[f"{column}/{name}"] == pytest.approx(truth, rel=1e-5)
-            assert sets[column] == pytest.approx(results[0]["all"][column], rel=1e-5)
-    assert not math.isclose(results[0]["north"]["val_loss"], results[0]["south"]["val_loss"])
+    found = validated({"north": own(north), "south": own(south)}, ranks=True)
+    truths = {"/north": alone(north), "/south": alone(south), "": alone(north + south)}
+    for column in ("val_loss", *scores):
+        for name, truth in truths.items():
+            assert found[f"{column}{name}"] == pytest.approx(truth[column], rel=1e-5)
+    assert not math.isclose(found["val_loss/north"], found["val_loss/south"])
 
 
 def test_an_empty_validation_set_is_named():
@@ -591,44 +524,15 @@ def test_an_empty_validation_set_is_named():
         trainer(val=val).train()
 
 
-def empty_on_ranks(folder):
-    """What validation without a sample raises, whatever the metric makes of that."""
-    ranks, said = dist.is_initialized(), []
+@on_two_ranks
+def validation_without_a_sample_is_named_whatever_the_metric(folder):
     for metric in (MeanSquaredError(), R2Score(), BinaryAUROC()):
-        with pytest.raises(EmptyPartError) as caught:
-            trainer(ranks=ranks, val=[], metrics={"m": metric}).train()
-        said.append(str(caught.value))
-    return said
+        with pytest.raises(EmptyPartError, match="test_data gave no sample"):
+            trainer(ranks=dist.is_initialized(), val=[], metrics={"m": metric}).train()
 
 
-@pytest.mark.slow
-def test_validation_without_a_sample_is_named_whatever_the_metric(two_ranks):
-    for said in [empty_on_ranks(""), *(results["empty_on_ranks"] for results in two_ranks)]:
-        assert all("test_data gave no sample" in one for one in said)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"limit_train_batches": 0}, "limit_train_batches must be"),
-        ({"limit_val_batches": 1.5}, "limit_val_batches must be"),
-        ({"limit_val_batches": True}, "limit_val_batches must be"),
-        ({"fast_dev_run": -1}, "fast_dev_run must be"),
-        ({"max_time": 0}, "max_time must be"),
-        ({"max_time": "1:30"}, "max_time must be"),
-        ({"ema": 1.0}, "ema must be"),
-        ({"ema": True}, "ema must be"),
-        ({"compile": 3}, "compile must be"),
-        ({"val": {}}, "empty dict"),
-        ({"val": {"a/b": [1]}}, "'a/b'"),
-        ({"val": {3: [1]}}, "got 3"),
-        ({"val": {"a": 3}}, "test_data['a'] must be a loader of batches, got 3"),
-    ],
-)
-def test_bad_settings_are_refused(arguments, message):
-    with pytest.raises((InvalidValueError, InvalidTypeError)) as caught:
-        trainer(**arguments)
-    assert message in str(caught.value)
+def test_validation_without_a_sample_is_named_in_one_process():
+    validation_without_a_sample_is_named_whatever_the_metric("")
 
 
 # -------------------------------------------------------------- where the time goes
@@ -651,36 +555,28 @@ class SlowModel(nn.Sequential):
         return super().forward(x)
 
 
-def one_slow_rank_on_ranks(folder):
-    """Rank 1 is slow, for one reason and for another, with and without buffers that travel."""
-    slow, results = dist.get_rank() == 1, []
-    for norm in (False, True):
-        for reason in ("data", "model"):
-            kind = SlowLoader if slow and reason == "data" else Seen
-            train = kind(DataLoader(dataset(96), batch_size=4))
-            model = network(norm=norm)
-            if slow and reason == "model":
-                model = SlowModel(*model)
-            run = trainer(ranks=True, model=model, train=train, epochs=1)
-            run.train()
-            results.append(run.history["ranks"][0])
-    return results
-
-
-@pytest.mark.slow
-def test_table_says_which_rank_is_slow_and_why(two_ranks):
-    first, second = (results["one_slow_rank_on_ranks"] for results in two_ranks)
-    assert first == second
-    for number, (quick, slow) in enumerate(first):
-        assert quick["communicate"] > slow["communicate"] + 0.3, first
-        for row in (quick, slow):
+@on_two_ranks
+def the_table_says_which_rank_is_slow_and_why(folder):
+    """Rank 1, for one reason and for another, with and without buffers that travel."""
+    is_slow = dist.get_rank() == 1
+    for norm, reason in itertools.product((False, True), ("data_wait", "compute")):
+        kind = SlowLoader if is_slow and reason == "data_wait" else Seen
+        model = network(norm=norm)
+        if is_slow and reason == "compute":
+            model = SlowModel(*model)
+        train = kind(DataLoader(dataset(96), batch_size=4))
+        run = trainer(ranks=True, model=model, train=train, epochs=1)
+        run.train()
+        quick, slow = rows = run.history["ranks"][0]
+        assert_same_on_all_ranks(rows)
+        assert quick["communicate"] > slow["communicate"] + 0.3, rows
+        for row in rows:
             shares = [row[name] for name in ("data_wait", "communicate", "compute")]
             assert sum(shares) == pytest.approx(1)
             assert min(shares) >= 0
-        why = ("data_wait", "compute")[number % 2]
-        assert slow[why] > quick[why] + 0.3
-        said = RankReport.table({"epoch": 1, "train_loss": 1.0, "ranks": [quick, slow]})
-        cause = ("waits for data", "computes longer")[number % 2]
+        assert slow[reason] > quick[reason] + 0.3
+        said = RankReport.table({"epoch": 1, "train_loss": 1.0, "ranks": rows})
+        cause = "waits for data" if reason == "data_wait" else "computes longer"
         assert said.endswith(f"the others wait for rank 1, which {cause}")
 
 
@@ -767,3 +663,6 @@ def test_a_step_reads_nothing_from_the_device(own_steps, more, monkeypatch):
     assert len(between) >= 20
     assert between[0] == max(between), reads.per_step
     assert set(between) == {0}
+
+
+test_on_two_ranks = TWO_RANKS.test()

@@ -494,31 +494,19 @@ def test_accumulated_batches_count_by_what_their_losses_divide_by(kind):
         assert_alike(fit(cut, accumulate=len(cut), **kind), one)
 
 
-@pytest.fixture(scope="module")
-def two_ranks():
-    return on_ranks(2, on_two)
-
-
-def on_two():
-    return [cut_over_ranks(**kind) for kind in KINDS]
-
-
-def cut_over_ranks(**kind):
-    # equal lengths, unequal lengths, and a rank without any value; then accumulated
-    return [
-        fit([[(0, 12), (12, 24)]], **kind),
-        fit([[(0, 3), (3, 24)]], **kind),
-        fit([[(8, 12), (12, 24)], [(0, 4), (4, 8)]], accumulate=2, **kind),
-    ]
+def fitted_on_ranks():
+    """Equal lengths, unequal lengths, and a rank without any value; then accumulated."""
+    cuts = [[(0, 12), (12, 24)]], [[(0, 3), (3, 24)]], [[(8, 12), (12, 24)], [(0, 4), (4, 8)]]
+    return [[fit(cut, accumulate=len(cut), **kind) for cut in cuts] for kind in KINDS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_ranks_count_by_what_their_losses_divide_by(kind, two_ranks):
-    one = fit([[(0, 24)]], **KINDS[kind])
-    for results in two_ranks:
-        for found in results[kind]:
-            assert_alike(found, one)
+def test_ranks_count_by_what_their_losses_divide_by():
+    ones = [fit([[(0, 24)]], **kind) for kind in KINDS]
+    for results in on_ranks(2, fitted_on_ranks):
+        for one, found in zip(ones, results, strict=True):
+            for each in found:
+                assert_alike(each, one)
 
 
 def test_nothing_to_learn_leaves_the_model_and_is_an_error_only_where_nothing_ever_counts():

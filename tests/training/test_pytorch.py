@@ -33,11 +33,12 @@ from tests.training_parts import (
     Counting,
     Interrupt,
     Save,
+    Stateful,
     dataset,
     losses,
-    meet_now,
     network,
     resumed_alike,
+    squared_error,
     trainer,
     weights,
 )
@@ -76,11 +77,8 @@ def test_returned_model_is_the_best_epoch_and_equals_the_file(tmp_path):
     val = run.history["val_loss"]
     assert run.best_loss == min(val) < val[-1]
     assert run.best_epoch == val.index(min(val)) + 1
-    saved = torch.load(path, weights_only=True)
-    assert weights(trained) == {name: tensor.tolist() for name, tensor in saved.items()}
-    with torch.no_grad():
-        x, y = dataset(40).tensors
-        assert nn.functional.mse_loss(trained(x), y).item() == pytest.approx(min(val), rel=1e-6)
+    assert weights(trained) == weights(path)
+    assert squared_error(trained, dataset(40)) == pytest.approx(min(val), rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["MapLoader", "SampleLoader", "SampleLoader, ring"])
@@ -228,13 +226,6 @@ def test_inputs_alone_are_reconstructed(batch, shape):
     assert seen == [(shape, 12.0)] * 2
 
 
-def test_loss_that_sums_is_reported_per_sample_and_trains_the_same():
-    mean, total = (trainer(loss=nn.MSELoss(reduction=r)) for r in ("mean", "sum"))
-    mean.train()
-    total.train()
-    assert total.history["val_loss"] == pytest.approx(mean.history["val_loss"], rel=1e-5)
-
-
 # ------------------------------------------------------------- what steps are made of
 
 
@@ -339,36 +330,10 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):
         train = DataLoader(dataset(40), batch_size=2, shuffle=True, generator=source)
         return trainer(train=train, gradient_accumulation_steps=2, epochs=4, **arguments)
 
-    whole = fresh()
-    model = whole.train()
-    path = tmp_path / "snapshot.pt"
-
-    def usr1():
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    class Always(Callback):
-        """Look for signals after every step, so that the test says where."""
-
-        def on_step_end(self, loop):
-            meet_now(loop)
-
-    def stop():
-        if stop_at % 10:
-            usr1()
-
-    cut = [At(stop_at, stop), At(stop_at + 1), Always()]
-    with pytest.raises(Interrupt):
-        fresh(snapshot_path=path, save_every=1, callbacks=cut).train()
-    state = torch.load(path, weights_only=True)["state"]
-    assert state["step"] == stop_at
-    assert bool(state["batch"]) == bool(stop_at % 10)
-    with pytest.raises(Interrupt):  # and once more, later
-        fresh(snapshot_path=path, save_every=1, callbacks=[At(32), Always()]).train()
-    resumed = fresh(snapshot_path=path, save_every=1)
-    again = resumed.train()
-    assert weights(again) == weights(model)
-    assert losses(resumed) == losses(whole)
-    assert resumed.best_epoch == whole.best_epoch
+    stops = [Save(stop_at)] if stop_at % 10 else []
+    position, _ = resumed_alike(tmp_path / "s.pt", fresh, *stops, At(stop_at + 1), save_every=1)
+    assert position["step"] == stop_at
+    assert bool(position["batch"]) == bool(stop_at % 10)
 
 
 @pytest.mark.parametrize("hook", ["on_step_end", "on_row", "on_epoch_end"])
@@ -398,8 +363,7 @@ def test_finished_run_returns_at_once_with_its_own_best_model(tmp_path):
     before = paths["snapshot_path"].read_bytes()
     again = trainer(train=[None], **paths)  # a batch it could not use
     assert weights(again.train()) == weights(model)
-    saved = torch.load(paths["best_model_path"], weights_only=True)
-    assert weights(model) == {name: tensor.tolist() for name, tensor in saved.items()}
+    assert weights(model) == weights(paths["best_model_path"])
     assert losses(again) == losses(done)
     assert paths["snapshot_path"].read_bytes() == before
     longer = trainer(**paths | {"epochs": 5})
@@ -505,28 +469,10 @@ def test_snapshot_holds_the_data_statistics_and_names(tmp_path):
 
 
 def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
-    class Stateful(list):
-        start, given, told = 0, 0, None
-
-        def __iter__(self):
-            self.given = self.start
-            for item in self[self.start :]:
-                self.given += 1
-                yield item
-            self.start = 0
-
-        def state_dict(self):
-            return {"given": self.given}
-
-        def load_state_dict(self, state):
-            self.told = state
-            self.start = state["given"]
-
-    batches = [(torch.full((4, 3), float(i)), torch.zeros(4, 1)) for i in range(6)]
     loaders = []
 
     def fresh(**arguments):
-        loaders.append(Stateful(batches))
+        loaders.append(Stateful(list(DataLoader(dataset(24), batch_size=4))))
         return trainer(train=loaders[-1], **arguments)
 
     resumed_alike(tmp_path / "s.pt", fresh, Save(8), At(9))
@@ -611,6 +557,29 @@ def test_sigterm_leaves_a_snapshot_before_the_handler_that_was_there_is_called(t
         ({"callbacks": EarlyStopping}, InvalidTypeError, "subclasses of Callback"),
         ({"early_stopping": "yes"}, InvalidTypeError, "an EarlyStopping, got 'yes'"),
         ({"seed": -1}, InvalidValueError, "seed must be an int from 0, or None, got -1"),
+        ({"limit_train_batches": 0}, InvalidValueError, "limit_train_batches must be"),
+        ({"limit_val_batches": 1.5}, InvalidValueError, "limit_val_batches must be"),
+        ({"limit_val_batches": True}, InvalidValueError, "limit_val_batches must be"),
+        ({"fast_dev_run": -1}, InvalidValueError, "fast_dev_run must be"),
+        ({"max_time": 0}, InvalidValueError, "max_time must be"),
+        ({"max_time": "1:30"}, InvalidValueError, "max_time must be"),
+        ({"ema": 1.0}, InvalidValueError, "ema must be"),
+        ({"ema": True}, InvalidValueError, "ema must be"),
+        ({"compile": 3}, InvalidValueError, "compile must be"),
+        ({"val": {}}, InvalidValueError, "empty dict"),
+        ({"val": {"a/b": [1]}}, InvalidValueError, "'a/b'"),
+        ({"val": {3: [1]}}, InvalidValueError, "got 3"),
+        ({"strategy": "fdsp"}, InvalidValueError, "did you mean 'fsdp'"),
+        ({"shard_modules": 5}, InvalidValueError, "needs strategy='fsdp'"),
+        (
+            {"strategy": "fsdp", "find_unused_parameters": True},
+            InvalidValueError,
+            "contradict",
+        ),
+        *(
+            ({"strategy": "fsdp", "shard_modules": groups}, InvalidTypeError, "modules must be")
+            for groups in ("Linear", 0, [nn.Linear, 3], True, int)
+        ),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(

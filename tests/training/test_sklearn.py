@@ -23,6 +23,7 @@ from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.loggers import CSVLogger
 from ml4cube.training.sklearn import Trainer, load_model, save_model
 from tests.samplestores import write_store
+from tests.training_parts import Planted
 
 
 def numbers(samples=40, features=3, seed=0):
@@ -247,26 +248,16 @@ def test_loggers_get_every_epoch(tmp_path):
 # ---------------------------------------------------------------------- saving
 
 
-class Planted:
-    """Runs code when it is unpickled."""
-
-    def __reduce__(self):
-        return (sys.modules[__name__].executed.append, (1,))
-
-
-executed = []
-
-
 def test_a_planted_pickle_is_never_executed(tmp_path):
-    plain = tmp_path / "plain"
-    plain.write_bytes(pickle.dumps(Planted()))
+    plain, planted = tmp_path / "plain", pickle.dumps(Planted(tmp_path / "executed"))
+    plain.write_bytes(planted)
     with pytest.raises(StoreError, match="damaged or not written by save_model"):
         load_model(plain)
     save_model(tmp_path / "zip", LinearRegression())
     with zipfile.ZipFile(tmp_path / "zip", "a") as archive:
-        archive.writestr("planted.pkl", pickle.dumps(Planted()))
+        archive.writestr("planted.pkl", planted)
     load_model(tmp_path / "zip")
-    assert executed == []
+    assert not (tmp_path / "executed").exists()
 
 
 def test_types_from_elsewhere_must_be_trusted_by_name(tmp_path):

@@ -448,6 +448,14 @@ def test_of_several_devices_one_process_says_which_it_takes(caplog):
     assert run.device == torch.device("cpu")
 
 
+def test_a_trainer_pickled_before_its_first_step_trains_without_a_warning():
+    """Torch warns where a scheduler's optimizer is not the one that it was made with."""
+    run = pickle.loads(pickle.dumps(make(schedule=True)))  # noqa: S301
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.run(1, loader())
+
+
 # --------------------------------------------------------------------- several ranks
 
 

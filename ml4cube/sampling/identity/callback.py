@@ -100,7 +100,7 @@ class _Description:
         kind = type(value)
         if kind in _SIMPLE:
             return repr(value)
-        if _is_installed(value):
+        if is_installed(value):
             return f"{value.__module__}.{value.__qualname__}"
         if isinstance(value, types.ModuleType) and _is_library_module(value):
             return value.__name__
@@ -126,7 +126,7 @@ class _Description:
 
     def _of_function(self, function: types.FunctionType) -> str:
         name, code = function.__qualname__, function.__code__
-        source = _source_of(code, function.__globals__)
+        source = source_of(code, function.__globals__)
         if source is None:
             raise UnknownCallbackError(
                 f"the source code of {name} cannot be found, or has changed since it was imported"
@@ -145,7 +145,7 @@ class _Description:
 
 def _used(function: types.FunctionType, named: set[str], loaded: set[str]) -> dict[str, Any]:
     """Find the values that a function closes over or names, also in modules of the user."""
-    found = {f"closure {name}": value for name, value in _closure(function)}
+    found = {f"closure {name}": value for name, value in closure_of(function)}
     found |= {n: v for n, v in function.__globals__.items() if n in named}
     modules: list[types.ModuleType] = []
     left = list(found.items())
@@ -160,14 +160,14 @@ def _used(function: types.FunctionType, named: set[str], loaded: set[str]) -> di
     return found
 
 
-def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the variables that a function closes over and their values, if they have one yet."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
             yield name, cell.cell_contents
 
 
-def _source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
+def source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
     """Find the source of a function; None if there is none or several."""
     linecache.checkcache(code.co_filename)
     try:
@@ -207,7 +207,7 @@ def _imported(source: ast.AST) -> Iterable[str]:
             yield "." * node.level + (node.module or "")
 
 
-def _is_installed(value: Any) -> bool:
+def is_installed(value: Any) -> bool:
     """Return True if an installed library holds a value under its name."""
     module = getattr(value, "__module__", None)
     if not isinstance(module, str) or not isinstance(getattr(value, "__qualname__", None), str):

@@ -9,8 +9,7 @@ import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.training.addons.core import MixinAddOn
-
-_KNOWN = ("fp32", "bf16", "fp16")
+from ml4cube.training.inputs.options import DTYPES
 
 
 class _Precision:
@@ -54,7 +53,7 @@ def choose_precision(asked: str | Sequence[str], device: torch.device) -> str:
         asked = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
     names = [asked] if isinstance(asked, str) else list(asked)
     for name in names:
-        check_choice("precision", name, ["auto", *_KNOWN] if names == [asked] else _KNOWN)
+        check_choice("precision", name, ["auto", *DTYPES] if names == [asked] else DTYPES)
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     for name in names:
         if name != "bf16" or has_bf16:

@@ -1,4 +1,4 @@
-"""Files that survive a kill: written aside, synced and renamed; verified when loaded.
+"""Files that survive a kill: written under another name, synced, renamed; verified when loaded.
 
 A file is what `torch.save` writes, with a SHA-256 of its bytes in the comment at the end of the
 archive. So any `torch.load(path, weights_only=True)` reads it, and `read_file` also notices a
@@ -112,10 +112,10 @@ def _replace(target: Path, save: Callable[[BinaryIO], Any]) -> None:
             sync_path(target.parent)  # makes the rename itself durable
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError about positions when a disk is full.
-        why = f"{error.strerror}" if isinstance(error, OSError) else "the disk took only a part"
+        why = error.strerror if isinstance(error, OSError) else "only a part could be written"
         raise StoreError(
-            f"{target} cannot be written: {why}; make room or give another path, then go on. "
-            "What stood there before is untouched"
+            f"{target} cannot be written: {why}; free space or give another path, then run again. "
+            "The file that was there is unchanged"
         ) from error
     finally:
         with suppress(OSError):
@@ -123,7 +123,7 @@ def _replace(target: Path, save: Callable[[BinaryIO], Any]) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed processes left aside: of this machine, or older than a day."""
+    """Remove temporary files of killed processes: of this machine, or older than a day."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         host, _, pid = left.name[len(target.name) + 2 : -len(".tmp")].rpartition("-")
         mine = host == _HOST and pid.isdigit() and not _is_running(int(pid))

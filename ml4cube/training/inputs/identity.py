@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import json
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from ml4cube.sampling.identity.callback import closure_of, is_installed, source_of
 from ml4cube.training.inputs.batches import data_facts, statistics_of
 
 _LARGE = 1 << 20  # of a tensor with more values, about so many are looked at
@@ -64,10 +66,11 @@ def _of_dataset(dataset: Any) -> dict[str, Any]:
 
 
 def identity(value: Any) -> str:
-    """Return the name of a loss or metric, with a digest of its code and settings.
+    """Return the name of a loss or metric, with a digest of its source and settings.
 
-    Two are the same if their classes, attributes, code, defaults and closures are. Tensors are
-    compared by value; a module with parameters is trained, so only its layers are compared.
+    Two functions are the same if their source, defaults and closures are, or their names in an
+    installed library; two objects, if their classes' names and attributes are. Tensors are compared
+    by value; a module with parameters is trained, so only its layers are compared.
     """
     name = getattr(value, "__name__", type(value).__name__)
     return f"{name} ({digest(value)[:12]})"
@@ -90,7 +93,7 @@ def _contents(value: Any, depth: int = 0) -> Any:
         return [str(value.dtype), list(value.shape), content]
     if value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
         return repr(value)
-    if isinstance(value, type):
+    if isinstance(value, type) or is_installed(value):
         return class_name(value)
     if depth == _DEEP:
         return class_name(type(value))
@@ -105,11 +108,11 @@ def _contents(value: Any, depth: int = 0) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(inner, value), key=repr)
     if isinstance(value, types.FunctionType):
-        cells = []
-        for cell in value.__closure__ or ():
-            with suppress(ValueError):  # one that is not set yet
-                cells.append(inner(cell.cell_contents))
-        return [value.__name__, _code(value.__code__), inner(value.__defaults__), cells]
+        source = source_of(value.__code__, value.__globals__)  # None if it is not known
+        text = None if source is None else ast.unparse(source)
+        defaults = [inner(value.__defaults__), inner(value.__kwdefaults__)]
+        closure = {name: inner(item) for name, item in closure_of(value)}
+        return [value.__qualname__, text, defaults, closure]
     if isinstance(value, types.MethodType):
         return [inner(value.__func__), class_name(type(value.__self__))]
     if isinstance(value, functools.partial):
@@ -121,15 +124,6 @@ def _contents(value: Any, depth: int = 0) -> Any:
     return [class_name(type(value)), *map(inner, parts)]
 
 
-def _code(code: types.CodeType) -> list[Any]:
-    constants = [
-        _code(c) if isinstance(c, types.CodeType) else repr(c)
-        for c in code.co_consts
-        if not isinstance(c, frozenset)  # its order varies between processes
-    ]
-    return [code.co_code.hex(), list(code.co_names), constants]
-
-
 def _of_tensor(tensor: torch.Tensor) -> list[Any]:
     values = tensor.detach().reshape(-1)
     values = values[:: max(1, values.numel() // _LARGE)].cpu().contiguous()
@@ -137,8 +131,8 @@ def _of_tensor(tensor: torch.Tensor) -> list[Any]:
     return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(data).hexdigest()]
 
 
-def class_name(kind: type) -> str:
-    """Return the full name of a class."""
+def class_name(kind: Any) -> str:
+    """Return the full name of a class or function."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -15,20 +15,11 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.inputs.checks import refuse_class
 from ml4cube.training.measure.means import Mean, warn_if_unknown
 from ml4cube.training.ranks.dist import World
+from ml4cube.training.state import COLUMNS
 
 logger = logging.getLogger(__name__)
 
 Metric = Callable[[torch.Tensor, torch.Tensor], Any]
-_RESERVED = {
-    "epoch",
-    "train_loss",
-    "val_loss",
-    "lr",
-    "grad_norm",
-    "grad_norm_max",
-    "seconds",
-    "ranks",
-}
 # Number of the batch, its loss, and whether its target has gaps.
 Bad = tuple[int, float, bool]
 _BUFFERED = 512  # values to buffer at most, so that memory stays constant
@@ -244,7 +235,7 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
                 f"metrics[{name!r}] must be a function of (pred, target) or an object with update "
                 f"and compute, got {metric!r}"
             )
-        if name in _RESERVED:
+        if name in COLUMNS:
             raise InvalidValueError(f"a metric must not be named {name!r}, a column of the History")
         if not _is_object(metric):
             warn_if_unknown(f"metrics[{name!r}]", metric)

@@ -86,7 +86,7 @@ class Snapshot:
             )
             logger.info("snapshot of epoch %d written to %s", run.state.epoch, self.path)
         # No rank trains on before the file is there: a launcher may kill it once rank 0 is done.
-        run.world.maximum([0.0])
+        run.world.wait()
         self._saved_at = (run.state.epoch, run.state.step)
 
     def resume(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.training.addons.core import Combinable
@@ -22,15 +22,11 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import spread_weights
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised import Supervised
-from ml4cube.training.state import History, TrainState, copy_weights
+from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights
 
 Log = defaultdict[str, list[Any]]
-_COLUMNS = {"epoch", "train_loss", "val_loss", "lr", "seconds", "ranks"}
-# What training changes in a Trainer, apart from the parts that have a state_dict.
+# What training changes in a Trainer, apart from parts and callbacks, which have a state_dict.
 _CHANGES = (
-    "best_epoch",
-    "best_loss",
-    "best_weights",
     "history",
     "log_test",
     "log_train",
@@ -120,11 +116,6 @@ class TrainerState(metaclass=Combinable):
         """True on rank 0."""
         return self._world.is_main
 
-    @property
-    def has_metrics(self) -> bool:
-        """True if metrics are computed in testing."""
-        return bool(self._metrics)
-
     # ---------------------------------------------------------------------- logs
 
     def logging(self, step_dict: Mapping[str, Any]) -> None:
@@ -190,7 +181,7 @@ class TrainerState(metaclass=Combinable):
         weights = self.weights_now()
         if self._world.is_main:
             write_file(filename, weights)
-        self._world.maximum([0.0])  # no rank continues before the file is there
+        self._world.wait()  # no rank continues before the file is there
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
         """Read weights into the model."""
@@ -260,15 +251,7 @@ class TrainerState(metaclass=Combinable):
         if isinstance(self.scheduler, LRScheduler) and self.optimizer is not None:
             # torch's schedulers wrap the optimizer's ``step`` when they are made, to see that it
             # is called. A pickle does not hold the wrapper, so it is made again.
-            _Unchanged(self.optimizer)
-
-
-class _Unchanged(LRScheduler):
-    """A scheduler that changes nothing."""
-
-    def get_lr(self) -> list[Any]:
-        """Return the learning rates as they are."""
-        return [group["lr"] for group in self.optimizer.param_groups]
+            ConstantLR(self.optimizer, factor=1.0)
 
 
 def _fetch(log: Log) -> None:
@@ -284,7 +267,7 @@ def _checked_metrics(found: Any) -> dict[str, float]:
         raise InvalidTypeError(
             f"metric_on_epoch_end() must return a dict {{name: number}} or None, got {found!r}"
         )
-    taken = [name for name in found if name in _COLUMNS]
+    taken = [name for name in found if name in COLUMNS]
     if taken:
         raise InvalidValueError(
             f"metric_on_epoch_end() returned {taken}, which are columns of the History; use other "

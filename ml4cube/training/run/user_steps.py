@@ -137,7 +137,7 @@ class UserStep(Step):
                 f"{who} must return a dict whose 'loss' is a tensor, as in {{'loss': loss}}, got "
                 f"{_short(values)}"
             )
-        measured = name == "test_step" and self._trainer.has_metrics
+        measured = name == "test_step" and bool(self._trainer._metrics)
         if measured and not values.keys() >= set(_FOR_METRICS):
             raise InvalidTypeError(
                 f"{who} must return 'output' and 'target' too, from which metrics= are computed, "
