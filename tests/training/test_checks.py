@@ -71,6 +71,12 @@ def test_epochs_between_validations_are_not_judged():
     assert known == [every.history["val_loss"][epoch] for epoch in (1, 3, 4)]
 
 
+def test_the_last_step_is_validated_in_whatever_epoch_it_falls():
+    run = make(epochs=5, validate_every=2, max_steps=25)  # epochs of 10 steps
+    run.train()
+    assert [loss is not None for loss in run.history["val_loss"]] == [False, True, True]
+
+
 def test_steps_between_validations_are_rows_of_their_own():
     watch = Watch()
     run = make(epochs=2, validate_every_steps=4, callbacks=watch)  # epochs of 10 steps

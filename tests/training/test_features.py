@@ -508,6 +508,14 @@ def test_gradient_norms_are_mean_and_largest_of_the_epoch(clip):
         assert run.history["grad_norm_max"][0] > clip
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_gradients_are_clipped_after_they_are_unscaled(precision):
+    run = trainer(precision=precision, gradient_clip=0.01, epochs=1)
+    model = run.train()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    assert norm.item() == pytest.approx(0.01, rel=1e-3)
+
+
 def test_learning_rates_of_all_groups_are_logged():
     model = network()
     optimizer = torch.optim.SGD(
