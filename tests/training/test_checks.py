@@ -11,7 +11,7 @@ from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.progress import Stage
 from ml4cube.training import pytorch, trainer
 from ml4cube.training.advanced import AdvancedTrainer
-from ml4cube.training.callbacks import Callback, ModelCheckpoint
+from ml4cube.training.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.exact_validation import exact_loader
@@ -124,6 +124,15 @@ class Scores(Callback):
     def on_row(self, loop, row):
         if "val_loss" in row:
             row["val_loss"] = next(self.values)
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("min", 1), ("max", -1)])
+def test_a_gain_below_min_delta_is_none(mode, sign):
+    scores = Scores(*(sign * value for value in (5.0, 4.4, 4.2, 4.0, 1.0)))
+    stopping = EarlyStopping(2, mode, min_delta=0.5)
+    run = make(epochs=5, early_stopping=stopping, callbacks=scores)
+    run.train()
+    assert len(run.history) == 4
 
 
 def test_checks_of_one_epoch_have_checkpoints_of_their_own(tmp_path):
