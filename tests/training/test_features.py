@@ -354,6 +354,8 @@ def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_p
         assert reported == pytest.approx(mean, rel=1e-5)
     saved = torch.load(path, weights_only=True)
     assert weights(trained) == {name: tensor.tolist() for name, tensor in saved.items()}
+    (counted,) = (n for name, n in weights(trained).items() if name.endswith("_tracked"))
+    assert counted == 10 * run.best_epoch  # batches
     again = network(seed=5, norm=True)
     again.load_state_dict(saved)
     with torch.no_grad():
