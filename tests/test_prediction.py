@@ -595,6 +595,19 @@ def test_a_taken_path_is_refused_and_only_a_cube_of_ours_is_replaced(tmp_path, s
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
 
 
+def test_a_path_that_appears_meanwhile_is_not_replaced(tmp_path):
+    path = tmp_path / "cube.nc"
+
+    def model(x):
+        path.write_text("my notes")
+        return x
+
+    with pytest.raises(StoreExistsError, match="exists"):
+        predict_cube(model, cf_cube(), out=path)
+    assert path.read_text() == "my notes"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 class FailingLater(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

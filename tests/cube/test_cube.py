@@ -87,6 +87,7 @@ CUBES = {
     "CF bounds": (with_attr("bounds", "edges"), "time", "t"),
     "CF climatology": (with_attr("climatology", "span"), "time", "t"),
     "bounds among the coordinates": (decoded_bounds(), "time", "t"),
+    "bounds that were coordinates": (decoded_bounds().reset_coords(["edges", "crs"]), "time", "t"),
     "grid mapping": (
         grid(crs=xr.DataArray([1], dims="one", attrs={"grid_mapping_name": "x"})), "y x", "t",
     ),

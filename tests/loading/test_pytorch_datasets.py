@@ -257,6 +257,19 @@ def test_an_epoch_goes_on_where_it_was_left(data: Any, buffer_mb: float, stop: i
     assert epoch(resumed) == expected[2]
 
 
+def test_an_epoch_goes_on_where_it_was_left_for_the_second_time(data: Any) -> None:
+    left = prep_dataloader(data, batch_size=16)
+    expected = epoch(left)
+    left.set_epoch(0)
+    seen = epoch(itertools.islice(iter(left), 3))
+    for batches in (2, None):
+        state = left.state_dict()
+        left = prep_dataloader(data, batch_size=16)
+        left.load_state_dict(state)
+        seen += epoch(itertools.islice(iter(left), batches))
+    assert seen == expected
+
+
 def test_foreign_state_is_refused(store: Path) -> None:
     data = PTXrDataset(store, features="a")
     loader = prep_dataloader(data, batch_size=16)

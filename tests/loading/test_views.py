@@ -240,6 +240,13 @@ def test_static_features_of_samples_made_by_hand() -> None:
             assert (X[row, 2, t] == float(ds["height"][sample])).all()
 
 
+def test_weights_of_samples_in_several_chunks() -> None:
+    own = np.arange(9.0)
+    ds = xr.Dataset({"a": ("samples", own), "b": ("samples", own)}).chunk(samples=4)
+    data = PTXrDataset(ds, to_pred="b", weights=own)
+    assert data.take(range(9))[2].tolist() == own.tolist()
+
+
 @pytest.mark.parametrize("form", ["cube", "store"])
 def test_weights_by_variable_class_and_sample(store: Path, form: str) -> None:
     pair = {"to_pred": "kind", "target_dtype": "int64"}

@@ -36,6 +36,7 @@ from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.xr_dataset import XrDataset
 from ml4cube.preprocessing import assign_mask
+from ml4cube.sampling import engines
 from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling import request as sampling
 from ml4cube.sampling.identity import provenance
@@ -309,6 +310,22 @@ def test_statistics_are_those_after_the_callback(tmp_path: Path) -> None:
     assert stats["moved"].mean == pytest.approx(raw.mean())
     assert float(train.moved.mean()) == pytest.approx(0, abs=1e-9)
     assert train.sign.dtype == bool
+
+
+def test_the_order_in_which_workers_end_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = split_cube()
+    ds["a"] = ds.a.copy(data=np.random.default_rng(0).normal(size=ds.a.shape))
+    options = {"val_cube": tmp_path / "v", "scale_fn": "standardize"}
+    plan = sampler(ds, tmp_path, **options).plan()
+    run = engines.InProcess.run
+
+    def backwards(*given: Any) -> Iterator[Any]:
+        yield from reversed(list(run(*given)))
+
+    monkeypatch.setattr(engines.InProcess, "run", backwards)
+    assert sampler(ds, tmp_path, **options).plan().statistics == plan.statistics
 
 
 @pytest.mark.slow
@@ -805,11 +822,13 @@ def test_a_callback_that_raises_is_named(tmp_path: Path, nproc: int, error: Any)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cube_that_changes_while_it_is_sampled_is_refused(tmp_path: Path) -> None:
-    points().to_zarr(tmp_path / "cube.zarr", consolidated=False)
+@pytest.mark.parametrize("value", [np.nan, 1.0])
+def test_a_cube_that_changes_while_it_is_sampled_is_refused(tmp_path: Path, value: float) -> None:
+    ds = xr.Dataset({"a": ("time", [0.0, 1, 2, np.nan]), "split": ("time", [1, 0, 1, 1])})
+    ds.to_zarr(tmp_path / "cube.zarr", consolidated=False)
 
     def spoil(samples: dict[str, Any]) -> dict[str, Any]:
-        zarr.open_group(tmp_path / "cube.zarr")["a"][:] = np.nan
+        zarr.open_group(tmp_path / "cube.zarr")["a"][:] = value
         return samples
 
     with pytest.raises(RunError, match="the cube has changed since"):

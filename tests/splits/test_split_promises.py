@@ -458,6 +458,18 @@ def test_the_warning_names_the_blocks_and_a_line_that_chooses_by_the_data():
         assert len(list(BlockKFold(4).split_cube(ds))) == 4
 
 
+@pytest.mark.parametrize("cells", [24, 25, 40])
+def test_the_warning_says_how_many_cells_touch_around_the_globe(cells):
+    lon = np.arange(cells) * 360 / cells
+    with pytest.warns(UserWarning, match="no block_size") as caught:
+        made = assign_block_split(xr.Dataset({"t": ("lon", np.zeros(cells))}, {"lon": lon}))
+    grid = json.loads(made.split.attrs["ml4cube_split"])["plan"]["grid"]
+    block = np.arange(cells) // grid["tile"][0]
+    touches = (block != np.roll(block, 1)) | (block != np.roll(block, -1))
+    most = max(touches[block == b].mean() for b in block)
+    assert f"Up to {most:.0%} of" in str(caught[0].message)
+
+
 def test_default_blocks_of_a_store_promise_nothing_about_neighbours():
     samples = xr.Dataset({"t": (("samples", "time"), np.arange(400.0).reshape(100, 4))})
     with pytest.warns(UserWarning, match="by their order in the store") as told:

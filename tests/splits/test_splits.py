@@ -205,6 +205,14 @@ def test_fractions_are_of_valid_cells():
     np.testing.assert_array_equal(by_mask.values, label.values)
 
 
+@pytest.mark.parametrize("valid", [None, xr.DataArray([True, False, True], dims="x")])
+def test_a_short_last_block_counts_by_its_cells(valid):
+    cube = cell_id_cube({"time": 9, "x": 3}, "float64")
+    for seed in range(8):
+        label = assign_block_split(cube, {"time": 4}, 5 / 9, valid=valid, seed=seed)["split"]
+        assert float((label == 1).mean()) == 5 / 9
+
+
 def twice(times):
     return np.repeat(xr.date_range("2000", periods=times // 2, use_cftime=False).values, 2)
 
@@ -305,6 +313,16 @@ def test_a_mask_of_samples_may_lack_dims_in_create_split(like):
         np.testing.assert_array_equal(part, right)
     with pytest.raises(InvalidValueError, match=r"got \(2, 4\) for 'filter_mask'"):
         create_split(data | {"filter_mask": np.ones((2, 4))}, "b")
+
+
+def test_a_gap_of_the_mask_is_outside_it_in_create_split():
+    made = assign_block_split(
+        cell_id_cube({"time": 6, "x": 4}, "float64", names=("a", "b")), {"time": 2}, 0.5
+    )
+    mask = xr.DataArray([1.0, np.nan, 0.0, 1.0], dims="x")  # bools after a reindexing
+    found, right = (create_split(made.assign(filter_mask=m), "a") for m in (mask, mask == 1))
+    for part, expected in zip(found, right, strict=True):
+        np.testing.assert_array_equal(part, expected)
 
 
 def test_create_split_of_a_cube_gives_one_row_for_each_valid_cell_of_a_part():

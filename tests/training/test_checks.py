@@ -11,7 +11,7 @@ from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.progress import Stage
 from ml4cube.training import pytorch, trainer
 from ml4cube.training.advanced import AdvancedTrainer
-from ml4cube.training.callbacks import Callback, ModelCheckpoint
+from ml4cube.training.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.exact_validation import exact_loader
@@ -71,6 +71,12 @@ def test_epochs_between_validations_are_not_judged():
     assert known == [every.history["val_loss"][epoch] for epoch in (1, 3, 4)]
 
 
+def test_the_last_step_is_validated_in_whatever_epoch_it_falls():
+    run = make(epochs=5, validate_every=2, max_steps=25)  # epochs of 10 steps
+    run.train()
+    assert [loss is not None for loss in run.history["val_loss"]] == [False, True, True]
+
+
 def test_steps_between_validations_are_rows_of_their_own():
     watch = Watch()
     run = make(epochs=2, validate_every_steps=4, callbacks=watch)  # epochs of 10 steps
@@ -118,6 +124,15 @@ class Scores(Callback):
     def on_row(self, loop, row):
         if "val_loss" in row:
             row["val_loss"] = next(self.values)
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("min", 1), ("max", -1)])
+def test_a_gain_below_min_delta_is_none(mode, sign):
+    scores = Scores(*(sign * value for value in (5.0, 4.4, 4.2, 4.0, 1.0)))
+    stopping = EarlyStopping(2, mode, min_delta=0.5)
+    run = make(epochs=5, early_stopping=stopping, callbacks=scores)
+    run.train()
+    assert len(run.history) == 4
 
 
 def test_checks_of_one_epoch_have_checkpoints_of_their_own(tmp_path):

@@ -333,6 +333,8 @@ def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_p
     for reported, mean in seen:
         assert reported == pytest.approx(mean, rel=1e-5)
     assert weights(trained) == weights(path)
+    (counted,) = (n for name, n in weights(trained).items() if name.endswith("_tracked"))
+    assert counted == 10 * run.best_epoch  # batches
     again = network(seed=5, norm=True)
     again.load_state_dict(torch.load(path, weights_only=True))
     assert squared_error(again) == pytest.approx(run.best_loss, rel=1e-5)
@@ -462,6 +464,14 @@ def test_gradient_norms_are_mean_and_largest_of_the_epoch(clip):
         assert losses(plain)["train_loss"] == losses(run)["train_loss"]
     else:  # the norm before it was clipped
         assert run.history["grad_norm_max"][0] > clip
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_gradients_are_clipped_after_they_are_unscaled(precision):
+    run = trainer(precision=precision, gradient_clip=0.01, epochs=1)
+    model = run.train()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    assert norm.item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_learning_rates_of_all_groups_are_logged():

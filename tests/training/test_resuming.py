@@ -2,6 +2,7 @@
 
 import functools
 import math
+import random
 import re
 import warnings
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR, StepLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidValueError
@@ -59,6 +60,28 @@ def go_on(path, **arguments):
         warnings.simplefilter("always")
         run.train()
     return run, [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "draw"),
+    [
+        (torch.manual_seed, lambda: float(torch.rand(()))),
+        (np.random.seed, np.random.random),
+        (random.seed, random.random),
+    ],
+)
+def test_what_data_draw_goes_on_with_any_generator(tmp_path, seed, draw):
+    def collate(items):
+        x, y = default_collate(items)
+        return x + draw(), y
+
+    path, data = tmp_path / "snapshot.pt", DataLoader(dataset(40), 8, collate_fn=collate)
+    seed(5)
+    whole = make(train_data=data).train()
+    seed(5)
+    cut(path, train_data=data)
+    seed(6)
+    assert weights(make(path, train_data=data).train()) == weights(whole)
 
 
 # ----------------------------------------------------------------- what is honoured
