@@ -116,7 +116,7 @@ def assign_mask(
     flags = cubes.flags(_mask_variable(mask, like, stack_dim))
     full = cubes.spread(flags, like.variable)
     if like.chunks is not None:
-        full = full.chunk(like.chunksizes)
+        full = full.chunk(like.variable.chunksizes)
     full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
     return ds.assign({name: full})
 
@@ -516,7 +516,7 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
         keep_attrs="override",
     ).transpose(*array.dims)
     # undo the rechunking to whole windows
-    return filled if array.chunks is None else filled.chunk(array.chunksizes)
+    return filled if array.chunks is None else filled.chunk(array.variable.chunksizes)
 
 
 def _fill_block(
@@ -542,7 +542,7 @@ def _positions(array: xr.DataArray) -> xr.DataArray:
         cells = np.arange(array.sizes[dim], dtype=np.uint64) * np.uint64(stride)
         steps = xr.DataArray(cells, dims=[dim])
         if array.chunks is not None:
-            steps = steps.chunk({dim: array.chunksizes[dim]})
+            steps = steps.chunk({dim: array.variable.chunksizes[dim]})
         total = total + steps
         stride *= array.sizes[dim]
     return total.transpose(*array.dims)

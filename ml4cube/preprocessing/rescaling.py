@@ -100,7 +100,7 @@ def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Re
     array = read_in_blocks(array)
     entries = _entries(name, array, offset) if offset.dims else []
     if array.chunks is not None:
-        chunks = array.chunksizes
+        chunks = array.variable.chunksizes
         entries = [one.chunk({d: chunks[d] for d in one.dims}) for one in entries]
     result: xr.DataArray = xr.apply_ufunc(
         partial(_at_entries, arithmetic, offset.values, scale.values),

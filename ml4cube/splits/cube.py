@@ -204,7 +204,7 @@ def _chunks(
     """Return chunks for a label along every dim, or None if it needs none."""
     known: dict[str, tuple[int, ...]] = {}
     for variable in variables:
-        for dim, sizes in variable.chunksizes.items():
+        for dim, sizes in variable.variable.chunksizes.items():
             known.setdefault(str(dim), tuple(sizes))
     if known:
         return {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}

@@ -163,7 +163,7 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     except InvalidValueError:  # a coordinate that the buffer needs was dropped
         return None
     # dask names an array by its inputs, so another name may mean other labels
-    if _lazy_labels(view.dims, label.chunksizes, plan, reaches).name != made_as:
+    if _lazy_labels(view.dims, label.variable.chunksizes, plan, reaches).name != made_as:
         return None
     return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
 

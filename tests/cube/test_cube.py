@@ -103,6 +103,9 @@ CUBES = {
         xr.Dataset({"t": numbered(lat=4), "t_bounds": numbered(lat=4)}), "lat", "t t_bounds",
     ),
     "curvilinear": (curvilinear(), "time j i", "t"),
+    "coordinates in other chunks": (
+        curvilinear().chunk(j=2).assign_coords(lat=curvilinear().lat.chunk(j=3)), "time j i", "t",
+    ),
     "NEMO": (nemo(), "time_counter y x", "sst"),
     "masks": (masked(), "lat lon", "t u"),
     "many vertices are a mesh": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -9,6 +11,8 @@ import xarray as xr
 from ml4cube import postprocessing as post
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.store import StoreMetadata
 from tests.cubes import cell_id_cube
 
 
@@ -38,6 +42,16 @@ def test_undoing_gives_back_the_cube(lazy: bool) -> None:
         np.testing.assert_array_equal(undo(array, *pairs["a"]), one)
         np.testing.assert_array_equal(undo({"a": array, "x": array}, pairs)["a"], one)
         np.testing.assert_array_equal(undo({"a": array, "x": array}, pairs)["x"], array)
+
+
+def test_the_samples_of_a_store_are_undone_whatever_its_chunks(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 30, "lat": 5, "lon": 4}, "float64")
+    store, _ = MultiProcSampler(
+        ds, nproc=1, data_split=1.0, chunk_size=7, progress=False,
+        train_cube=tmp_path / "train.zarr", test_cube=tmp_path / "test.zarr",
+    ).get_datasets()  # fmt: skip
+    back = post.undo_standardizing(store, StoreMetadata.of(store).statistics)
+    np.testing.assert_allclose(np.sort(back.a.values), np.sort(ds.a.values, axis=None))
 
 
 def test_a_dask_array_stays_lazy() -> None:
