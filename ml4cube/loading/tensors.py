@@ -108,6 +108,8 @@ class PTXrDataset(Dataset[Any]):
         Variables of X and of y, in channel order.
     shifted : bool
         Whether targets lie elsewhere than the inputs (`target_offset`, `target_size`).
+    target_offset, target_size, weights : object
+        As given.
     channels : tuple of str
         All channels of X: the features, then those of `coord_features`.
     layout : tuple of tuple of str
@@ -163,6 +165,8 @@ class PTXrDataset(Dataset[Any]):
     ) -> None:
         options = DatasetOptions.of(locals())  # every argument by name; stays the first statement
         self.shifted = options.shifted
+        self.target_offset, self.target_size = options.target_offset, options.target_size
+        self.weights = options.weights
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
         self._from_cube = isinstance(self._source, CubeSource)

@@ -14,7 +14,7 @@ import xarray as xr
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
-from ml4cube.splits import BlockKFold, assign_block_split, leakage_report
+from ml4cube.splits import BlockKFold, assign_block_split, assign_region_split, leakage_report
 
 SHAPE = {"time": 8, "lat": 12, "lon": 16}
 WINDOW = {"lat": 3, "lon": 4}
@@ -70,6 +70,19 @@ def test_stores_of_one_split_share_nothing_and_touching_samples_are_counted(
     assert found["touching samples"] == touching > 0
     assert "test samples touch a train sample" in report.verdict
     assert report.plot().axes
+
+
+@pytest.mark.slow
+def test_samples_touch_around_the_globe(tmp_path: Path) -> None:
+    ds = cube().assign_coords(lon=np.arange(16) * 22.5)
+    part = xr.where(ds.lon < 45, 1, xr.where(ds.lon >= 315, 2, 3))
+    labelled = assign_region_split(ds, part, test=2, val=3)
+    paths = {f"{part}_cube": tmp_path / part for part in ("train", "test", "val")}
+    train, test, _ = MultiProcSampler(labelled, **paths, nproc=1).get_datasets()
+    found = leakage_report(train, test).table.found
+    assert found["touching samples"] == test.sizes["samples"] / 2  # the column at 337.5
+    train, test = (store.assign_coords(lon=store.lon / 2) for store in (train, test))
+    assert leakage_report(train, test).table.found["touching samples"] == 0
 
 
 @pytest.mark.slow

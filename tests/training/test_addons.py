@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
-from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
 from ml4cube.training.addons import (
     AddOnBase,
     MultiGPUAddon,
@@ -235,6 +235,12 @@ def test_a_saved_state_is_the_best_epochs_and_goes_on_from_there(tmp_path, kind)
     assert again.history["epoch"] == [3, 4]
     assert again.history["lr"] == run.history["lr"][2:]
     again.apply_weights()
+    again.best_epoch = 1  # as if the epochs since had been worse
+    again.save_state()
+    later = build(7)
+    later.load_state()
+    with pytest.raises(RunError, match="not that of the best epoch, 1"):
+        later.apply_weights()
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -1,6 +1,7 @@
 """What a run keeps, takes over and refuses when it goes on from a snapshot of another call."""
 
 import functools
+import itertools
 import math
 import random
 import re
@@ -11,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR, StepLR
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidValueError
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.inputs.batches import loader_seed
-from ml4cube.training.inputs.identity import identity
+from ml4cube.training.inputs.identity import data_identity, identity
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping
 from ml4cube.training.trainer import Trainer as Stepwise
@@ -282,6 +283,27 @@ def test_other_features_targets_statistics_and_stores_are_refused_by_name(tmp_pa
         run("copy")
 
 
+def test_other_samples_of_the_same_source_are_other_data():
+    ds = cell_id_cube({"time": 40}, "float32", names=("a", "b"))
+    window = {"sample_size": {"time": 4}}
+    choices = [
+        window,
+        {"sample_size": {"time": 5}},
+        window | {"drop_nan": None},
+        window | {"target_offset": {"time": 2}},
+        window | {"target_offset": {"time": 3}},
+        window | {"weights": np.arange(10.0)},
+        window | {"weights": np.arange(10.0) + 1},
+    ]
+    made = [PTXrDataset(ds, to_pred="b", features="a", scale_fn=None, **c) for c in choices]
+    whole = dataset(40)
+    made += [Subset(whole, range(20)), Subset(whole, range(20, 40))]
+    found = [data_identity(DataLoader(data)) for data in made]
+    assert all(a != b for a, b in itertools.combinations(found, 2))
+    again = Subset(whole, list(range(20)))
+    assert data_identity(DataLoader(again)) == found[-2]
+
+
 # ------------------------------------------------------------ what is judged anew
 
 
@@ -360,6 +382,16 @@ def test_a_step_of_ones_own_is_known_by_what_it_computes(tmp_path):
     assert own.best_epoch > 3
 
 
+class Scaled:
+    """An object whose method is a loss."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def loss(self, p, y):
+        return (p - y).mean() * self.scale
+
+
 def test_losses_are_known_by_settings_tensors_and_code():
     weight = torch.tensor([1.0, 2.0])
     scale = [1.0, 2.0]
@@ -373,6 +405,8 @@ def test_losses_are_known_by_settings_tensors_and_code():
         lambda p, y: (p - y).pow(2).mean(),
         lambda p, y: (p - y).pow(4).mean(),
         *(lambda p, y, s=s: (p - y).mean() * s for s in scale),
+        *(lambda p, y, *, s=s: (p - y).mean() * s for s in scale),
+        *(Scaled(s).loss for s in scale),
     ]
     found = [identity(kind) for kind in kinds]
     assert len(set(found)) == len(kinds)

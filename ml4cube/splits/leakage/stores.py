@@ -18,7 +18,7 @@ from ml4cube.core.fingerprint import (
     words_of,
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.splits.folds.samples import store_spec
+from ml4cube.splits.folds.samples import Samples, store_spec
 
 Ints = NDArray[np.int64]
 
@@ -55,11 +55,29 @@ def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | Non
     if not _one_cube(train, held_out):
         return None
     # in units of the window size, samples share cells below a distance of 1, and touch at 1
-    from sklearn.neighbors import KDTree
+    from scipy.spatial import KDTree
 
-    nearest = KDTree(_origins(train), metric="chebyshev").query(_origins(held_out))[0]
-    half_cell = 0.5 / max(train.attrs["spec"]["size"])
+    spec, turn = train.attrs["spec"], _turn(train, held_out)
+    around = [turn.get(dim, 0) / size for dim, size in zip(spec["dims"], spec["size"], strict=True)]
+    ours, theirs = (_origins(store) for store in (train, held_out))
+    for axis, length in enumerate(around):
+        if length:
+            ours[:, axis] %= length
+            theirs[:, axis] %= length
+    nearest = KDTree(ours, boxsize=around).query(theirs, p=np.inf)[0]
+    half_cell = 0.5 / max(spec["size"])
     return int((nearest < 1 - half_cell).sum()), int((nearest < 1 + half_cell).sum())
+
+
+def _turn(train: xr.Dataset, held_out: xr.Dataset) -> dict[str, int]:
+    """Return the columns of a full turn of longitude, by dim, if the cube spans the globe."""
+    both = {
+        name: (SAMPLE_DIM, np.concatenate([coord.values, held_out[name].values]), coord.attrs)
+        for name, coord in train.coords.items()
+        if name in held_out.coords and coord.dtype.kind in "fiu"
+    }
+    turn = Samples.locate(xr.Dataset({}, both, train.attrs)).view.lon_turn()
+    return {} if turn is None else dict([turn])
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:

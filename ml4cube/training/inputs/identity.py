@@ -43,8 +43,14 @@ def _of_dataset(dataset: Any) -> dict[str, Any]:
         named = enumerate(map(_of_dataset, parts))
         return {f"{fact} of part {n}": value for n, part in named for fact, value in part.items()}
     if hasattr(dataset, "dataset"):  # a Subset
-        return _of_dataset(dataset.dataset)
+        whole, indices = _of_dataset(dataset.dataset), np.asarray(getattr(dataset, "indices", ()))
+        return whole | {"indices": digest([whole.get("indices"), indices])[:12]}
     facts: dict[str, Any] = {}
+    for name in ("target_offset", "target_size", "weights"):  # of a PTXrDataset
+        if hasattr(dataset, name):
+            value = getattr(dataset, name)
+            value = np.asarray(value) if hasattr(value, "__array__") else value
+            facts[name] = value if isinstance(value, str | None) else digest(value)[:12]
     if isinstance(dataset, TensorDataset):
         facts["values"] = [_of_tensor(tensor) for tensor in dataset.tensors]
     channels = getattr(dataset, "channels", None)
@@ -59,6 +65,7 @@ def _of_dataset(dataset: Any) -> dict[str, Any]:
     if isinstance(provenance, Mapping):
         call = provenance.get("call") or _digest(
             [provenance.get(name) for name in ("variables", "coordinates", "settings")]
+            + [getattr(metadata, name, None) for name in ("spec", "fill")]
         )
         part = getattr(metadata, "part", None)
         facts["source"] = {"path": provenance.get("source"), "part": part, "call": call[:12]}
@@ -114,7 +121,7 @@ def _contents(value: Any, depth: int = 0) -> Any:
         closure = {name: inner(item) for name, item in closure_of(value)}
         return [value.__qualname__, text, defaults, closure]
     if isinstance(value, types.MethodType):
-        return [inner(value.__func__), class_name(type(value.__self__))]
+        return [inner(value.__func__), inner(value.__self__)]
     if isinstance(value, functools.partial):
         return [inner(value.func), inner(value.args), inner(value.keywords)]
     parts = [getattr(value, "__dict__", {})]

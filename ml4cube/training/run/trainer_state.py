@@ -193,6 +193,11 @@ class TrainerState(metaclass=Combinable):
             return self.load_model(filename, strict)
         if self.best_epoch is None:
             raise RunError("no epoch was trained yet, so none is the best; call run() first")
+        if not self._world.share(self.best_weights is not None):
+            raise RunError(
+                f"the state that was loaded is not that of the best epoch, {self.best_epoch}; give "
+                "the file of its weights: apply_weights(filename)"
+            )
         self._ema_state = {}
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
