@@ -20,8 +20,8 @@ import numpy as np
 import xarray as xr
 from numcodecs import blosc
 
-from ml4cube.store.encoding import Compressor
 from ml4cube.store.precision import Precision
+from ml4cube.store.shard_encoding import Compressor
 
 RESULTS = Path(__file__).parent / "results" / "codecs.json"
 CHUNK_BYTES = 2**19

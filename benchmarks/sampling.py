@@ -140,7 +140,7 @@ def floor(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
     """Decode, encode, write: each byte once, in this process."""
     import zarr
 
-    from ml4cube.store.encoding import Compressor
+    from ml4cube.store.shard_encoding import Compressor
 
     array = zarr.open_array(f"{path}/t", mode="r")
     codec = Compressor()
@@ -271,7 +271,7 @@ class WorkerMemory(threading.Thread):
 
 IMPORTS = {
     "ours": ("dask.array", "zarr", "ml4cube.splits", "ml4cube.datasets.multiproc_sampler"),
-    "floor": ("zarr", "ml4cube.store.encoding"),
+    "floor": ("zarr", "ml4cube.store.shard_encoding"),
     "to_parent": ("zarr", "loky"),
     "xbatcher": ("dask.array", "zarr", "xbatcher"),
     "ancestor": ("dask.array", "zarr", "ml4xcube.datasets.multiproc_sampler"),

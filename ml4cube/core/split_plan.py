@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core.distance.buffer import Reach, near_to
+from ml4cube.core.distance.reach import Reach, near_to
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.partition import partition, rank_of, starts_in_order

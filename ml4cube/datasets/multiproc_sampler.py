@@ -28,12 +28,6 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
 from ml4cube.progress import Stage
-from ml4cube.sampling.engines import (
-    DaskCluster,
-    Engine,
-    check_client,
-    choose_engine,
-)
 from ml4cube.sampling.extractor import Callback, Extractor
 from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
 from ml4cube.sampling.identity.provenance import Call, provenance
@@ -47,7 +41,12 @@ from ml4cube.sampling.request import (
 )
 from ml4cube.sampling.rescaling import places_of
 from ml4cube.sampling.shards import ShardJob, make_shard
-from ml4cube.store.encoding import Compressor
+from ml4cube.sampling.workers import (
+    DaskCluster,
+    TaskEngine,
+    check_client,
+    choose_engine,
+)
 from ml4cube.store.folders import Files
 from ml4cube.store.format import (
     StoreMetadata,
@@ -63,6 +62,7 @@ from ml4cube.store.publishing.local import put_back
 from ml4cube.store.publishing.opening import open_draft, remove_work_folder, was_published
 from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
 from ml4cube.store.publishing.targets import is_in_memory, targets_of
+from ml4cube.store.shard_encoding import Compressor
 from ml4cube.store.write_errors import WriteErrors
 
 logger = logging.getLogger(__name__)
@@ -404,7 +404,7 @@ class MultiProcSampler:
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
     def _plan_on(
-        self, engine: Engine, call: Call
+        self, engine: TaskEngine, call: Call
     ) -> tuple[Extractor, SamplePlan, dict[str, Scaling]]:
         if self._planned is None or self._planned[0] != call.id:
             tiles, show = len(self.sampling.extractor.tiles), self._options.progress
@@ -603,7 +603,7 @@ class MultiProcSampler:
 
     def _write_shards(
         self,
-        engine: Engine,
+        engine: TaskEngine,
         jobs: Mapping[str, ShardJob],
         plan: SamplePlan,
         drafts: Mapping[str, Draft],
@@ -652,7 +652,7 @@ class MultiProcSampler:
         self._run()
         return tuple(open_store(path) for path in self.targets.values())
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> TaskEngine:
         tiles = len(self.sampling.extractor.tiles)
         engine = choose_engine(min(self._options.nproc, tiles), self._options.client)
         if not isinstance(engine, DaskCluster):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, needs_torch
-from ml4cube.core.joining import check_joined
+from ml4cube.core.same_scaling import check_joined
 from ml4cube.loading.augmentation import Flip, Rotate90
-from ml4cube.loading.delivery import Augment, Collate
+from ml4cube.loading.handover import Augment, Collate
 from ml4cube.loading.loaders import (
     EpochLoader,
     LoaderOptions,

@@ -14,7 +14,6 @@ from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.sampling.engines import InProcess
 from ml4cube.sampling.extractor import (
     OUTCOMES,
     Arrays,
@@ -30,6 +29,7 @@ from ml4cube.sampling.plan import (
 )
 from ml4cube.sampling.request import Sampling, SamplingOptions, block_order, check_targets
 from ml4cube.sampling.rescaling import needed
+from ml4cube.sampling.workers import InProcess
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 

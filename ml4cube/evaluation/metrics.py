@@ -22,7 +22,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.grid import Grid
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.variables import data_variables
-from ml4cube.preprocessing.weights import area_of, find_latitudes
+from ml4cube.preprocessing.area_weights import area_of, find_latitudes
 
 Cube = xr.Dataset | xr.DataArray
 Weights = xr.DataArray | str | None

@@ -14,8 +14,8 @@ from typing import Any, Self
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
-from ml4cube.loading.delivery import Augment
-from ml4cube.loading.lead import Lead
+from ml4cube.loading.handover import Augment
+from ml4cube.loading.lead_time import Lead
 from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):

@@ -24,7 +24,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM, SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import split_label
-from ml4cube.loading.lead import (
+from ml4cube.loading.lead_time import (
     Lead,
     LeadExtractor,
     LeadReader,
@@ -37,13 +37,13 @@ from ml4cube.loading.lead import (
 )
 from ml4cube.loading.sources import SampleSource, SampleVariable, known_scaling, windows_in_cube
 from ml4cube.progress import Stage
-from ml4cube.sampling.engines import local_engine
 from ml4cube.sampling.extractor import Arrays, Extractor
 from ml4cube.sampling.identity.callback import identity_of, name_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
 from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.sampling.rescaling import places_of
+from ml4cube.sampling.workers import local_engine
 from ml4cube.store.format import StoreMetadata
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from ml4cube.core.rank_shares import (
     worker_seed,
 )
 from ml4cube.loading.augmentation import bind_augmentations
-from ml4cube.loading.delivery import Augment, Collate, Handover
+from ml4cube.loading.handover import Augment, Collate, Handover
 from ml4cube.loading.memory import Memory, check_megabytes
 from ml4cube.loading.ring.ring import Resident, Ring
 from ml4cube.loading.ring.slots import Buffers

@@ -16,7 +16,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM, parse_names
 from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.opening import as_dataset
 from ml4cube.loading.cube_source import CUTTING, CubeOptions, cut_cube
-from ml4cube.loading.lead import TargetOptions
+from ml4cube.loading.lead_time import TargetOptions
 from ml4cube.loading.memory import check_megabytes
 from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
 from ml4cube.loading.views import WindowPair

@@ -21,7 +21,7 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import scale_parameters
 from ml4cube.cube.chunks.opened import Opened, file_behind
 from ml4cube.cube.reader import CubeReader
-from ml4cube.loading.lead import Lead, is_target
+from ml4cube.loading.lead_time import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
 from ml4cube.sampling.extractor import Arrays

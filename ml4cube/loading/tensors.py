@@ -18,7 +18,7 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
 from ml4cube.loading.coordinate_features import WithCoordinates
 from ml4cube.loading.cube_source import CubeSource
-from ml4cube.loading.lead import is_target, target_name
+from ml4cube.loading.lead_time import is_target, target_name
 from ml4cube.loading.opening import DatasetOptions, open_source
 from ml4cube.loading.ring.ring import ChunkSource, read_chunk
 from ml4cube.loading.ring.slots import Field

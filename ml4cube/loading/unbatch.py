@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.loading.lead import base_name, is_target
+from ml4cube.loading.lead_time import base_name, is_target
 from ml4cube.loading.ring.slots import Field
 from ml4cube.loading.sources import SampleSource, known_scaling, unscaled
 from ml4cube.loading.views import WEIGHT

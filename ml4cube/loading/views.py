@@ -19,7 +19,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
-from ml4cube.loading.lead import Lead, TargetOptions, base_name, target_name, whole_cells
+from ml4cube.loading.lead_time import Lead, TargetOptions, base_name, target_name, whole_cells
 from ml4cube.loading.ring.slots import Scratch
 from ml4cube.loading.sources import SampleSource, SampleVariable, unscaled
 from ml4cube.sampling.request import check_known

@@ -16,9 +16,9 @@ from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.core.scaling import GROUPS, dated_dim, group_numbers
 from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
+from ml4cube.preprocessing.area_weights import Weights, cell_weights
 from ml4cube.preprocessing.blocks import Slices, each_block
 from ml4cube.preprocessing.cubes import check_known
-from ml4cube.preprocessing.weights import Weights, cell_weights
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from ml4cube.core.errors import (
 from ml4cube.core.scaling import GROUPS
 from ml4cube.core.statistics import QUARTILES, scale_values, unscale_values
 from ml4cube.preprocessing import cubes
+from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.fields import check_free
 from ml4cube.preprocessing.rescaling import Rescale, rescale
 from ml4cube.preprocessing.statistics import Statistics
-from ml4cube.preprocessing.weights import Weights
 
 METHODS = ("standardize", "normalize", "robust")
 _PARAMETERS = ("method", "per", "climatology", "weights")

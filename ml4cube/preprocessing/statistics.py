@@ -21,11 +21,11 @@ from ml4cube.core.statistics import VariableStatistics
 from ml4cube.core.sums.fields import quantile_of
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
+from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.blocks import each_block
 from ml4cube.preprocessing.fields import Form, field_statistics, form_of
 from ml4cube.preprocessing.rescaling import labelled
 from ml4cube.preprocessing.samples import as_cube
-from ml4cube.preprocessing.weights import Weights
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from ml4cube.core.statistics import scaled_attrs
 from ml4cube.sampling.plan import SamplePlan
 from ml4cube.sampling.request import Sampling, jsonable, shard_bytes, without_epoch
 from ml4cube.sampling.shards import Piece
-from ml4cube.store.encoding import Compressor
 from ml4cube.store.format import ArrayLayout, StoreLayout
 from ml4cube.store.precision import Precision
+from ml4cube.store.shard_encoding import Compressor
 
 ORDERS = ("shuffled", "grid")
 

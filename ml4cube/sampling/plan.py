@@ -23,10 +23,10 @@ from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
 from ml4cube.sampling.counting import Schema, count_tiles, same_schema, train_cells
-from ml4cube.sampling.engines import Engine
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, tile_bytes
 from ml4cube.sampling.rescaling import needed
+from ml4cube.sampling.workers import TaskEngine
 from ml4cube.store.precision import Precision
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class SamplePlan:
 
 def make_plan(
     sampling: Sampling,
-    engine: Engine,
+    engine: TaskEngine,
     parts: Iterable[str],
     *,
     batch: int | None = None,
@@ -247,7 +247,7 @@ def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
         yield range(first, min(first + batch, n))
 
 
-def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> Statistics:
+def fill_statistics(sampling: Sampling, engine: TaskEngine, batch: int | None) -> Statistics:
     """Return the statistics of the raw train cells, each counted once."""
     spec, tiles = sampling.spec, sampling.extractor.tiles
     shape = dict(zip(spec.dims, spec.shape, strict=True))

@@ -3,10 +3,9 @@
 Read `assign` and `regions` first, which make labels, then `label`, which adds them to a cube with
 their recipe. `cube`, `buffers`, `strata` and `validity` parse arguments; `block_sizes` and `ranges`
 choose blocks. `folds/` has the splitters for scikit-learn, `leakage/` the leakage report, and
-`arrays` turns a labelled cube into X and y.
+`to_arrays` turns a labelled cube into X and y.
 """
 
-from ml4cube.splits.arrays import create_split as create_split
 from ml4cube.splits.assign import assign_block_split as assign_block_split
 from ml4cube.splits.assign import assign_rand_split as assign_rand_split
 from ml4cube.splits.assign import assign_time_split as assign_time_split
@@ -22,3 +21,4 @@ from ml4cube.splits.ranges import Ranges as Ranges
 from ml4cube.splits.ranges import estimate_range as estimate_range
 from ml4cube.splits.ranges import suggest_block_size as suggest_block_size
 from ml4cube.splits.regions import assign_region_split as assign_region_split
+from ml4cube.splits.to_arrays import create_split as create_split

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml4cube.core.distance.buffer import AxisReach, Reach, SphereReach
+from ml4cube.core.distance.reach import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
 from ml4cube.core.split_plan import CellPlan, SplitPlan

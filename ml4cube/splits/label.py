@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.distance.buffer import Reach
+from ml4cube.core.distance.reach import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import (

@@ -37,9 +37,9 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Places, decoded_places, encoded_places
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
-from ml4cube.store.encoding import Compressor, encode_shard
 from ml4cube.store.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
 from ml4cube.store.locations import Location, ZarrFolder, folder_of, location_of
+from ml4cube.store.shard_encoding import Compressor, encode_shard
 
 if TYPE_CHECKING:
     import xarray as xr

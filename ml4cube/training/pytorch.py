@@ -27,7 +27,7 @@ from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, check_path, pick_precision
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.run.loop import Loop
-from ml4cube.training.run.supervised import Supervised
+from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import History
 
 PathLike = str | Path

@@ -27,7 +27,7 @@ from ml4cube.core.errors import (
     StoreError,
     check_choice,
 )
-from ml4cube.core.joining import check_joined
+from ml4cube.core.same_scaling import check_joined
 from ml4cube.progress import write_line
 from ml4cube.training.callbacks import LoggerCallback, is_better
 from ml4cube.training.files.checkpoint import write_bytes

@@ -23,7 +23,7 @@ from ml4cube.training.inputs.checks import check_loss, check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
 from ml4cube.training.ranks.dist import World, ddp_init, local_rank
 from ml4cube.training.run.loop import Loop
-from ml4cube.training.run.supervised import Supervised
+from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.run.trainer_state import ProgressChecker, TrainerState
 from ml4cube.training.run.user_steps import FollowTrainer, UserStep
 from ml4cube.training.state import History

@@ -20,7 +20,7 @@ import zarr
 from ml4cube.core.statistics import Statistics
 from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling.counting import TileCount
-from ml4cube.store.encoding import Compressor
+from ml4cube.store.shard_encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.precision import Precision
 from ml4cube.sampling.rescaling import scaling_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.core.distance.buffer import AxisReach, SphereReach
+from ml4cube.core.distance.reach import AxisReach, SphereReach
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.partition import hash_ids, partition, rank_of

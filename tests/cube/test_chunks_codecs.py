@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ml4cube.cube.chunks.codecs import ChunkCodecs
-from ml4cube.store.encoding import with_checksum
+from ml4cube.store.shard_encoding import with_checksum
 
 CELLS = np.arange(64, dtype="<f4").reshape(8, 8) // 3
 PACK: dict[str | None, Any] = {

@@ -13,7 +13,7 @@ import pytest
 
 from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.sampling.engines import choose_engine
+from ml4cube.sampling.workers import choose_engine
 from ml4cube.store.format import open_store
 from tests.cubes import cell_id_cube
 

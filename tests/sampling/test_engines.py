@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError
-from ml4cube.sampling.engines import choose_engine
+from ml4cube.sampling.workers import choose_engine
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

@@ -36,9 +36,9 @@ from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.xr_dataset import XrDataset
 from ml4cube.preprocessing import assign_mask
-from ml4cube.sampling import engines
 from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling import request as sampling
+from ml4cube.sampling import workers
 from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.store.format import StoreMetadata, open_axes, open_store, verify_store
@@ -319,12 +319,12 @@ def test_the_order_in_which_workers_end_changes_no_bit(
     ds["a"] = ds.a.copy(data=np.random.default_rng(0).normal(size=ds.a.shape))
     options = {"val_cube": tmp_path / "v", "scale_fn": "standardize"}
     plan = sampler(ds, tmp_path, **options).plan()
-    run = engines.InProcess.run
+    run = workers.InProcess.run
 
     def backwards(*given: Any) -> Iterator[Any]:
         yield from reversed(list(run(*given)))
 
-    monkeypatch.setattr(engines.InProcess, "run", backwards)
+    monkeypatch.setattr(workers.InProcess, "run", backwards)
     assert sampler(ds, tmp_path, **options).plan().statistics == plan.statistics
 
 

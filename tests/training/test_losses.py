@@ -20,7 +20,7 @@ from ml4cube.training.losses import MaskedLoss, area_weights, masked
 from ml4cube.training.measure.scores import Meter, Scores, check_metrics
 from ml4cube.training.pytorch_distributed import Trainer
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.run.supervised import Supervised
+from ml4cube.training.run.supervised_step import Supervised
 from tests.distributed_runner import on_ranks
 from tests.oracle import band_areas
 from tests.training_parts import dataset, network, trainer, weights

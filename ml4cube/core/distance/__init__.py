@@ -1,5 +1,5 @@
 """Distances between cells, in steps of a grid.
 
-`buffer` finds cells too near to another part, `separation` the distance to the nearest train cell,
+`reach` finds cells too near to another part, `separation` the distance to the nearest train cell,
 `variogram` the range of autocorrelation.
 """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.leakage.carried import Carried
+from ml4cube.splits.leakage.carried_forward import Carried
 from ml4cube.splits.leakage.duplicates import Duplicates
 from ml4cube.splits.leakage.label_layout import Layout, Separation
 from ml4cube.splits.leakage.stores import count_copies, count_near

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import is_time
-from ml4cube.core.distance.buffer import EARTH_RADIUS_KM
+from ml4cube.core.distance.reach import EARTH_RADIUS_KM
 from ml4cube.core.distance.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, TRAIN

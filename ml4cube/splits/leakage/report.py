@@ -21,7 +21,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import read_recipe
-from ml4cube.splits.leakage.carried import find_carried
+from ml4cube.splits.leakage.carried_forward import find_carried
 from ml4cube.splits.leakage.checks import Checks, Distances, Placement
 from ml4cube.splits.leakage.deployment import (
     Axes,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ml4cube.training.inputs.steps import Portion, StepResult
-from ml4cube.training.measure.rows import mean_over_ranks
+from ml4cube.training.measure.history_rows import mean_over_ranks
 from ml4cube.training.measure.scores import Bad, Means, Meter, Norms, Scores
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import TrainState

@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.progress import write_line
-from ml4cube.sampling.engines import watch_parent
+from ml4cube.sampling.workers import watch_parent
 from ml4cube.training.inputs.options import above_zero
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
-from ml4cube.core.joining import check_joined
+from ml4cube.core.same_scaling import check_joined
 from ml4cube.training.events import Callback
 from ml4cube.training.inputs.batches import (
     describe_batch,
@@ -25,7 +25,7 @@ from ml4cube.training.inputs.batches import (
 from ml4cube.training.inputs.checks import bad_loss, check_loader, check_parts
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
-from ml4cube.training.measure.rows import mean_over_ranks
+from ml4cube.training.measure.history_rows import mean_over_ranks
 from ml4cube.training.measure.scores import Bad, check_metrics
 from ml4cube.training.measure.validation import Measures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock

@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.inputs.batches import data_facts
-from ml4cube.training.run.changes import (
+from ml4cube.training.run.engine import Engine
+from ml4cube.training.run.resume_changes import (
     POSITION,
     Changes,
     compare,
@@ -27,7 +28,6 @@ from ml4cube.training.run.changes import (
     new_requests,
     requests,
 )
-from ml4cube.training.run.engine import Engine
 from ml4cube.training.state import History, TrainState, restore_rng
 
 logger = logging.getLogger(__name__)

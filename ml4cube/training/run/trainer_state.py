@@ -21,7 +21,7 @@ from ml4cube.training.inputs.options import Options
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import spread_weights
 from ml4cube.training.run.loop import Loop
-from ml4cube.training.run.supervised import Supervised
+from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights
 
 Log = defaultdict[str, list[Any]]

@@ -13,7 +13,7 @@ from ml4cube.core.errors import InvalidTypeError, check_whole
 from ml4cube.training.events import Callback, TrainingLoop, monitored
 from ml4cube.training.inputs.batches import count_samples
 from ml4cube.training.inputs.steps import Step, StepResult
-from ml4cube.training.run.supervised import Supervised
+from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.run.trainer_state import TrainerState
 from ml4cube.training.state import capture_rng, restore_rng
 

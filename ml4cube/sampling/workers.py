@@ -44,7 +44,7 @@ _WORKER_ENV = {
 }
 
 
-class Engine(ABC):
+class TaskEngine(ABC):
     """Runs one function over many tasks."""
 
     @abstractmethod
@@ -61,14 +61,14 @@ class Engine(ABC):
         """Stop; at once after an error."""
 
 
-def choose_engine(nproc: int, client: Any = None) -> Engine:
+def choose_engine(nproc: int, client: Any = None) -> TaskEngine:
     """Choose a cluster if one is given or active, else processes of this machine."""
     client = _active_client() if client is None else client
     check_client(client)
     return local_engine(nproc) if client is None else DaskCluster(client)
 
 
-def local_engine(nproc: int) -> Engine:
+def local_engine(nproc: int) -> TaskEngine:
     """Choose the engine for a number of processes of this machine."""
     return InProcess() if nproc == 1 else LocalProcesses(nproc)
 
@@ -101,7 +101,7 @@ def _active_client() -> Any:
         return None
 
 
-class InProcess(Engine):
+class InProcess(TaskEngine):
     """Runs tasks one after the other in this process."""
 
     def run(
@@ -112,7 +112,7 @@ class InProcess(Engine):
             yield position, fn(shared, task)
 
 
-class _Workers(Engine):
+class _Workers(TaskEngine):
     """Runs tasks in other processes, a few per worker at a time."""
 
     def run(
