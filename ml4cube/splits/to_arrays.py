@@ -15,6 +15,7 @@ from ml4cube.core.missing import (
     FILL_FEATURES,
     FILLED_ATTR,
     find_gaps,
+    flags_of,
     plain,
     warn_of_filled,
 )
@@ -70,12 +71,12 @@ def create_split(
     Raises
     ------
     InvalidTypeError
-        If `data` is neither a Dataset nor a mapping, or a feature or target does not hold numbers.
-        A single target of cells or points may hold anything, such as names of classes.
+        If `data` is neither a Dataset nor a mapping, or the label, a feature or a target does not
+        hold numbers. A single target of cells or points may also be dates or names of classes.
     InvalidValueError
         If a variable is unknown, shapes differ, there is no label, or `stack_axis` is out of range.
     EmptyPartError
-        If no sample of a part is left.
+        If a part has cells, but each of its samples has a gap.
 
     Examples
     --------
@@ -97,8 +98,7 @@ def create_split(
         raise InvalidTypeError(f"stack_axis must be an integer, got {stack_axis!r}")
     if not -axes <= stack_axis < axes:
         raise InvalidValueError(f"stack_axis must be from {-axes} to {axes - 1}, got {stack_axis}")
-    # a mask of bools with gaps becomes floats; a gap is not allowed
-    allowed = np.nan_to_num(arrays[mask[0]]).astype(bool) if mask else np.bool_(True)
+    allowed = flags_of(arrays[mask[0]]) if mask else np.bool_(True)
     parts = [
         _take(arrays, (arrays["split"] == label) & allowed, used, part, by_cell)
         for part, label in (("train", TRAIN), ("test", TEST))
@@ -153,7 +153,11 @@ def _variables(
 def _check_numbers(
     arrays: Arrays, features: Sequence[str], targets: Sequence[str], by_cell: bool
 ) -> None:
-    """Refuse texts and dates, which numpy cannot stack with numbers."""
+    """Refuse texts and dates, which numpy cannot stack with numbers, and texts as a label."""
+    if arrays["split"].dtype.kind not in "biuf":
+        raise InvalidTypeError(
+            f"'split' must hold numbers (train {TRAIN}, test {TEST}), got {arrays['split'].dtype}"
+        )
     classes = len(targets) == 1 and (by_cell or arrays[targets[0]].ndim == 1)
     for name in (*features, *([] if classes else targets)):
         dtype = arrays[name].dtype
@@ -178,6 +182,8 @@ def _align(
     names = (*used, *labels)
     if isinstance(data, xr.Dataset):
         sizes = CubeView.of(data).sizes
+        if SAMPLE_DIM in sizes:
+            sizes = {SAMPLE_DIM: sizes[SAMPLE_DIM], **sizes}
         for name in names:
             if not set(sizes).issuperset(data[name].dims):
                 raise InvalidValueError(

@@ -35,7 +35,7 @@ class SchedulerBase(LRScheduler, ABC):
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer; its current rates are the initial ones.
+        The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
         Length of the schedule in iterations.
     eta_min : float
@@ -71,7 +71,7 @@ class SchedulerBase(LRScheduler, ABC):
         check_count("total_iters", total_iters)
         if eta_min == math.inf or not (eta_min == 0 or above_zero(eta_min)):
             raise InvalidValueError(f"eta_min must be 0 or a positive number, got {eta_min!r}")
-        self.total_iters, self.eta_min = total_iters, float(eta_min)
+        self.total_iters, self.eta_min = int(total_iters), float(eta_min)
         super().__init__(optimizer, last_epoch)
 
     @abstractmethod
@@ -86,15 +86,15 @@ class SchedulerBase(LRScheduler, ABC):
 
 
 class _Curve(SchedulerBase):
-    """A scheduler between `eta_min` (factor 0) and the initial rate (factor 1)."""
+    """A scheduler whose rate is ``eta_min + (lr - eta_min) * factor``."""
 
     @abstractmethod
-    def _factor(self, progress: float) -> float:
-        """Return the factor after a fraction, 0 to 1, of all iterations."""
+    def _factor(self, done: int) -> float:
+        """Return the factor after a number of the `total_iters` iterations."""
 
     def get_lr(self) -> list[Any]:
         """Return the rate of every parameter group; it stays constant after the end."""
-        factor = self._factor(min(self.last_epoch, self.total_iters) / self.total_iters)
+        factor = self._factor(min(self.last_epoch, self.total_iters))
         return [self.eta_min + (base - self.eta_min) * factor for base in self.base_lrs]
 
 
@@ -107,7 +107,7 @@ class CosineAnnealingScheduler(_Curve):
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer; its current rates are the initial ones.
+        The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
         T.
     eta_min : float
@@ -128,8 +128,8 @@ class CosineAnnealingScheduler(_Curve):
     [1.0, 0.5, 0.0, 0.0]
     """
 
-    def _factor(self, progress: float) -> float:
-        return (1 + math.cos(math.pi * progress)) / 2
+    def _factor(self, done: int) -> float:
+        return (1 + math.cos(math.pi * (done / self.total_iters))) / 2
 
 
 class LinearScheduler(_Curve):
@@ -138,7 +138,7 @@ class LinearScheduler(_Curve):
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer; its current rates are the initial ones.
+        The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
         Iterations until `eta_min` is reached.
     eta_min : float
@@ -156,8 +156,8 @@ class LinearScheduler(_Curve):
     0.8
     """
 
-    def _factor(self, progress: float) -> float:
-        return 1 - progress
+    def _factor(self, done: int) -> float:
+        return 1 - done / self.total_iters
 
 
 class PolynomialScheduler(_Curve):
@@ -166,7 +166,7 @@ class PolynomialScheduler(_Curve):
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer; its current rates are the initial ones.
+        The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
         T.
     eta_min : float
@@ -204,8 +204,8 @@ class PolynomialScheduler(_Curve):
         self.power = float(power)
         super().__init__(optimizer, total_iters, eta_min, last_epoch)
 
-    def _factor(self, progress: float) -> float:
-        return float((1 - progress) ** self.power)
+    def _factor(self, done: int) -> float:
+        return float((1 - done / self.total_iters) ** self.power)
 
 
 class CosineRestartScheduler(_Curve):
@@ -216,7 +216,7 @@ class CosineRestartScheduler(_Curve):
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer; its current rates are the initial ones.
+        The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
         Iterations of all cycles together.
     eta_min : float
@@ -258,12 +258,13 @@ class CosineRestartScheduler(_Curve):
             raise InvalidValueError(
                 f"cycles must be at most total_iters={total_iters}, got {cycles}"
             )
-        self.cycles = cycles
+        self.cycles = int(cycles)
         super().__init__(optimizer, total_iters, eta_min, last_epoch)
 
-    def _factor(self, progress: float) -> float:
-        within = 1.0 if progress >= 1 else progress * self.cycles % 1.0
-        return (1 + math.cos(math.pi * within)) / 2
+    def _factor(self, done: int) -> float:
+        # in whole numbers: a fraction may be rounded down to the end of the cycle before
+        within = done if done == self.total_iters else done * self.cycles % self.total_iters
+        return (1 + math.cos(math.pi * (within / self.total_iters))) / 2
 
 
 class WarmUpScheduler(_Curve):
@@ -275,7 +276,7 @@ class WarmUpScheduler(_Curve):
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer; its current rates are the initial ones.
+        The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
         T.
     eta_min : float
@@ -292,8 +293,8 @@ class WarmUpScheduler(_Curve):
     [0.25]
     """
 
-    def _factor(self, progress: float) -> float:
-        return min(1.0, progress + 1 / self.total_iters)
+    def _factor(self, done: int) -> float:
+        return min(1.0, done / self.total_iters + 1 / self.total_iters)
 
 
 class SchedulerChain(SequentialLR):

@@ -325,6 +325,17 @@ def test_a_gap_of_the_mask_is_outside_it_in_create_split():
         np.testing.assert_array_equal(part, expected)
 
 
+def test_samples_come_first_in_create_split_whatever_the_order_of_dims():
+    labels = np.tile([1, 0, 1, 1], (2, 1))
+    data = np.arange(8.0).reshape(2, 4)
+    ds = xr.Dataset({"a": (("x", "samples"), data), "b": (("x", "samples"), data)})
+    ds = ds.assign(split=(("x", "samples"), labels))
+    for found, right in zip(create_split(ds, "b"), create_split(ds.transpose(), "b"), strict=True):
+        np.testing.assert_array_equal(found, right)
+    with pytest.raises(InvalidTypeError, match="'split' must hold numbers"):
+        create_split(ds.assign(split=(("x", "samples"), np.full((2, 4), "train"))), "b")
+
+
 def test_create_split_of_a_cube_gives_one_row_for_each_valid_cell_of_a_part():
     cube = cell_id_cube({"time": 6, "lat": 4, "lon": 5}, "float64", names=("a", "b"))
     cube["height"] = cube.b[0].drop_vars("time") * 10

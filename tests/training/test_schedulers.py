@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -148,3 +149,11 @@ def test_chain_runs_its_links_in_turn(second):
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises((InvalidValueError, InvalidTypeError), match=message):
         make(optimizer(1.0))
+
+
+@pytest.mark.parametrize("cycles", [3, 22, 49])
+def test_every_cycle_begins_with_the_initial_rate(cycles):
+    # 15 / 22 * 22 < 15 in floats
+    scheduler = CosineRestartScheduler(optimizer(1.0), np.int64(10 * cycles), cycles=cycles)
+    assert [rate for (rate,) in rates(scheduler, 10 * cycles)][::10] == [1.0] * cycles
+    assert SchedulerChain(scheduler, WarmUpScheduler(scheduler.optimizer, 1)).total_iters > 10

@@ -136,6 +136,8 @@ def _located(schedule: ChunkSchedule, batches: Iterable[Ints]) -> Iterator[tuple
 class _RingEpoch:
     """One epoch of a ring: the slot of every visit of a chunk. Used by one thread only."""
 
+    # A visit is an index into the chunks of the schedule.
+
     def __init__(
         self, ring: Ring, schedule: ChunkSchedule, readers: ThreadPoolExecutor, gatherers: Gatherers
     ) -> None:
@@ -181,7 +183,7 @@ class _RingEpoch:
             self._move_on(int(positions[done]))
             upto = self._reachable(positions)
             if upto == done:
-                # first free slots whose chunks this rank does not need, or is still gathering from
+                # no slot is free: all hold chunks from which samples are still gathered
                 self._gatherers.wait()
                 continue
             self._wait(int(positions[upto - 1]))
@@ -268,9 +270,12 @@ class Resident:
             rows = slice(int(ends[chunk]) - self._first, int(ends[chunk + 1]) - self._first)
             read_chunk(source, chunk, [array.views(rows) for array in self._arrays])
 
-        with ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-decode") as pool:
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-decode")
+        try:
             for read in [pool.submit(load, chunk) for chunk in chunks if counts[chunk]]:
                 read.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def batches(
         self,

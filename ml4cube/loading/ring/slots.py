@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 # Variables with smaller samples are stored together, sample by sample.
 _SMALL_BYTES = 64
-# Most arrays kept for later batches; a user may have held the batches of a whole epoch.
+# Idle arrays kept for later batches at most; a user may have held the batches of a whole epoch.
 _IDLE = 8
 
 
@@ -91,7 +91,8 @@ class Buffers:
     """Arrays for batches, used again as soon as nobody holds the batch any more."""
 
     # Page faults of a new array take as long as filling it. An array is reused when the last
-    # reference to what `take` returned is gone, so a batch that a user holds does not change.
+    # reference to what `take` returned is gone: a tensor made of it, or of a part of it, holds one,
+    # so a batch that a user holds does not change. A numpy slice of it holds none.
 
     def __init__(self, field: Field, samples: int) -> None:
         self._field, self._samples = field, samples
@@ -130,6 +131,7 @@ class Scratch(threading.local):
     def take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Array:
         """Return an array that is valid until the next call for the same name."""
         held = self._arrays.get(name)
-        if held is None or held.shape[1:] != shape[1:] or len(held) < shape[0]:
+        fits = held is not None and (held.shape[1:], held.dtype) == (shape[1:], np.dtype(dtype))
+        if held is None or not fits or len(held) < shape[0]:
             held = self._arrays[name] = np.empty(shape, dtype)
         return held[: shape[0]]
