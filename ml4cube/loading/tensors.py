@@ -108,7 +108,10 @@ class PTXrDataset(Dataset[Any]):
         Variables of X and of y, in channel order.
     shifted : bool
         Whether targets lie elsewhere than the inputs (`target_offset`, `target_size`).
-    target_offset, target_size, weights : object
+    lead : dict or None
+        By dim, the cells from the first cell of X to the first of y, and the cells of y; None
+        unless `shifted`.
+    weights : object
         As given.
     channels : tuple of str
         All channels of X: the features, then those of `coord_features`.
@@ -165,10 +168,11 @@ class PTXrDataset(Dataset[Any]):
     ) -> None:
         options = DatasetOptions.of(locals())  # every argument by name; stays the first statement
         self.shifted = options.shifted
-        self.target_offset, self.target_size = options.target_offset, options.target_size
         self.weights = options.weights
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
+        lead = self._source.lead
+        self.lead = None if lead is None else {d: [a.offset, a.size] for d, a in lead.along.items()}
         self._from_cube = isinstance(self._source, CubeSource)
         self._choose_variables(options)
         self._warn_of_filled(ds, options)

@@ -131,7 +131,7 @@ class Scratch(threading.local):
     def take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Array:
         """Return an array that is valid until the next call for the same name."""
         held = self._arrays.get(name)
-        fits = held is not None and (held.shape[1:], held.dtype) == (shape[1:], np.dtype(dtype))
-        if held is None or not fits or len(held) < shape[0]:
+        kind = shape[1:], np.dtype(dtype)
+        if held is None or (held.shape[1:], held.dtype) != kind or len(held) < shape[0]:
             held = self._arrays[name] = np.empty(shape, dtype)
         return held[: shape[0]]

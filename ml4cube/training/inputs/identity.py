@@ -46,11 +46,11 @@ def _of_dataset(dataset: Any) -> dict[str, Any]:
         whole, indices = _of_dataset(dataset.dataset), np.asarray(getattr(dataset, "indices", ()))
         return whole | {"indices": digest([whole.get("indices"), indices])[:12]}
     facts: dict[str, Any] = {}
-    for name in ("target_offset", "target_size", "weights"):  # of a PTXrDataset
-        if hasattr(dataset, name):
-            value = getattr(dataset, name)
-            value = np.asarray(value) if hasattr(value, "__array__") else value
-            facts[name] = value if isinstance(value, str | None) else digest(value)[:12]
+    if hasattr(dataset, "lead"):  # a PTXrDataset
+        facts["lead"], weights = dataset.lead, dataset.weights
+        if not isinstance(weights, str | None | Mapping):
+            weights = np.asarray(weights, float)
+        facts["weights"] = weights if isinstance(weights, str | None) else digest(weights)[:12]
     if isinstance(dataset, TensorDataset):
         facts["values"] = [_of_tensor(tensor) for tensor in dataset.tensors]
     channels = getattr(dataset, "channels", None)
@@ -121,7 +121,7 @@ def _contents(value: Any, depth: int = 0) -> Any:
         closure = {name: inner(item) for name, item in closure_of(value)}
         return [value.__qualname__, text, defaults, closure]
     if isinstance(value, types.MethodType):
-        return [inner(value.__func__), inner(value.__self__)]
+        return [inner(value.__func__), class_name(type(value.__self__))]
     if isinstance(value, functools.partial):
         return [inner(value.func), inner(value.args), inner(value.keywords)]
     parts = [getattr(value, "__dict__", {})]
