@@ -73,10 +73,12 @@ def batches(count, size=4):
 
 
 @pytest.mark.parametrize(
-    ("limit", "used"), [(3, 3), (0.3, 3), (0.01, 1), (1.0, 10), (99, 10), (1, 1), (None, 10)]
+    ("limit", "used"),
+    # in binary, 0.29 of 100 is a little less than 29
+    [(3, 3), (0.29, 29), (0.001, 1), (1.0, 100), (999, 100), (1, 1), (None, 100)],
 )
 def test_limited_loaders_give_so_many_batches(limit, used):
-    train, val = batches(10), batches(10)
+    train, val = batches(100), batches(100)
     run = trainer(
         train=train, val=val, limit_train_batches=limit, limit_val_batches=limit, epochs=2
     )

@@ -9,25 +9,25 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ml4cube.core.errors import InvalidTypeError
 
 
-def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
     """Return the features and the target of a batch."""
-    # ``(X, y)`` and ``(X, y, weights)`` give ``(X, y)``. X alone, or a dict whose variables are
-    # stacked as channels, gives ``(X, X)``: the model is to reconstruct it.
-    if isinstance(batch, torch.Tensor):
-        return batch, batch
-    if isinstance(batch, tuple | list) and all(isinstance(v, torch.Tensor) for v in batch):
-        if len(batch) in (2, 3):
-            return batch[0], batch[1]
-        if len(batch) == 1:  # how a TensorDataset of one tensor collates
-            return batch[0], batch[0]
-    if isinstance(batch, Mapping) and all(isinstance(v, torch.Tensor) for v in batch.values()):
-        stacked = torch.stack(tuple(batch.values()), dim=1)
-        return stacked, stacked
+    match batch:
+        case [Tensor() as features, Tensor() as target]:
+            return features, target
+        case [Tensor() as features, Tensor() as target, Tensor()]:  # with weights
+            return features, target
+        # X alone, or the variables of a dict as channels, are what the model is to reconstruct.
+        case (Tensor() as features) | [Tensor() as features]:
+            return features, features
+        case Mapping() if all(isinstance(value, Tensor) for value in batch.values()):
+            stacked = torch.stack(tuple(batch.values()), dim=1)
+            return stacked, stacked
     held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
         "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
@@ -35,11 +35,13 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def weights_of(batch: Any) -> torch.Tensor | None:
+def weights_of(batch: Any) -> Tensor | None:
     """Return the weights that a batch ``(X, y, weights)`` brings."""
-    weights = batch[2] if isinstance(batch, tuple | list) and len(batch) == 3 else None
-    if not isinstance(weights, torch.Tensor):
-        return None
+    match batch:
+        case [_, _, Tensor() as weights]:
+            pass
+        case _:
+            return None
     if not weights.is_floating_point() and weights.dtype != torch.bool:
         raise InvalidTypeError(
             "the third item of a batch must be weights, floating or bool, got "
@@ -51,7 +53,7 @@ def weights_of(batch: Any) -> torch.Tensor | None:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return the batch with all its tensors on a device."""
-    if isinstance(batch, torch.Tensor):
+    if isinstance(batch, Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
@@ -70,13 +72,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def count_samples(batch: Any) -> int:
     """Return the number of samples in a batch: the length of its first tensor."""
-    tensors = _tensors(batch)
-    if not tensors or tensors[0].ndim == 0:
+    first = next(_tensors(batch), None)
+    if first is None or first.ndim == 0:
         raise InvalidTypeError(
             f"a batch must hold a tensor with a sample axis, got a {type(batch).__name__}; let the "
             "loader collate samples into tensors"
         )
-    return int(tensors[0].shape[0])
+    return first.shape[0]
 
 
 def agreed_samples(batch: Any) -> int | None:
@@ -120,7 +122,7 @@ def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
         raise InvalidTypeError(
             f"{name}={limit!r} is a fraction of a loader without a length; give a count of batches"
         ) from None
-    return max(1, int(batches * limit))
+    return max(1, int(round(batches * limit, 6)))  # 100 * 0.29 is 28.999999999999996
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -197,14 +199,16 @@ def describe_batch(batch: Any) -> str:
     return ", ".join(shapes) or "no tensor"
 
 
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    held: Iterable[Any] = ()
-    if isinstance(batch, tuple | list):
-        held = batch
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch, which may be nested."""
+    items: Iterable[Any] = ()
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, tuple | list):
+        items = batch
     elif isinstance(batch, Mapping):
-        held = batch.values()
+        items = batch.values()
     elif is_dataclass(batch) and not isinstance(batch, type):
-        held = [getattr(batch, field.name) for field in fields(batch)]
-    return [tensor for item in held for tensor in _tensors(item)]
+        items = (getattr(batch, field.name) for field in fields(batch))
+    for item in items:
+        yield from _tensors(item)

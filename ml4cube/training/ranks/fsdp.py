@@ -98,8 +98,14 @@ class Sharded(Strategy):
             parameter.requires_grad_(flag)
         return self._flags
 
+    def watched(self, model: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters of the user's model, too."""
+        own = [] if self._own_model is None else self._own_model.parameters()
+        return [*model.parameters(), *own]
+
     def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
         """Return the model, which communicates by itself."""
+        self.trainable(model)
         return forward
 
     @contextmanager

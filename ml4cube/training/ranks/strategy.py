@@ -42,6 +42,10 @@ class Strategy:
         """Return which parameters are trained on this rank."""
         return tuple(parameter.requires_grad for parameter in model.parameters())
 
+    def watched(self, model: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters that a callback may freeze or unfreeze."""
+        return list(model.parameters())
+
     def agree(self, model: nn.Module) -> None:
         """Train the same parameters as rank 0; every rank."""
         flags = self.world.share(self.trainable(model))

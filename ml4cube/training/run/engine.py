@@ -78,7 +78,8 @@ class Engine:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._half = DTYPES[options.precision]
         self._prepared = False
-        self._wrapped: tuple[bool, ...] | None = None  # the parameters trained, when it was wrapped
+        self._watched: list[nn.Parameter] = []
+        self._flags_when_wrapped: list[bool] = []  # requires_grad of those
 
     @property
     def optimizer(self) -> Optimizer:
@@ -150,22 +151,23 @@ class Engine:
     def take_step(self, portions: Sequence[Portion], total: Weight) -> StepResult:
         """Take one optimizer step over weighted batches, return the last result; every rank."""
         self.optimizer.zero_grad(set_to_none=True)
+        *first, last = portions
+        for portion in first:
+            self.step.around_batch(partial(self._accumulate, portion, total), portion.batch)
         results: list[StepResult] = []
-        for number, portion in enumerate(portions, 1):
-
-            def work(batch: Any, portion: Portion = portion, number: int = number) -> None:
-                if number < len(portions):
-                    # Gradients travel between ranks once, with the last batch.
-                    with self.strategy.no_sync(self.module):
-                        self._backward(batch, portion, total)
-                else:
-                    results.append(self._backward(batch, portion, total))
-                    self._step_optimizer()
-
-            self.step.around_batch(work, portion.batch)
+        self.step.around_batch(partial(self._finish_step, last, total, results), last.batch)
         return results[0]
 
-    def _step_optimizer(self) -> None:
+    def _accumulate(self, portion: Portion, total: Weight, batch: Any) -> None:
+        """Add the gradients of a batch; they travel between ranks with the last one of the step."""
+        with self.strategy.no_sync(self.module):
+            self._backward(batch, portion, total)
+
+    def _finish_step(
+        self, portion: Portion, total: Weight, results: list[StepResult], batch: Any
+    ) -> None:
+        """Add the gradients of the last batch, and step the optimizer."""
+        results.append(self._backward(batch, portion, total))
         clip, logs = self.options.gradient_clip, self.options.log_grad_norm
         if clip is not None or logs:
             self.scaler.unscale_(self.optimizer)
@@ -225,16 +227,16 @@ class Engine:
         if not self._prepared:
             self._spread()
             self.feed.agree()
-            self._wrapped, self._prepared = None, True
+            self._flags_when_wrapped, self._prepared = [], True
         self.strategy.agree(self.model)
+        self._watched = self.strategy.watched(self.model)
         self._wrap()
 
     def _wrap(self) -> None:
         """Wrap the model, if other parameters are trained than when it was wrapped; every rank."""
-        trainable = self.strategy.trainable(self.model)
-        if trainable != self._wrapped:
+        if [parameter.requires_grad for parameter in self._watched] != self._flags_when_wrapped:
             self.module = self.strategy.wrap(self.model, self.compiled)
-            self._wrapped = trainable
+            self._flags_when_wrapped = [parameter.requires_grad for parameter in self._watched]
 
     # ------------------------------------------------------------------- a pass
 

@@ -34,7 +34,7 @@ class Supervised(Step):
             return StepResult(self._weighted()(pred, target, weights), pred, target)
         gaps = None
         if target.is_floating_point() and not isinstance(self.loss, MaskedLoss):
-            gaps = target.detach().sum()  # one number, left on the device
+            gaps = target.sum()  # one number, left on the device
         return StepResult(self._mean(pred, target, len(features)), pred, target, gaps=gaps)
 
     @property
