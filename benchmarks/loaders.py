@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from peers import main, pip
+from peers import main
+from setup_env import install
 
 PEERS = ["litdata", "mosaicml-streaming", "webdataset", "xbatcher", "zarr==3.1.6"]
 ALONE = ["ml4xcube==1.1.0", "rechunker", "mypy_extensions"]
@@ -18,5 +19,5 @@ NEEDED = ["pandas", "scikit-learn", "scipy", "tqdm", "matplotlib", "bokeh"]
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     main(folder, [*PEERS, *NEEDED])
-    pip(folder / "bin" / "python", "install", "--quiet", "--no-deps", *ALONE)
+    install(folder / "bin" / "python", "--no-deps", *ALONE)
     (folder / ".ready").touch()

@@ -7,27 +7,17 @@
 from __future__ import annotations
 
 import sys
-import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from setup_env import TORCH, installed_torch, pip, refuse_unasked_cuda  # noqa: E402
+from setup_env import install_with_torch  # noqa: E402
 
 
 def main(folder: Path, packages: list[str]) -> None:
     """Create `folder` if it is missing and install the packages there."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    if installed_torch(python) is None:
-        refuse_unasked_cuda(python)
-        pip(python, "install", "--quiet", TORCH)
-    constraints = folder / "constraints.txt"
-    constraints.write_text(f"torch=={installed_torch(python)}\n")
-    pinned = ["install", "--quiet", "--constraint", str(constraints)]
-    pip(python, *pinned, "--editable", f"{ROOT}[torch]", *packages)
+    install_with_torch(folder, "--editable", f"{ROOT}[torch]", *packages)
     (folder / ".ready").touch()
     print(f"ready: {folder}")
 

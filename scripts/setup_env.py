@@ -41,7 +41,7 @@ def refuse_unasked_cuda(python: Path) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        pip(python, "install", "--dry-run", "--quiet", "--report", str(report), TORCH)
+        install(python, "--dry-run", "--report", str(report), TORCH)
         names = [
             item["metadata"]["name"].lower() for item in json.loads(report.read_text())["install"]
         ]
@@ -56,41 +56,47 @@ def refuse_unasked_cuda(python: Path) -> None:
         )
 
 
-def pip(python: Path, *args: str) -> None:
-    """Run pip in the environment; stop with its own message if it fails."""
+def install(python: Path, *args: str) -> None:
+    """Run `pip install` in the environment; stop with its own message if it fails."""
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    if subprocess.run([python, "-m", "pip", *args], env=environment).returncode != 0:
-        sys.exit(f"pip {' '.join(args)} failed, see its message above")
+    # Python compiles what it imports. pip would compile every file, which takes half a minute.
+    command = [python, "-m", "pip", "install", "--quiet", "--no-compile", *args]
+    if subprocess.run(command, env=environment).returncode != 0:
+        sys.exit(f"pip install {' '.join(args)} failed, see its message above")
 
 
-def install_with_torch(python: Path, constraints: Path) -> None:
-    """Install torch if there is none, then everything else beside that very torch."""
+def install_with_torch(folder: Path, *packages: str) -> None:
+    """Install torch into an environment that has none, then packages that keep this torch."""
+    python, constraints = python_in(folder), folder / "constraints.txt"
     if installed_torch(python) is None:
         print(f"installing {TORCH} alone, before anything can ask for another", flush=True)
         refuse_unasked_cuda(python)
-        pip(python, "install", "--quiet", TORCH)
+        install(python, TORCH)
     constraints.write_text(f"torch=={installed_torch(python)}\n")
     print("installing ml4cube and its tools", flush=True)
-    pip(
-        python, "install", "--quiet", "--constraint", str(constraints), "--editable", f"{ROOT}[dev]"
-    )
+    install(python, "--constraint", str(constraints), *packages)
 
 
-def main(folder: Path, with_torch: bool = True) -> None:
-    """Create `folder` if it is missing, then bring its packages in step with pyproject.toml."""
-    if sys.version_info < (3, 11):  # noqa: UP036 - the very check that tells the user
-        sys.exit(
-            f"ml4cube needs Python 3.11 or newer, this is {sys.version.split()[0]}: set PYTHON="
-        )
+def python_in(folder: Path) -> Path:
+    """Return the Python of an environment, which is created if it is missing."""
     python = folder / "bin" / "python"
     if not python.exists():
         print(f"creating {folder}", flush=True)
         venv.create(folder, with_pip=True)
+    return python
+
+
+def main(folder: Path, with_torch: bool = True) -> None:
+    """Bring the packages in `folder` in step with pyproject.toml."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - the very check that tells the user
+        sys.exit(
+            f"ml4cube needs Python 3.11 or newer, this is {sys.version.split()[0]}: set PYTHON="
+        )
     if with_torch:
-        install_with_torch(python, folder / "constraints.txt")
+        install_with_torch(folder, "--editable", f"{ROOT}[dev]")
     else:
         print("installing ml4cube and what its tests without torch need", flush=True)
-        pip(python, "install", "--quiet", "--editable", f"{ROOT}[test-core]")
+        install(python_in(folder), "--editable", f"{ROOT}[test-core]")
     (folder / ".ready").touch()
     print(f"ready: {folder}", flush=True)
 
