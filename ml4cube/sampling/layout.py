@@ -96,7 +96,7 @@ def shard_tasks(
         tiles = np.argsort(hash_ids(sampling.extractor.seed, tiles), kind="stable")
     tiles = tiles[counts[tiles] > 0]
     ends = np.cumsum(counts[tiles])
-    for shard in range(layout.shards):
+    for shard in range(layout.shard_count):
         first, last = layout.bounds(shard)
         pieces = []
         # tiles with samples from first to last

@@ -119,7 +119,7 @@ def _positions(layout: StoreLayout, n: int, seed: int | None) -> NDArray[np.intp
     positions = np.arange(n)
     if seed is None:
         return positions
-    one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
+    one = sum(array.sample_bytes for array in layout.arrays if not array.is_coordinate)
     run = min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
     # samples after the last whole run stay last
     whole = n // run

@@ -61,14 +61,14 @@ layout = layout_of(
 shards, blocks_of_a_shard = 0, []
 for shard, pieces in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"):
     shards += 1
-    if shard + 1 < layout.shards:
+    if shard + 1 < layout.shard_count:
         tiles = [sampler.sampling.extractor.tiles.block(piece.tile) for piece in pieces]
         blocks_of_a_shard.append(len({tuple(np.array(t.start) // (1, 4, 4)) for t in tiles}))
 # not ru_maxrss, which begins with the memory of the process that started this one
 (peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({
     "blocks": len(sampler.sampling.blocks), "tasks": engine.tasks, "largest": engine.largest,
-    "package": engine.package, "shards": shards, "wanted": layout.shards,
+    "package": engine.package, "shards": shards, "wanted": layout.shard_count,
     "mb": int(peak) / 1024, "least_blocks": min(blocks_of_a_shard),
 }))
 '''
