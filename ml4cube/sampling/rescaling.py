@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def needed(given: Statistics, names: Iterable[str]) -> Statistics:
+def select_statistics(given: Statistics, names: Iterable[str]) -> Statistics:
     """Choose the statistics of some variables."""
     names = list(names)
     if missing := [name for name in names if name not in given]:

@@ -247,7 +247,7 @@ def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
         chunks=(array.samples_per_chunk, *array.window),
         shards=(layout.samples_per_shard, *array.window) if is_sharded else None,
         dtype=str if is_text else array.stored_dtype,
-        fill_value="" if is_text else _fill(array),
+        fill_value=_fill(array),
         compressors=layout.compressor.codecs(1 if is_text else array.stored_dtype.itemsize),
         dimension_names=array.dims,
         attributes=_stored_attrs(array, layout.samples),
@@ -258,10 +258,10 @@ def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
 
 
 def _fill(array: ArrayLayout) -> Any:
-    """Return the fill value of an array of numbers or dates."""
     if np.dtype(array.dtype).kind == "M":
         return _NO_DATE
-    return np.nan if array.stored_dtype.kind == "f" else array.stored_dtype.type(0)
+    fills = {"f": np.nan, "O": ""}
+    return fills.get(array.stored_dtype.kind, array.stored_dtype.type(0))
 
 
 def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:

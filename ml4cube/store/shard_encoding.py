@@ -80,11 +80,17 @@ def encode_shard(
     samples_per_chunk: int,
     samples_per_shard: int,
 ) -> list[bytes]:
-    """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk."""
+    """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk.
+
+    The last chunk is padded with the fill value.
+    """
+    if samples.dtype.kind == "M":
+        samples = samples.view(np.int64)
+    if missing := -len(samples) % samples_per_chunk:
+        padding = np.full((missing, *samples.shape[1:]), fill, dtype=dtype)
+        samples = np.concatenate([samples, padding])
     chunks = [
-        _encode_chunk(
-            samples[start : start + samples_per_chunk], compressor, dtype, fill, samples_per_chunk
-        )
+        _encode_chunk(samples[start : start + samples_per_chunk], compressor, dtype)
         for start in range(0, len(samples), samples_per_chunk)
     ]
     if samples_per_chunk == samples_per_shard:
@@ -92,25 +98,11 @@ def encode_shard(
     return _with_index(chunks, samples_per_shard // samples_per_chunk)
 
 
-def _encode_chunk(
-    samples: NDArray[Any],
-    compressor: Compressor,
-    dtype: np.dtype[Any],
-    fill: Any,
-    samples_per_chunk: int,
-) -> bytes:
-    """Encode a chunk; one with too few samples is padded with the fill value."""
-    missing = samples_per_chunk - len(samples)
+def _encode_chunk(samples: NDArray[Any], compressor: Compressor, dtype: np.dtype[Any]) -> bytes:
     if dtype.kind == "O":
         from numcodecs import VLenUTF8
 
-        raw = VLenUTF8().encode(np.append(samples, np.full(missing, "", dtype=object)))
-        return compressor.compress(raw, 1)
-    if samples.dtype.kind == "M":
-        samples = samples.view(np.int64)
-    if missing:
-        padding = np.full((missing, *samples.shape[1:]), fill, dtype=dtype)
-        samples = np.concatenate([samples, padding])
+        return compressor.compress(VLenUTF8().encode(samples), 1)
     # at most one copy for dtype, byte order and memory layout
     stored = np.ascontiguousarray(samples, dtype=dtype)
     return compressor.compress(stored, stored.itemsize)

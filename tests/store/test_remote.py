@@ -274,25 +274,6 @@ def icechunk_cube(ds: xr.Dataset, path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_cut_off_while_copying(bucket: str, monkeypatch: Any) -> None:
-    copy_from = RemoteFolder.copy_from
-
-    def fail(self: RemoteFolder, other: RemoteFolder, paths: Any) -> None:
-        copy_from(self, other, list(paths)[:2])
-        offline()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemoteFolder, "copy_from", fail)
-        with pytest.raises(StoreError, match="network is gone"):
-            sample(cube(), bucket, 1).run()
-    with pytest.raises(StoreError, match="not a sample store, or not a complete one"):
-        open_store(f"{bucket}/train.zarr")
-    sample(cube(), bucket, 1).run()
-    open_store(f"{bucket}/train.zarr", verify=True)
-    assert not [name for name in contents(bucket) if ".partial" in name]
-
-
-@pytest.mark.slow
 def test_a_bucket_or_server_that_is_not_there_is_named(
     bucket: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
