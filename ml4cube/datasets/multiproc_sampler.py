@@ -428,8 +428,7 @@ class MultiProcSampler:
                     "the split label), statistics=, or scale_fn=None"
                 )
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
-            dims = len(self.sampling.spec.dims)
-            self._planned = call.id, extractor, plan.stored_as(self._precision, dims), scaling
+            self._planned = call.id, extractor, plan.stored_as(self._precision), scaling
         return self._planned[1:]
 
     def run(self) -> RunSummary | None:
@@ -657,7 +656,7 @@ class MultiProcSampler:
                     "workers may not see; give a path or URL that all of them see, then copy the "
                     "store: open_store(path).to_zarr(...)"
                 )
-            if is_in_memory(target) and not engine.is_here():
+            if is_in_memory(target) and not engine.runs_in_this_process():
                 raise InvalidValueError(
                     f"{target} exists in this process only, so the workers of a cluster "
                     "(client=, or the active client) cannot see it; close the client and use "

@@ -60,10 +60,12 @@ def in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
 
 def as_texts(values: NDArray[Any]) -> NDArray[Any]:
     """Return objects or bytes as strings."""
-    texts = [
-        v.decode(errors="backslashreplace") if isinstance(v, bytes) else str(v) for v in values.flat
-    ]
+    texts = [_as_text(value) for value in values.flat]
     return np.array(texts, dtype=object).reshape(values.shape)
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
@@ -79,8 +81,8 @@ def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
 
 def without_epoch(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
     """Drop units such as "days since 2000-01-01", which make a reader decode numbers as dates."""
-    dated = "since" in str(attrs.get("units"))
-    return {k: v for k, v in attrs.items() if not (dated and k in ("units", "calendar"))}
+    encoding = ("units", "calendar") if "since" in str(attrs.get("units")) else ()
+    return {name: value for name, value in attrs.items() if name not in encoding}
 
 
 def as_json(value: Any) -> Any:
@@ -89,4 +91,4 @@ def as_json(value: Any) -> Any:
         return (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)  # the order of a set differs between runs
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    return _as_text(value)

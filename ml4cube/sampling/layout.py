@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,10 +37,9 @@ def layout_of(
 ) -> StoreLayout:
     """Lay out the store of one part; `chunk` is the number of samples that a user wants in each."""
     spec, n = sampling.spec, plan.samples[part]
-    bytes_per_sample = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
     # All parts have shards of about the same size: small ones would start and end inside tiles,
     # which are then read twice.
-    wanted = max(1, shard_bytes(sum(plan.nbytes.values())) // bytes_per_sample)
+    wanted = max(1, shard_bytes(sum(plan.nbytes.values())) // plan.sample_bytes)
     if chunk is None:
         chunk = min(max(1, wanted // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
     chunk = min(chunk, max(n, 1))
@@ -54,7 +52,7 @@ def layout_of(
     sample_dim = spec.array_dims[:1]
     index_dtype = sampling.extractor.index_dtype.str
     for axis, dim in zip(sampling.extractor.axes, spec.dims, strict=True):
-        dtype = axis.values.dtype.str if axis.values.dtype.kind != "O" else "O"
+        dtype = axis.values.dtype.str
         arrays.append(ArrayLayout(axis.name, sample_dim, (), dtype, shard, axis.attrs, True))
         attrs = {"long_name": f"index along {dim} of the sample's first cell"}
         arrays.append(ArrayLayout(f"{dim}_index", sample_dim, (), index_dtype, shard, attrs, True))

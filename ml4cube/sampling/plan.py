@@ -8,7 +8,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
 from ml4cube.sampling.workers import TaskEngine
+from ml4cube.splits.block_sizes import caller_level
 from ml4cube.store.precision import Precision
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ class SamplePlan:
     statistics: Statistics
     # Window shape and dtype of every stored variable.
     schema: Schema
-    # Bytes of each part's samples before compression.
-    nbytes: Mapping[str, int]
+    # Of a stored sample, along all dims.
+    origin_bytes: int
     # Samples by tile and part.
     tile_samples: NDArray[np.int64]
     # Chunks that are missing from the source and read as its fill value, by variable.
@@ -60,21 +61,33 @@ class SamplePlan:
     # Variables of the cube that are not sampled, with the reason.
     left_out: Mapping[str, str]
     # Variables with gaps that are filled, with the method.
-    filled: Mapping[str, str] = field(default_factory=dict)
+    filled: Mapping[str, str]
 
-    def stored_as(self, precision: Precision, dim_count: int) -> SamplePlan:
+    def stored_as(self, precision: Precision) -> SamplePlan:
         """Return the plan with the dtypes that samples have on disk."""
         precision.check_names({name: dtype for name, (_, dtype) in self.schema.items()})
         schema = {
             name: (window, precision.dtype(name, dtype))
             for name, (window, dtype) in self.schema.items()
         }
-        return replace(self, schema=schema, nbytes=_nbytes(self.samples, schema, dim_count))
+        return replace(self, schema=schema)
 
     @property
     def samples(self) -> dict[str, int]:
         """Samples of each part."""
         return {part: self.accounting[part] for part in self.parts}
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample with its origin, before compression."""
+        arrays = self.schema.values()
+        values = sum(math.prod(window) * np.dtype(dtype).itemsize for window, dtype in arrays)
+        return values + self.origin_bytes
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of the samples of each part, before compression."""
+        return {part: n * self.sample_bytes for part, n in self.samples.items()}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -122,9 +135,8 @@ def make_plan(
         extractor = replace(extractor, fill=fill_statistics(sampling, engine, batch))
     sparing = sparing and not makes_samples(sampling)
     if sparing:
-        sampling = replace(
-            sampling, reader=sampling.reader.only(extractor.outcome_variables(dtypes))
-        )
+        reader = sampling.reader.only(extractor.outcome_variables(dtypes))
+        sampling = replace(sampling, reader=reader)
     batches = _batches(len(extractor.tiles), sampling, batch)
     tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
@@ -160,13 +172,12 @@ def make_plan(
             check_no_fill_value(name, statistics[name], sampling.ds[name])
     if sampling.given is not None:
         statistics = select_statistics(sampling.given, floats)
-    samples = {part: accounting[part] for part in parts}
     return extractor, SamplePlan(
         parts=parts,
         accounting=accounting,
         statistics=statistics,
         schema=schema,
-        nbytes=_nbytes(samples, schema, len(sampling.spec.dims)),
+        origin_bytes=ORIGIN_BYTES * len(sampling.spec.dims),
         tile_samples=counts[:, [PARTS[part] for part in parts]],
         absent=dict(sorted(absent.items())),
         left_out=sampling.left_out,
@@ -225,16 +236,8 @@ def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> 
             f"fill_method fills nothing, because drop_nan='auto' drops every sample with a gap "
             f"({dropped} of {accounting['total']} windows); give drop_nan='if_all_nan' or None to "
             "keep and fill them",
-            stacklevel=3,
+            stacklevel=caller_level(),
         )
-
-
-def _nbytes(samples: Mapping[str, int], schema: Schema, dim_count: int) -> dict[str, int]:
-    """Return the bytes of the samples of each part with their origins."""
-    bytes_per_sample = ORIGIN_BYTES * dim_count
-    for window, dtype in schema.values():
-        bytes_per_sample += math.prod(window) * np.dtype(dtype).itemsize
-    return {part: n * bytes_per_sample for part, n in samples.items()}
 
 
 def _in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:

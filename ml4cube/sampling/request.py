@@ -249,22 +249,12 @@ class Sampling:
             yield int(id), self.reader.own(cells)
 
 
-def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
-    """Make a reader that computes labels from the split's recipe, if there is one."""
-    reader = CubeReader.of(ds, names)
-    lookup = label_lookup(ds, label)
-    if lookup is None:
-        return reader
-    dims = tuple(str(dim) for dim in ds[label].dims)
-    computed = ComputedSource(dims=dims, dtype=np.dtype(np.uint8), function=lookup)
-    return replace(reader, sources={**reader.sources, label: computed})
-
-
-def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
-    shape = {dim: ds.sizes[dim] for dim in cube_dims(ds, filter_var)}
-    if empty := [dim for dim, n in shape.items() if n == 0]:
-        raise InvalidValueError(f"the cube has no cells along {empty}")
-    return shape
+def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(f"{name} must be a number, got {value!r}")
+    if not 0 < value <= most:
+        limit = "" if most == math.inf else f" and at most {most}"
+        raise InvalidValueError(f"{name} must be above 0{limit}, got {value!r}")
 
 
 def _mask_name(ds: xr.Dataset, options: SamplingOptions) -> str | None:
@@ -283,6 +273,87 @@ def _mask_name(ds: xr.Dataset, options: SamplingOptions) -> str | None:
         return None
     check_mask(f"filter_var={name!r}", ds[name].dtype)
     return name
+
+
+def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
+    shape = {dim: ds.sizes[dim] for dim in cube_dims(ds, filter_var)}
+    if empty := [dim for dim, n in shape.items() if n == 0]:
+        raise InvalidValueError(f"the cube has no cells along {empty}")
+    return shape
+
+
+def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
+    """Refuse chunks that are too large for a worker, as the metadata declares them."""
+    in_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
+    for chunks in filter(None, (source_chunks(variable), in_file)):
+        cells = math.prod(chunks.get(str(dim), n) for dim, n in variable.sizes.items())
+        size_mb = cells * variable.dtype.itemsize / 1e6
+        if size_mb > limit_mb:
+            raise InvalidValueError(
+                f"chunks of variable {name!r}, {dict(chunks)}, have {size_mb:,.0f} MB once "
+                f"decoded, above max_chunk_mb={limit_mb:g}, and a worker holds whole chunks in "
+                "memory; rechunk the cube, or raise max_chunk_mb"
+            )
+
+
+def source_chunks(variable: xr.Variable) -> dict[str, int]:
+    """Return the largest chunk along each dim, of dask or the file; nothing for memory."""
+    if variable.chunks is not None:
+        return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
+    if variable._in_memory:
+        return {}
+    return {str(d): int(n) for d, n in variable.encoding.get("preferred_chunks", {}).items()}
+
+
+def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
+    """Refuse to fill variables by name that are not numbers; integers have no gaps."""
+    for name, method in fill_method.items() if isinstance(fill_method, Mapping) else ():
+        if method is not None and name in dtypes and dtypes[name].kind not in "fiub":
+            raise InvalidTypeError(
+                f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
+                "be filled; leave it out"
+            )
+
+
+def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
+    """Refuse targets and features that samples do not have."""
+    stored = list(stored)
+    check_known("to_pred", spec.targets, stored)
+    check_known("features", spec.features or (), stored)
+
+
+def check_known(argument: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names of variables that are not among those of the samples."""
+    known = list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidValueError(
+            f"{argument}: unknown variables {unknown}; the samples have {known}"
+        )
+
+
+def _size_of_blocks(
+    ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None
+) -> dict[str, int]:
+    """Return the size of the blocks for `data_fraq`: as given, or chunks, or a few dozen."""
+    shape = dict(zip(spec.dims, spec.shape, strict=True))
+    if block_size is not None:
+        return parse_sizes("block_size", block_size, shape)
+    chunks = _chunks(ds, spec.variables)
+    if chunks:
+        return {dim: min(chunks.get(dim, n), n) for dim, n in shape.items()}
+    per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
+    sizes = {}
+    for dim, n, window in zip(spec.dims, spec.shape, spec.size, strict=True):
+        sizes[dim] = min(window * max(1, round(n / per_dim / window)), n)
+    return sizes
+
+
+def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
+    chunks: dict[str, int] = {}
+    for name in names:
+        for dim, n in source_chunks(ds[name].variable).items():
+            chunks[dim] = max(n, chunks.get(dim, 1))
+    return chunks
 
 
 def _with_label(
@@ -309,121 +380,6 @@ def _with_label(
         options.block_size, CubeView.of(ds), fractions.values(), spec.windows, options.data_fraq
     )
     return assign_block_split(ds, sizes, options.data_split, val=val, seed=options.seed), "split"
-
-
-def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-    """Refuse to fill variables by name that are not numbers; integers have no gaps."""
-    for name, method in fill_method.items() if isinstance(fill_method, Mapping) else ():
-        if method is not None and name in dtypes and dtypes[name].kind not in "fiub":
-            raise InvalidTypeError(
-                f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
-                "be filled; leave it out"
-            )
-
-
-def _warn_of_unmasked_targets(targets: Iterable[str], mask: str, ds: xr.Dataset) -> None:
-    kept = sorted(n for n in targets if n in ds and ds[n].dtype.kind not in "fM")
-    if kept:
-        warnings.warn(
-            f"to_pred: {kept} cannot hold gaps, so cells outside the mask {mask!r} keep "
-            "their values, and losses and scores count them; convert these targets to float, or "
-            "use drop_sample=True",
-            stacklevel=caller_level(),
-        )
-
-
-def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
-    """Refuse targets and features that samples do not have."""
-    stored = list(stored)
-    check_known("to_pred", spec.targets, stored)
-    check_known("features", spec.features or (), stored)
-
-
-def check_known(argument: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names of variables that are not among those of the samples."""
-    known = list(known)
-    if unknown := [name for name in names if name not in known]:
-        raise InvalidValueError(
-            f"{argument}: unknown variables {unknown}; the samples have {known}"
-        )
-
-
-def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
-    """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
-    files = {MANIFEST.partition("/")[0], AXES, "zarr.json"}
-    origins = {origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
-    for kind, names, taken in (
-        ("dim", spec.dims, files),
-        ("variable", stored, files | origins | set(spec.array_dims)),
-    ):
-        if refused := [name for name in names if name in taken or not _can_name_folder(name)]:
-            raise InvalidValueError(
-                f"{kind} {refused[0]!r} of the samples cannot name a folder of the store, which "
-                f"has {sorted(taken)} of its own; rename it (ds.rename, or in the callback)"
-            )
-
-
-def _can_name_folder(name: str) -> bool:
-    if name in ("", ".", "..") or name.startswith("__"):
-        return False
-    # NUL ends a path, and a newline ends a line in lists of files
-    return not any(letter == "/" or letter < " " for letter in name)
-
-
-def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InvalidTypeError(f"{name} must be a number, got {value!r}")
-    if not 0 < value <= most:
-        limit = "" if most == math.inf else f" and at most {most}"
-        raise InvalidValueError(f"{name} must be above 0{limit}, got {value!r}")
-
-
-def source_chunks(variable: xr.Variable) -> dict[str, int]:
-    """Return the largest chunk along each dim, of dask or the file; nothing for memory."""
-    if variable.chunks is not None:
-        return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
-    if variable._in_memory:
-        return {}
-    return {str(d): int(n) for d, n in variable.encoding.get("preferred_chunks", {}).items()}
-
-
-def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
-    """Refuse chunks that are too large for a worker, as the metadata declares them."""
-    in_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
-    for chunks in filter(None, (source_chunks(variable), in_file)):
-        cells = math.prod(chunks.get(str(dim), n) for dim, n in variable.sizes.items())
-        size_mb = cells * variable.dtype.itemsize / 1e6
-        if size_mb > limit_mb:
-            raise InvalidValueError(
-                f"chunks of variable {name!r}, {dict(chunks)}, have {size_mb:,.0f} MB once "
-                f"decoded, above max_chunk_mb={limit_mb:g}, and a worker holds whole chunks in "
-                "memory; rechunk the cube, or raise max_chunk_mb"
-            )
-
-
-def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
-    chunks: dict[str, int] = {}
-    for name in names:
-        for dim, n in source_chunks(ds[name].variable).items():
-            chunks[dim] = max(n, chunks.get(dim, 1))
-    return chunks
-
-
-def _size_of_blocks(
-    ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None
-) -> dict[str, int]:
-    """Return the size of the blocks for `data_fraq`: as given, or chunks, or a few dozen."""
-    shape = dict(zip(spec.dims, spec.shape, strict=True))
-    if block_size is not None:
-        return parse_sizes("block_size", block_size, shape)
-    chunks = _chunks(ds, spec.variables)
-    if chunks:
-        return {dim: min(chunks.get(dim, n), n) for dim, n in shape.items()}
-    per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
-    sizes = {}
-    for dim, n, window in zip(spec.dims, spec.shape, spec.size, strict=True):
-        sizes[dim] = min(window * max(1, round(n / per_dim / window)), n)
-    return sizes
 
 
 def sample_bytes(spec: SampleSpec, ds: xr.Dataset) -> int:
@@ -471,9 +427,53 @@ def _canonical_ids(grid: Grid) -> NDArray[np.int64]:
     return ids.transpose([dims.index(dim) for dim in grid.dims]).reshape(-1)
 
 
+def _warn_of_unmasked_targets(targets: Iterable[str], mask: str, ds: xr.Dataset) -> None:
+    kept = sorted(n for n in targets if n in ds and ds[n].dtype.kind not in "fM")
+    if kept:
+        warnings.warn(
+            f"to_pred: {kept} cannot hold gaps, so cells outside the mask {mask!r} keep "
+            "their values, and losses and scores count them; convert these targets to float, or "
+            "use drop_sample=True",
+            stacklevel=caller_level(),
+        )
+
+
+def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
+    """Make a reader that computes labels from the split's recipe, if there is one."""
+    reader = CubeReader.of(ds, names)
+    lookup = label_lookup(ds, label)
+    if lookup is None:
+        return reader
+    dims = tuple(str(dim) for dim in ds[label].dims)
+    computed = ComputedSource(dims=dims, dtype=np.dtype(np.uint8), function=lookup)
+    return replace(reader, sources={**reader.sources, label: computed})
+
+
 def _recipe(label: xr.DataArray) -> dict[str, Any]:
     text = label.attrs.get(RECIPE_ATTR)
     if text is None:
         return {}
     recipe: dict[str, Any] = json.loads(text) if isinstance(text, str) else dict(text)
     return recipe
+
+
+def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
+    """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
+    files = {MANIFEST.partition("/")[0], AXES, "zarr.json"}
+    origins = {origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
+    for kind, names, taken in (
+        ("dim", spec.dims, files),
+        ("variable", stored, files | origins | set(spec.array_dims)),
+    ):
+        if refused := [name for name in names if name in taken or not _can_name_folder(name)]:
+            raise InvalidValueError(
+                f"{kind} {refused[0]!r} of the samples cannot name a folder of the store, which "
+                f"has {sorted(taken)} of its own; rename it (ds.rename, or in the callback)"
+            )
+
+
+def _can_name_folder(name: str) -> bool:
+    if name in ("", ".", "..") or name.startswith("__"):
+        return False
+    # NUL ends a path, and a newline ends a line in lists of files
+    return not any(letter == "/" or letter < " " for letter in name)

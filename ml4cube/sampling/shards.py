@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.reader import CubeReader
 from ml4cube.sampling.extractor import Arrays, Extractor
 from ml4cube.store.folders import Files, Folder
-from ml4cube.store.format import ArrayLayout, StoreLayout, write_shard
+from ml4cube.store.format import StoreLayout, write_shard
 from ml4cube.store.precision import Precision
 from ml4cube.store.write_errors import WriteErrors
 
@@ -67,7 +66,7 @@ def make_shard(
     job = jobs[part]
     first, stop = job.layout.bounds(shard)
     values: Arrays = {
-        array.name: np.empty((stop - first, *array.window), _memory_dtype(array))
+        array.name: np.empty((stop - first, *array.window), array.dtype)
         for array in job.layout.arrays
     }
     positions = np.arange(stop - first)
@@ -80,10 +79,6 @@ def make_shard(
             array[of_piece] = samples[name]
     with job.write_errors:
         return part, shard, write_shard(job.folder, job.layout, shard, values)
-
-
-def _memory_dtype(array: ArrayLayout) -> np.dtype[Any]:
-    return np.dtype(object if array.dtype == "O" else array.dtype)
 
 
 def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:

@@ -69,7 +69,7 @@ class ArrayLayout:
     dims: tuple[str, ...]
     # Cells along the other dims.
     window: tuple[int, ...]
-    # As `numpy.dtype` reads it, ``"O"`` for strings; dates are stored as int64.
+    # As `numpy.dtype` reads it, that of objects for strings; dates are stored as int64.
     dtype: str
     # Divides the layout's `samples_per_shard`.
     samples_per_chunk: int
@@ -126,8 +126,7 @@ def write_axes(
     group, path = {"zarr_format": 3, "node_type": "group", "attributes": {}}, f"{AXES}/zarr.json"
     files: Files = {path: folder.write(path, _json_bytes(group))}
     for dim, (values, attrs) in axes.items():
-        dtype = "O" if values.dtype.kind == "O" else values.dtype.str
-        array = ArrayLayout(f"{AXES}/{dim}", (dim,), (), dtype, len(values), attrs)
+        array = ArrayLayout(f"{AXES}/{dim}", (dim,), (), values.dtype.str, len(values), attrs)
         layout = StoreLayout(len(values), len(values), (array,), compressor)
         files |= write_array_metadata(folder, layout)
         files |= write_shard(folder, layout, 0, {array.name: values})
@@ -566,7 +565,7 @@ class StoreMetadata:
                 variables=tuple(attrs["variables"]),
                 fill=_statistics(attrs[_FILL_ATTR]) if _FILL_ATTR in attrs else None,
                 filled=dict(attrs.get("filled", {})),
-                places={n: decoded_places(one) for n, one in attrs.get(_PLACES_ATTR, {}).items()},
+                places={n: decoded_places(p) for n, p in attrs.get(_PLACES_ATTR, {}).items()},
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -581,9 +580,7 @@ class StoreMetadata:
         dict
             The attributes that `of` reads.
         """
-        fill = {} if self.fill is None else {_FILL_ATTR: json.loads(self.fill.to_json())}
-        places = {name: encoded_places(one) for name, one in self.places.items()}
-        return {
+        attrs = {
             "part": self.part,
             "variables": list(self.variables),
             "spec": json.loads(self.spec.to_json()),
@@ -592,9 +589,12 @@ class StoreMetadata:
             "split": dict(self.split),
             "provenance": dict(self.provenance),
             "filled": dict(self.filled),
-            **fill,
-            **({_PLACES_ATTR: places} if places else {}),
         }
+        if self.fill is not None:
+            attrs[_FILL_ATTR] = json.loads(self.fill.to_json())
+        if self.places:
+            attrs[_PLACES_ATTR] = {n: encoded_places(places) for n, places in self.places.items()}
+        return attrs
 
 
 def _statistics(values: Any) -> Statistics:

@@ -23,7 +23,6 @@ from ml4cube.sampling.counting import TileCount
 from ml4cube.store.shard_encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.precision import Precision
-from ml4cube.sampling.rescaling import scaling_of
 from ml4cube.sampling.layout import layout_of, shard_tasks
 from ml4cube.splits import assign_block_split
 
@@ -55,7 +54,7 @@ sampler = MultiProcSampler(
 engine = Pretend()
 _, plan = sample_plan.make_plan(sampler.sampling, engine, sampler.targets)
 layout = layout_of(
-    sampler.sampling, plan, "train", None, scaling_of(plan.statistics, "standardize"),
+    sampler.sampling, plan, "train", None, sampler.sampling.scaling(plan.statistics),
     Precision.parse(None, None), Compressor(),
 )
 shards, blocks_of_a_shard = 0, []

@@ -169,11 +169,11 @@ def closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
 
 
-def source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
+def source_of(code: types.CodeType, module_globals: dict[str, Any]) -> ast.AST | None:
     """Find the source of a function; None if there is none or several."""
     linecache.checkcache(code.co_filename)
     try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename, known)))
+        tree = ast.parse("".join(linecache.getlines(code.co_filename, module_globals)))
         compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     except SyntaxError:
         return None
