@@ -104,8 +104,8 @@ class Extractor:
     @property
     def sample_variables(self) -> tuple[str, ...]:
         """Variables of the cube that `samples` needs."""
-        mask = [self.spec.filter_var] if self.spec.filter_var and self.mask_makes_gaps else []
-        return (*self.spec.variables, *mask)
+        mask = self.spec.filter_var
+        return (*self.spec.variables, *([mask] if mask and self.mask_makes_gaps else []))
 
     def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
         """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps."""
@@ -150,7 +150,7 @@ class Extractor:
         return codes
 
     def _dropped_windows(self, cells: Arrays) -> list[tuple[str, NDArray[np.bool_]]]:
-        """Return the windows to drop for the mask and for gaps, in order of precedence."""
+        """Return reasons to drop windows, in order of precedence, and which windows each drops."""
         spec = self.spec
         drops = []
         mask = self._mask(cells)
@@ -177,10 +177,9 @@ class Extractor:
     def _mask_drops_samples(self) -> bool:
         """Return True if a masked cell drops its sample; "masked" has its own rule for windows."""
         spec = self.spec
-        if not spec.apply_mask:
-            return False
         is_point = math.prod(spec.size) == 1
-        return is_point or (spec.drop_sample and spec.drop_nan != "masked")
+        drops_windows = spec.drop_sample and spec.drop_nan != "masked"
+        return spec.apply_mask and (is_point or drops_windows)
 
     @property
     def mask_makes_gaps(self) -> bool:

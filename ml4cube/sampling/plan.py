@@ -187,9 +187,8 @@ def make_plan(
 
 def makes_samples(sampling: Sampling) -> bool:
     """Return True if planning needs samples: for statistics, or the variables of a callback."""
-    if sampling.extractor.callback is not None:
-        return True
-    return sampling.spec.scale_fn is not None and sampling.given is None
+    needs_statistics = sampling.spec.scale_fn is not None and sampling.given is None
+    return needs_statistics or sampling.extractor.callback is not None
 
 
 def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
