@@ -16,8 +16,8 @@ from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
     StoreMetadata,
-    create,
-    finish,
+    write_array_metadata,
+    write_group_and_manifest,
     write_shard,
 )
 
@@ -54,14 +54,14 @@ def write_store(
     dims = ("samples", *window)
     arrays = [ArrayLayout(name, dims, sizes, "<f4", chunk) for name in names]
     arrays += [
-        ArrayLayout(f"{dim}_index", ("samples",), (), "<i8", shard, coordinate=True)
+        ArrayLayout(f"{dim}_index", ("samples",), (), "<i8", shard, is_coordinate=True)
         for dim in window
     ]
     index = {f"{dim}_index": np.arange(n) * size for dim, size in window.items()}
     layout = StoreLayout(n, shard, tuple(arrays))
     root.mkdir(parents=True, exist_ok=True)
-    files = create(LocalFolder(root), layout)
-    for k in range(layout.shards):
+    files = write_array_metadata(LocalFolder(root), layout)
+    for k in range(layout.shard_count):
         first, last = layout.bounds(k)
         rows = {name: v[first:last] for name, v in (values | index).items()}
         files |= write_shard(LocalFolder(root), layout, k, rows)
@@ -76,5 +76,5 @@ def write_store(
         provenance={"variables": {name: {} for name in names}},
         variables=names,
     )
-    finish(LocalFolder(root), layout, metadata.to_attrs(), files)
+    write_group_and_manifest(LocalFolder(root), layout, metadata.to_attrs(), files)
     return root

@@ -50,16 +50,16 @@ from ml4cube.sampling.workers import (
 from ml4cube.store.folders import Files
 from ml4cube.store.format import (
     StoreMetadata,
-    create,
-    finish,
     open_store,
+    write_array_metadata,
     write_axes,
+    write_group_and_manifest,
 )
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.precision import Precision
 from ml4cube.store.publishing.draft import Draft, work_location
-from ml4cube.store.publishing.local import put_back
-from ml4cube.store.publishing.opening import open_draft, remove_work_folder, was_published
+from ml4cube.store.publishing.local import restore_replaced
+from ml4cube.store.publishing.opening import open_draft, remove_work_folder
 from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
 from ml4cube.store.publishing.targets import is_in_memory, targets_of
 from ml4cube.store.shard_encoding import Compressor
@@ -341,7 +341,7 @@ class MultiProcSampler:
         self._options = options = _SamplerOptions.of(locals())
         self.targets = targets_of(
             {"train": train_cube, "test": test_cube, "val": val_cube},
-            here=nproc == 1 or client is not None,
+            allow_memory=nproc == 1 or client is not None,
         )
         # before any call of it, which may change its state
         self._identity = checked_identity(callback, version)
@@ -428,14 +428,11 @@ class MultiProcSampler:
                     "the split label), statistics=, or scale_fn=None"
                 )
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
-            dims = len(self.sampling.spec.dims)
-            self._planned = call.id, extractor, plan.stored_as(self._precision, dims), scaling
+            self._planned = call.id, extractor, plan.stored_as(self._precision), scaling
         return self._planned[1:]
 
     def run(self) -> RunSummary | None:
         """Write the stores that do not exist yet; all of them, with ``overwrite=True``.
-
-        Stores that an interrupted run of the same call has replaced already stay.
 
         Returns
         -------
@@ -481,7 +478,7 @@ class MultiProcSampler:
                         for draft in drafts.values()
                     },
                     resumed,
-                    sum(len(draft.done) for draft in drafts.values()),
+                    sum(len(draft.finished_tasks) for draft in drafts.values()),
                     time.perf_counter() - started,
                 )
         for target in self.targets.values():
@@ -504,9 +501,7 @@ class MultiProcSampler:
 
     def _wanted(self, call: Call) -> list[str]:
         """Return the parts whose stores are to be written."""
-        wanted = [part for part, target in self.targets.items() if not self._exists(target, call)]
-        # if an earlier run had replaced all of them, it was complete, and this call is a new one
-        return list(self.targets) if self._overwrite and not wanted else wanted
+        return [part for part, target in self.targets.items() if not self._exists(target, call)]
 
     def _folders(self) -> list[Path]:
         """Return the folders of the stores on this machine's disk, also of unfinished ones."""
@@ -516,31 +511,26 @@ class MultiProcSampler:
     def _exists(self, target: Location, call: Call) -> bool:
         """Return True if the store of this call exists; refuse anything else at its path."""
         with WriteErrors.of(target):
-            put_back(target)
+            restore_replaced(target)
             if not is_taken(target):
                 return False
             if self._overwrite:
                 check_overwritable(target)
-                # replaced already by an earlier run, which failed later
-                if not (self._options.resume and was_published(target, call.id)):
-                    return False
+                return False
         try:
             open_store(target)
             found = StoreMetadata.of(target).provenance
         except CubeError as error:
-            if self._overwrite:
-                return False
             raise StoreExistsError(
                 f"{target} exists and is not a complete store of this call ({error}); move it "
                 "away, choose another path, or replace a sample store by overwrite=True"
             ) from error
-        same = bool(found.get("call") == call.id)
-        if not same and not self._overwrite:
+        if found.get("call") != call.id:
             raise StoreExistsError(
                 f"{target} exists and was made by another call or from another cube: "
                 f"{call.unlike(found)}. Choose another path, or overwrite=True to replace it"
             )
-        return same
+        return True
 
     def _write(self, drafts: dict[str, Draft], call: Call) -> tuple[SamplePlan, int]:
         """Write and publish the stores; return the plan and the number of shards found."""
@@ -550,12 +540,12 @@ class MultiProcSampler:
             for draft in drafts.values():
                 with WriteErrors.of(draft.target):
                     draft.begin(self._options.resume)
-            resumed = sum(len(draft.done) for draft in drafts.values())
+            resumed = sum(len(draft.finished_tasks) for draft in drafts.values())
             jobs = {
                 part: ShardJob(
                     extractor,
                     part,
-                    draft.root_of_workers(elsewhere=isinstance(engine, DaskCluster)),
+                    draft.folder_for_workers(isinstance(engine, DaskCluster)),
                     WriteErrors.of(draft.target),
                     layout_of(
                         self.sampling,
@@ -593,9 +583,11 @@ class MultiProcSampler:
                 places=places_of(scaling),
             )
             with WriteErrors.of(draft.target):
-                files = create(draft.root, jobs[part].layout)
-                files |= write_axes(draft.root, self._compressor, axes)
-                finish(draft.root, jobs[part].layout, metadata.to_attrs(), files | draft.files)
+                files = write_array_metadata(draft.store_folder, jobs[part].layout)
+                files |= write_axes(draft.store_folder, self._compressor, axes)
+                write_group_and_manifest(
+                    draft.store_folder, jobs[part].layout, metadata.to_attrs(), files | draft.files
+                )
         for draft in drafts.values():
             with WriteErrors.of(draft.target):
                 draft.publish(self._overwrite)
@@ -609,13 +601,13 @@ class MultiProcSampler:
         drafts: Mapping[str, Draft],
     ) -> None:
         recorded: deque[Future[None]] = deque()
-        total = sum(job.layout.shards for job in jobs.values())
+        total = sum(job.layout.shard_count for job in jobs.values())
         # recording waits for the disk, so it has a thread of its own
         with (
             Stage("writing", total, "shards", show=self._options.progress) as stage,
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
         ):
-            stage.update(sum(len(draft.done) for draft in drafts.values()))
+            stage.update(sum(len(draft.finished_tasks) for draft in drafts.values()))
             tasks = self._shard_tasks(plan, jobs, drafts)
             for _, (part, shard, files) in engine.run(make_shard, jobs, tasks):
                 recorded.append(recorder.submit(_record, drafts[part], shard, files))
@@ -630,7 +622,7 @@ class MultiProcSampler:
         self, plan: SamplePlan, jobs: Mapping[str, ShardJob], drafts: Mapping[str, Draft]
     ) -> Iterator[Any]:
         for part, job in jobs.items():
-            done, order = set(drafts[part].done), self._options.order
+            done, order = set(drafts[part].finished_tasks), self._options.order
             for shard, pieces in shard_tasks(self.sampling, plan, part, job.layout, order):
                 if shard not in done:
                     readers = self.sampling.tile_tasks(piece.tile for piece in pieces)
@@ -664,7 +656,7 @@ class MultiProcSampler:
                     "workers may not see; give a path or URL that all of them see, then copy the "
                     "store: open_store(path).to_zarr(...)"
                 )
-            if is_in_memory(target) and not engine.is_here():
+            if is_in_memory(target) and not engine.runs_in_this_process():
                 raise InvalidValueError(
                     f"{target} exists in this process only, so the workers of a cluster "
                     "(client=, or the active client) cannot see it; close the client and use "

@@ -28,7 +28,7 @@ from ml4cube.sampling.plan import (
     warn_of_nothing_to_fill,
 )
 from ml4cube.sampling.request import Sampling, SamplingOptions, block_order, check_targets
-from ml4cube.sampling.rescaling import needed
+from ml4cube.sampling.rescaling import select_statistics
 from ml4cube.sampling.workers import InProcess
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
@@ -282,7 +282,9 @@ class XrDataset:
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""
         if (given := self._sampling.given) is not None:
-            return needed(given, [n for n, values in samples.items() if values.dtype.kind == "f"])
+            return select_statistics(
+                given, [n for n, values in samples.items() if values.dtype.kind == "f"]
+            )
         train = self._labels == PARTS["train"]
         return float_statistics({name: values[train] for name, values in samples.items()})
 

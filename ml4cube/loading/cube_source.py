@@ -109,9 +109,9 @@ class CubeSource(SampleSource):
         extractor = extractor.only(out)
         if chunk in self._kept:
             # the other variables were read before, to look for gaps
-            cells = self._reader.only(extractor.reads).read(extractor.cells_of(tile))
+            cells = self._reader.only(extractor.sample_variables).read(extractor.cells_of(tile))
         else:
-            cells = self._classify(chunk, extractor.reads)
+            cells = self._classify(chunk, extractor.sample_variables)
         keep = self._sample_windows(chunk)
         samples = extractor.samples(cells, tile, keep)
         first: Arrays = {}
@@ -134,7 +134,7 @@ class CubeSource(SampleSource):
     def _classify(self, chunk: int, wanted: Iterable[str] = ()) -> Arrays:
         """Read the cells of a tile, and note which of its windows are samples."""
         tile = self._extractor.tiles.block(chunk)
-        rules = self._extractor.rules(self._reader.dtypes)
+        rules = self._extractor.outcome_variables(self._reader.dtypes)
         read = self._reader.only(dict.fromkeys((*rules, *wanted)))
         cells = read.read(self._extractor.cells_of(tile))
         keep = self._extractor.outcomes(cells, tile) == self._label
@@ -232,7 +232,7 @@ _COUNTED_AT_MOST = 8
 def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor, SamplePlan]:
     """Count the windows of all parts, unless that was done for another part before."""
     extractor = sampling.extractor
-    rules = extractor.rules(sampling.reader.dtypes)
+    rules = extractor.outcome_variables(sampling.reader.dtypes)
     fills = sampling.spec.fills_from_train
     labels = {extractor.label, target_name(extractor.label)}
     reads = fills or makes_samples(sampling) or not labels.issuperset(rules)

@@ -214,13 +214,14 @@ class LeadExtractor(Extractor):
     target: Extractor
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def sample_variables(self) -> tuple[str, ...]:
         """Variables of the reader that `samples` needs."""
-        return (*super().reads, *map(target_name, self.target.reads))
+        return (*super().sample_variables, *map(target_name, self.target.sample_variables))
 
-    def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
+    def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
         """Variables of the reader that `outcomes` needs."""
-        return (*super().rules(dtypes), *map(target_name, self.target.rules(dtypes)))
+        far = self.target.outcome_variables(dtypes)
+        return (*super().outcome_variables(dtypes), *map(target_name, far))
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return window shape and dtype of samples without making one."""
@@ -250,10 +251,10 @@ class LeadExtractor(Extractor):
         made = super().samples(near, tile, keep)
         return made | {target_name(name): values for name, values in targets.items()}
 
-    def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
+    def train_cell_statistics(self, reader: CubeReader, block: Block) -> Statistics:
         """Return the statistics of the train cells of a block, of inputs alone."""
         near = reader.near if isinstance(reader, LeadReader) else reader
-        return super().train_cells(near, block)
+        return super().train_cell_statistics(near, block)
 
 
 def _apart(cells: Arrays) -> tuple[Arrays, Arrays]:
@@ -301,7 +302,7 @@ def with_lead(sampling: Sampling, wanted: TargetOptions) -> Sampling:
         "seed": extractor.seed,
     }
     target = Extractor(spec=far_spec, **shared)
-    pairs = LeadExtractor(spec=inputs, choice=extractor.choice, target=target, **shared)
+    pairs = LeadExtractor(spec=inputs, used_blocks=extractor.used_blocks, target=target, **shared)
     needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
     cube = sampling.reader
     reader = LeadReader(cube.dims, cube.shape, cube.sources, far=cube.only(needed), lead=lead)

@@ -24,8 +24,8 @@ from ml4cube.cube.reader import CubeReader
 from ml4cube.loading.lead_time import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
+from ml4cube.sampling.cf_encoding import NUMBERED
 from ml4cube.sampling.extractor import Arrays
-from ml4cube.sampling.request import NUMBERED
 from ml4cube.splits.folds.samples import whole_axis
 from ml4cube.store.format import NoStoreError, StoreMetadata, open_axes
 from ml4cube.store.locations import location_of

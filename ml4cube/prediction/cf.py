@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.cube.variables import cube_dims
-from ml4cube.sampling.request import as_json, as_texts, in_numpy_dtype
+from ml4cube.sampling.cf_encoding import as_json, as_texts, in_numpy_dtype
 
 CONVENTIONS = "CF-1.11"
 MARK = "ml4cube_prediction"  # attribute of every predicted cube

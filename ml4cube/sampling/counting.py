@@ -27,7 +27,7 @@ class TileCount:
     """The result of pass 1 for one tile."""
 
     id: int
-    # Number of windows by outcome, in the order of `OUTCOMES`.
+    # Number of windows, in the order of `OUTCOMES`.
     outcomes: tuple[int, ...]
     # Of the train samples; None if there are none.
     statistics: Statistics | None = None
@@ -42,33 +42,36 @@ class TileCount:
 def count_tiles(
     shared: tuple[Extractor, CubeReader, bool], tiles: list[tuple[int, CubeReader]]
 ) -> list[TileCount]:
-    """Count the outcomes of the windows of some tiles; make their samples too, if `shared` asks."""
+    """Count the outcomes of the windows of some tiles, and look at their samples.
+
+    `shared` is the same for all tasks: the extractor, the variables that are not sent with each
+    tile, and whether to look at samples.
+    """
     extractor, common, make_samples = shared
     return [_count_tile(extractor, id, reader.joined(common), make_samples) for id, reader in tiles]
 
 
 def _count_tile(extractor: Extractor, id: int, reader: CubeReader, make_samples: bool) -> TileCount:
     tile = extractor.tiles.block(id)
-    region = extractor.cells_of(tile)
-    cells = reader.read(region)
-    codes = extractor.outcomes(cells, tile)
-    counts = np.bincount(codes, minlength=len(OUTCOMES))
-    outcomes = tuple(int(n) for n in counts)
+    slices = extractor.cells_of(tile)
+    cells = reader.read(slices)
+    outcomes = extractor.outcomes(cells, tile)
+    counts = np.bincount(outcomes, minlength=len(OUTCOMES)).tolist()
     if not make_samples:
-        return TileCount(id, outcomes)
-    absent = reader.absent(cells, region, extractor.owned_by(tile))
+        return TileCount(id, tuple(counts))
+    absent = reader.absent(cells, slices, extractor.owned_by(tile))
     statistics, schema = None, None
     for part in PARTS.values():
         # the callback sees the samples of all parts, so that it fails before anything is written
         if counts[part] and (part == PARTS["train"] or extractor.callback or schema is None):
-            samples = extractor.samples(cells, tile, np.flatnonzero(codes == part))
+            samples = extractor.samples(cells, tile, np.flatnonzero(outcomes == part))
             schema = same_schema(
                 schema, {n: (v.shape[1:], v.dtype.str) for n, v in samples.items()}
             )
             if part == PARTS["train"]:
                 statistics = float_statistics(samples)
-    filled = extractor.filled_in(cells) if counts[: len(PARTS)].any() else ()
-    return TileCount(id, outcomes, statistics, schema, absent, filled)
+    filled = extractor.filled_in(cells) if any(counts[: len(PARTS)]) else ()
+    return TileCount(id, tuple(counts), statistics, schema, absent, filled)
 
 
 def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
@@ -81,9 +84,9 @@ def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
     return found if known is None else known
 
 
-def train_cells(
+def count_train_cells(
     shared: tuple[Extractor, CubeReader], boxes: list[tuple[Block, CubeReader]]
 ) -> list[Statistics]:
     """Return the statistics of the raw train cells of some boxes of cells."""
     extractor, common = shared
-    return [extractor.train_cells(reader.joined(common), box) for box, reader in boxes]
+    return [extractor.train_cell_statistics(reader.joined(common), box) for box, reader in boxes]

@@ -32,34 +32,33 @@ Callback = Callable[[Arrays], Mapping[str, Any]]
 #: Outcomes of windows, by code; the code of a part is its label.
 OUTCOMES = ("test", "train", "val", "straddle", "buffer", "mask", "gap", "unused")
 REASONS = OUTCOMES[3:]
-_CODE = {name: code for code, name in enumerate(OUTCOMES)}
-assert all(_CODE[part] == label for part, label in PARTS.items())
+_CODES = {name: code for code, name in enumerate(OUTCOMES)}
+assert all(_CODES[part] == label for part, label in PARTS.items())
 
 
 @dataclass(frozen=True)
 class Axis:
     """The coordinate along one dim of a cube, as it is stored."""
 
-    # Name of the stored coordinate.
     name: str
-    # Value of every cell, dates as numbers.
+    # One for each cell, dates as numbers.
     values: NDArray[Any]
     # With the encoding of dates.
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class BlockChoice:
-    """The blocks of a cube that are used."""
+class UsedBlocks:
+    """The blocks of a cube that are used; a window belongs to the block in which it starts."""
 
-    # With dims in the order of the cube.
+    # Dims in the order of the cube.
     grid: Grid
-    # By block. A window belongs to the block in which it starts.
+    # In the shape of ``grid.counts``.
     used: NDArray[np.bool_]
 
-    def of_windows(self, starts: Sequence[NDArray[np.intp]]) -> NDArray[np.bool_]:
-        """Return which windows of a tile start in a block that is used."""
-        blocks = [s // n for s, n in zip(starts, self.grid.stride, strict=True)]
+    def are_used(self, starts: Sequence[NDArray[np.intp]]) -> NDArray[np.bool_]:
+        """Return which windows of a tile are used, by their first cells along each dim."""
+        blocks = [cells // size for cells, size in zip(starts, self.grid.stride, strict=True)]
         return self.used[np.ix_(*blocks)]
 
 
@@ -67,19 +66,18 @@ class BlockChoice:
 class Extractor:
     """Classifies windows and makes samples, tile by tile; picklable."""
 
-    # How samples are cut and gaps handled.
     spec: SampleSpec
     # Tiles over the positions of ``spec.windows``.
     tiles: Grid
-    # Coordinates along the cube's dims.
+    # One for each dim of the cube.
     axes: tuple[Axis, ...]
-    # The split label among the variables read.
+    # Name of the split label.
     label: str
-    # The blocks to use; all if not given.
-    choice: BlockChoice | None = None
+    # None if all blocks are used.
+    used_blocks: UsedBlocks | None = None
     # Of the train cells, where the fill method needs them.
     fill: Statistics | None = None
-    # Applied to the samples of one part of a tile.
+    # Called with all samples of one part of a tile.
     callback: Callback | None = None
     seed: int = 0
 
@@ -96,24 +94,26 @@ class Extractor:
     def owned_by(self, tile: Block) -> dict[str, slice]:
         """Return the cells that belong to a tile; each covered cell belongs to exactly one."""
         owned = {}
-        for (dim, cells), last, n, stride in zip(
+        for (dim, cells), stop, windows, stride in zip(
             self.cells_of(tile).items(), tile.stop, self.tiles.shape, self.spec.stride, strict=True
         ):
-            owned[dim] = cells if last == n else slice(cells.start, last * stride)
+            is_last_tile = stop == windows
+            owned[dim] = cells if is_last_tile else slice(cells.start, stop * stride)
         return owned
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def sample_variables(self) -> tuple[str, ...]:
         """Variables of the cube that `samples` needs."""
-        mask = [self.spec.filter_var] if self.spec.filter_var and self.mask_blanks else []
-        return (*self.spec.variables, *mask)
+        mask = self.spec.filter_var
+        return (*self.spec.variables, *([mask] if mask and self.mask_makes_gaps else []))
 
-    def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
+    def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
         """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps."""
         spec = self.spec
-        drops = [] if spec.drop_nan is None else spec.variables
-        mask = [] if spec.filter_var is None else [spec.filter_var]
-        return (*(name for name in drops if dtypes[name].kind in "fM"), self.label, *mask)
+        checked = () if spec.drop_nan is None else spec.variables
+        with_gaps = (name for name in checked if dtypes[name].kind in "fM")
+        mask = () if spec.filter_var is None else (spec.filter_var,)
+        return (*with_gaps, self.label, *mask)
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return window shape and dtype of samples that no callback changes."""
@@ -121,45 +121,45 @@ class Extractor:
 
     def only(self, names: Iterable[str]) -> Extractor:
         """Return an extractor of some variables, if no callback needs the others."""
-        chosen = tuple(name for name in self.spec.variables if name in set(names))
-        if self.callback is not None or not chosen:
+        variables = tuple(name for name in self.spec.variables if name in set(names))
+        if self.callback is not None or not variables:
             return self
-        return replace(self, spec=self.spec.replace(variables=chosen))
+        return replace(self, spec=self.spec.replace(variables=variables))
 
     def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
         """Return the outcome code of each window of a tile."""
         codes = self._parts(cells[self.label], tile)
-        for reason, dropped in self._drops(cells):
-            codes[dropped & (codes < len(PARTS))] = _CODE[reason]
-        if self.choice is not None:
-            codes[~self.choice.of_windows(self._starts(tile))] = _CODE["unused"]
+        for reason, dropped in self._dropped_windows(cells):
+            codes[dropped & (codes < len(PARTS))] = _CODES[reason]
+        if self.used_blocks is not None:
+            codes[~self.used_blocks.are_used(self._starts(tile))] = _CODES["unused"]
         return codes.reshape(-1)
 
     def _parts(self, label: NDArray[Any], tile: Block) -> NDArray[np.uint8]:
-        """Return the part of each window, which is that of all its cells, or why it has none."""
+        """Return the code of the part that all cells of a window have, or why there is none."""
         spec = self.spec
         labels = _as_labels(label, self.label)
         counts = tuple(tile.shape.values())
         first = labels.flat[0]
         if (labels == first).all():
-            return np.full(counts, _CODE["buffer"] if first == EXCLUDED else first, np.uint8)
-        codes = np.full(counts, _CODE["straddle"], np.uint8)
+            return np.full(counts, _CODES["buffer"] if first == EXCLUDED else first, np.uint8)
+        codes = np.full(counts, _CODES["straddle"], np.uint8)
         for part in PARTS.values():
             codes[window_all(labels == part, spec.size, spec.stride)] = part
-        codes[window_any(labels == EXCLUDED, spec.size, spec.stride)] = _CODE["buffer"]
+        codes[window_any(labels == EXCLUDED, spec.size, spec.stride)] = _CODES["buffer"]
         return codes
 
-    def _drops(self, cells: Arrays) -> list[tuple[str, NDArray[np.bool_]]]:
-        """Return the windows to drop for the mask and for gaps, in order of precedence."""
+    def _dropped_windows(self, cells: Arrays) -> list[tuple[str, NDArray[np.bool_]]]:
+        """Return reasons to drop windows, in order of precedence, and which windows each drops."""
         spec = self.spec
         drops = []
         mask = self._mask(cells)
-        if mask is not None and self._mask_drops:
+        if mask is not None and self._mask_drops_samples:
             drops.append(("mask", ~window_all(mask, spec.size, spec.stride)))
         if spec.drop_nan is None:
             return drops
-        known = (cells[name] for name in spec.variables if name in cells)
-        gaps = [self._gaps(values, mask) for values in known if values.dtype.kind in "fM"]
+        values_read = (cells[name] for name in spec.variables if name in cells)
+        gaps = [self._gaps(values, mask) for values in values_read if values.dtype.kind in "fM"]
         if spec.drop_nan == "masked":
             assert mask is not None
             drops.append(("mask", ~window_any(mask, spec.size, spec.stride)))
@@ -174,18 +174,17 @@ class Extractor:
         return drops
 
     @property
-    def _mask_drops(self) -> bool:
+    def _mask_drops_samples(self) -> bool:
         """Return True if a masked cell drops its sample; "masked" has its own rule for windows."""
         spec = self.spec
-        if not spec.apply_mask:
-            return False
-        points = math.prod(spec.size) == 1
-        return points or (spec.drop_sample and spec.drop_nan != "masked")
+        is_point = math.prod(spec.size) == 1
+        drops_windows = spec.drop_sample and spec.drop_nan != "masked"
+        return spec.apply_mask and (is_point or drops_windows)
 
     @property
-    def mask_blanks(self) -> bool:
+    def mask_makes_gaps(self) -> bool:
         """Return True if masked cells are gaps in the samples."""
-        return self.spec.apply_mask and not self._mask_drops
+        return self.spec.apply_mask and not self._mask_drops_samples
 
     def _mask(self, cells: Arrays) -> NDArray[np.bool_] | None:
         """Return the mask, False where it has a gap."""
@@ -194,8 +193,9 @@ class Extractor:
         return flags_of(cells[self.spec.filter_var])
 
     def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+        """Return the gaps of a variable, with those that the mask makes."""
         gaps = find_gaps(values)
-        return gaps | ~mask if mask is not None and self.mask_blanks else gaps
+        return gaps | ~mask if mask is not None and self.mask_makes_gaps else gaps
 
     def filled_in(self, cells: Arrays) -> tuple[str, ...]:
         """Return the variables with gaps that are filled in a tile."""
@@ -221,65 +221,68 @@ class Extractor:
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Return the first cell of each sample along every dim, as value and as index."""
         result: Arrays = {}
-        index = np.unravel_index(keep, tuple(tile.shape.values()))
-        for axis, dim, starts, at in zip(
-            self.axes, self.spec.dims, self._starts(tile), index, strict=True
+        windows = np.unravel_index(keep, tuple(tile.shape.values()))
+        for axis, dim, starts, along in zip(
+            self.axes, self.spec.dims, self._starts(tile), windows, strict=True
         ):
-            result[axis.name] = axis.values[starts].take(at)
-            result[f"{dim}_index"] = starts.astype(self.index_dtype).take(at)
+            result[axis.name] = axis.values[starts].take(along)
+            result[f"{dim}_index"] = starts.astype(self.index_dtype).take(along)
         return result
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
-        """Make samples: cut, mask, fill, callback; not scaled yet."""
-        mask = self._mask(cells) if self.mask_blanks else None
-        made = {}
+        """Make samples of the windows in `keep`: mask, cut, fill, callback; not scaled yet."""
+        mask = self._mask(cells) if self.mask_makes_gaps else None
+        samples = {}
         for name in self.spec.variables:
             values = cells[name]
             if mask is not None and values.dtype.kind in "fM":
                 gap = np.array("NaT" if values.dtype.kind == "M" else np.nan, values.dtype)
                 values = np.where(mask, values, gap)
-            made[name] = self._cut(values, keep)
+            samples[name] = self._cut_windows(values, keep)
             method = self.spec.fill_of(name)
             if method is not None and values.dtype.kind == "f":
-                made[name] = self._filled(name, method, made[name], tile, keep)
-        return made if self.callback is None else self._called(made, len(keep), tile)
+                samples[name] = self._fill(name, method, samples[name], tile, keep)
+        return samples if self.callback is None else self._apply_callback(samples, len(keep), tile)
 
-    def _cut(self, values: NDArray[Any], keep: NDArray[np.intp]) -> NDArray[Any]:
+    def _cut_windows(self, values: NDArray[Any], keep: NDArray[np.intp]) -> NDArray[Any]:
         """Cut windows from the cells of a tile, with the dims that samples keep."""
         spec = self.spec
-        starts = tuple(slice(None, None, step) for step in spec.stride)
+        strided = tuple(slice(None, None, step) for step in spec.stride)
         if math.prod(spec.size) == 1:
-            samples = values[starts].reshape(-1).take(keep).reshape(-1, *spec.size)
+            samples = values[strided].reshape(-1).take(keep).reshape(-1, *spec.size)
         else:
-            view = np.lib.stride_tricks.sliding_window_view(values, spec.size)[starts]
-            samples = view[np.unravel_index(keep, view.shape[: values.ndim])]
-        kept = [1 + spec.dims.index(dim) for dim in spec.window_dims]
-        dropped = [axis for axis in range(1, samples.ndim) if axis not in kept]
-        moved = samples.transpose([0, *kept, *dropped])
-        return moved.reshape(moved.shape[: 1 + len(kept)])
+            windows = np.lib.stride_tricks.sliding_window_view(values, spec.size)[strided]
+            samples = windows[np.unravel_index(keep, windows.shape[: values.ndim])]
+        kept_axes = [1 + spec.dims.index(dim) for dim in spec.window_dims]
+        # the others have length 1
+        dropped_axes = [axis for axis in range(1, samples.ndim) if axis not in kept_axes]
+        moved = samples.transpose([0, *kept_axes, *dropped_axes])
+        return moved.reshape(moved.shape[: 1 + len(kept_axes)])
 
-    def _filled(
+    def _fill(
         self, name: str, method: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]
     ) -> NDArray[Any]:
-        shape = dict(zip(self.spec.dims, self.spec.shape, strict=True))
-        ids = cell_ids(shape, self.cells_of(tile)) if method == "noise" else None
+        positions = None
+        if method == "noise":
+            shape = dict(zip(self.spec.dims, self.spec.shape, strict=True))
+            positions = self._cut_windows(cell_ids(shape, self.cells_of(tile)), keep)
         return fill_gaps(
             samples,
             method,
             known=None if self.fill is None else self.fill[name],
             const=self.spec.const,
             seed=self.seed,
-            positions=None if ids is None else self._cut(ids, keep),
+            positions=positions,
             variable=name,
         )
 
-    def _called(self, samples: Arrays, n: int, tile: Block) -> Arrays:
+    def _apply_callback(self, samples: Arrays, n: int, tile: Block) -> Arrays:
         assert self.callback is not None
         where = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in self.cells_of(tile).items())
         try:
             returned = self.callback(samples)
-            known = isinstance(returned, Mapping)
-            result = {str(k): _in_date_units(v) for k, v in returned.items()} if known else {}
+            is_dict = isinstance(returned, Mapping)
+            result = {str(k): _in_date_units(v) for k, v in returned.items()} if is_dict else {}
         # sys.exit() would end the run and the script as if everything had been written
         except (Exception, SystemExit) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -291,34 +294,34 @@ class Extractor:
         wrong: Any = {k: v.shape for k, v in result.items() if v.ndim == 0 or len(v) != n}
         wrong |= {k: v.dtype.name for k, v in result.items() if not holds_dtype(v.dtype)}
         if wrong or not result:
-            found = wrong or (f"no variable: {result}" if known else f"a {type(returned).__name__}")
+            empty = f"no variable: {result}" if is_dict else f"a {type(returned).__name__}"
             raise RunError(
                 f"the callback must return a dict of arrays of numbers (of up to 8 bytes), "
                 "booleans or dates (up to nanoseconds), with as many samples along the first axis "
                 f"as it got; it got {n} samples of tile {tile.id} (cells {where}) and returned "
-                f"{found}"
+                f"{wrong or empty}"
             )
         return result
 
     def scaled(self, samples: Arrays, scaling: Mapping[str, Scaling], origins: Arrays) -> Arrays:
         """Scale the variables of samples that are scaled."""
-        first = {dim: origins[f"{dim}_index"] for dim in self.spec.dims}
-        made = dict(samples)
-        for name, one in scaling.items():
+        first_cells = {dim: origins[f"{dim}_index"] for dim in self.spec.dims}
+        result = dict(samples)
+        for name, of_variable in scaling.items():
             values = samples[name]
             window = self.spec.window_of(name, values.shape[1:])
-            made[name] = one.scaled(values, first, window, values.dtype)
-        return made
+            result[name] = of_variable.scaled(values, first_cells, window, values.dtype)
+        return result
 
-    def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
+    def train_cell_statistics(self, reader: CubeReader, block: Block) -> Statistics:
         """Return the statistics of the raw train cells in a box, which some fill methods need."""
         cells = reader.read(block.slices)
-        where = _as_labels(cells[self.label], self.label) == PARTS["train"]
+        counted = _as_labels(cells[self.label], self.label) == PARTS["train"]
         mask = self._mask(cells)
         if mask is not None and self.spec.apply_mask:
-            where &= mask
+            counted &= mask
         floats = {n: cells[n] for n in self.spec.variables if cells[n].dtype.kind == "f"}
-        return Statistics.of(floats, where, part="train")
+        return Statistics.of(floats, counted, part="train")
 
 
 def _in_date_units(values: Any) -> NDArray[Any]:

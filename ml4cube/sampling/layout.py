@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,8 +12,9 @@ from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import PLACES_ATTR, Scaling, encoded_places
 from ml4cube.core.statistics import scaled_attrs
+from ml4cube.sampling.cf_encoding import jsonable, without_epoch
 from ml4cube.sampling.plan import SamplePlan
-from ml4cube.sampling.request import Sampling, jsonable, shard_bytes, without_epoch
+from ml4cube.sampling.request import Sampling, shard_bytes
 from ml4cube.sampling.shards import Piece
 from ml4cube.store.format import ArrayLayout, StoreLayout
 from ml4cube.store.precision import Precision
@@ -35,12 +35,11 @@ def layout_of(
     precision: Precision,
     compressor: Compressor,
 ) -> StoreLayout:
-    """Lay out the store of one part."""
+    """Lay out the store of one part; `chunk` is the number of samples that a user wants in each."""
     spec, n = sampling.spec, plan.samples[part]
-    sample_bytes = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
     # All parts have shards of about the same size: small ones would start and end inside tiles,
     # which are then read twice.
-    wanted = max(1, shard_bytes(sum(plan.nbytes.values())) // sample_bytes)
+    wanted = max(1, shard_bytes(sum(plan.nbytes.values())) // plan.sample_bytes)
     if chunk is None:
         chunk = min(max(1, wanted // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
     chunk = min(chunk, max(n, 1))
@@ -50,13 +49,13 @@ def layout_of(
         attrs = _variable_attrs(sampling, name, scaling.get(name), window)
         attrs |= precision.attrs(name, dtype)
         arrays.append(ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs))
-    samples = (spec.array_dims[0],)
-    index = sampling.extractor.index_dtype.str
+    sample_dim = spec.array_dims[:1]
+    index_dtype = sampling.extractor.index_dtype.str
     for axis, dim in zip(sampling.extractor.axes, spec.dims, strict=True):
-        kind = axis.values.dtype.str if axis.values.dtype.kind != "O" else "O"
-        arrays.append(ArrayLayout(axis.name, samples, (), kind, shard, axis.attrs, True))
-        note = {"long_name": f"index along {dim} of the sample's first cell"}
-        arrays.append(ArrayLayout(f"{dim}_index", samples, (), index, shard, note, True))
+        dtype = axis.values.dtype.str
+        arrays.append(ArrayLayout(axis.name, sample_dim, (), dtype, shard, axis.attrs, True))
+        attrs = {"long_name": f"index along {dim} of the sample's first cell"}
+        arrays.append(ArrayLayout(f"{dim}_index", sample_dim, (), index_dtype, shard, attrs, True))
     return StoreLayout(n, shard, tuple(arrays), compressor)
 
 
@@ -75,39 +74,43 @@ def _variable_attrs(
         return attrs
     attrs = scaled_attrs(attrs)
     if scaling.places:
-        # each with the stored dim that it lies along and the length of that; "" and 1 if none
         spec = sampling.spec
-        stored = zip(
-            _dims(spec, name, window)[1:], spec.window_of(name, window).items(), strict=True
-        )
-        kept = {dim: (shown, n) for shown, (dim, n) in stored}
-        written = encoded_places(scaling.places)
-        return attrs | {PLACES_ATTR: [[*one, *kept.get(one[0], ("", 1))] for one in written]}
+        window_sizes = spec.window_of(name, window)
+        stored_dims = dict(zip(window_sizes, _dims(spec, name, window)[1:], strict=True))
+        # each with the stored dim that it lies along and the length of that; "" and 1 if none
+        places = [
+            [*place, stored_dims.get(place[0], ""), window_sizes.get(place[0], 1)]
+            for place in encoded_places(scaling.places)
+        ]
+        return attrs | {PLACES_ATTR: places}
     return attrs | {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
 
 
 def shard_tasks(
     sampling: Sampling, plan: SamplePlan, part: str, layout: StoreLayout, order: str
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Yield every shard of a part, with the pieces of tiles that it consists of."""
+    """Yield every shard of a part, with the pieces of tiles that it consists of.
+
+    The samples of all tiles, one tile after the other in the store's order, are cut into shards.
+    """
     counts = plan.tile_samples[:, plan.parts.index(part)]
     tiles = np.arange(len(counts))
     if order == "shuffled":
         tiles = np.argsort(hash_ids(sampling.extractor.seed, tiles), kind="stable")
     tiles = tiles[counts[tiles] > 0]
-    ends = np.cumsum(counts[tiles])
-    for shard in range(layout.shards):
-        first, last = layout.bounds(shard)
+    # in the store, one past the last sample of each tile
+    tile_ends = np.cumsum(counts[tiles])
+    for shard in range(layout.shard_count):
+        shard_start, shard_end = layout.bounds(shard)
+        first_tile = int(np.searchsorted(tile_ends, shard_start, side="right"))
+        last_tile = int(np.searchsorted(tile_ends, shard_end, side="left"))
         pieces = []
-        # tiles with samples from first to last
-        for position in range(
-            int(np.searchsorted(ends, first, side="right")),
-            int(np.searchsorted(ends, last, side="left")) + 1,
-        ):
-            tile, end = int(tiles[position]), int(ends[position])
+        for position in range(first_tile, last_tile + 1):
+            tile, tile_end = int(tiles[position]), int(tile_ends[position])
             n = int(counts[tile])
-            start = end - n
-            pieces.append(Piece(tile, max(first - start, 0), min(last, end) - start, n))
+            tile_start = tile_end - n
+            first, stop = max(shard_start - tile_start, 0), min(shard_end, tile_end) - tile_start
+            pieces.append(Piece(tile, first, stop, n))
         yield shard, pieces
 
 
@@ -116,8 +119,9 @@ def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
     if chunk_size is None:
         return None
     sizes = (chunk_size,) if isinstance(chunk_size, int | np.integer) else tuple(chunk_size)
-    whole = all(s in (-1, n) for s, n in zip(sizes[1:], spec.window_shape, strict=False))
-    if not sizes or not whole or len(sizes) > 1 + len(spec.window_shape):
+    window = zip(sizes[1:], spec.window_shape, strict=False)
+    has_whole_windows = all(size in (-1, cells) for size, cells in window)
+    if not sizes or not has_whole_windows or len(sizes) > 1 + len(spec.window_shape):
         raise InvalidValueError(
             f"chunk_size must be a number of samples, got {chunk_size!r}; a chunk holds whole "
             f"windows, here of shape {spec.window_shape}"

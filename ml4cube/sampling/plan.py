@@ -8,7 +8,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -22,18 +22,19 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
-from ml4cube.sampling.counting import Schema, count_tiles, same_schema, train_cells
+from ml4cube.sampling.counting import Schema, count_tiles, count_train_cells, same_schema
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor
-from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, tile_bytes
-from ml4cube.sampling.rescaling import needed
+from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
+from ml4cube.sampling.rescaling import select_statistics
 from ml4cube.sampling.workers import TaskEngine
+from ml4cube.splits.block_sizes import caller_level
 from ml4cube.store.precision import Precision
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Work of one counting task, and the most tasks of one pass.
+# Bytes of the samples of one counting task, and the most tasks of one pass.
 _COUNT_BYTES = 16 * MIB
 _MAX_TASKS = 20_000
 
@@ -51,8 +52,8 @@ class SamplePlan:
     statistics: Statistics
     # Window shape and dtype of every stored variable.
     schema: Schema
-    # Bytes of each part's samples before compression.
-    nbytes: Mapping[str, int]
+    # Of a stored sample, along all dims.
+    origin_bytes: int
     # Samples by tile and part.
     tile_samples: NDArray[np.int64]
     # Chunks that are missing from the source and read as its fill value, by variable.
@@ -60,18 +61,33 @@ class SamplePlan:
     # Variables of the cube that are not sampled, with the reason.
     left_out: Mapping[str, str]
     # Variables with gaps that are filled, with the method.
-    filled: Mapping[str, str] = field(default_factory=dict)
+    filled: Mapping[str, str]
 
-    def stored_as(self, precision: Precision, dims: int) -> SamplePlan:
+    def stored_as(self, precision: Precision) -> SamplePlan:
         """Return the plan with the dtypes that samples have on disk."""
         precision.check_names({name: dtype for name, (_, dtype) in self.schema.items()})
-        schema = {n: (w, precision.dtype(n, d)) for n, (w, d) in self.schema.items()}
-        return replace(self, schema=schema, nbytes=_nbytes(self.samples, schema, dims))
+        schema = {
+            name: (window, precision.dtype(name, dtype))
+            for name, (window, dtype) in self.schema.items()
+        }
+        return replace(self, schema=schema)
 
     @property
     def samples(self) -> dict[str, int]:
         """Samples of each part."""
         return {part: self.accounting[part] for part in self.parts}
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample with its origin, before compression."""
+        arrays = self.schema.values()
+        values = sum(math.prod(window) * np.dtype(dtype).itemsize for window, dtype in arrays)
+        return values + self.origin_bytes
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of the samples of each part, before compression."""
+        return {part: n * self.sample_bytes for part, n in self.samples.items()}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -108,19 +124,23 @@ def make_plan(
     missing_chunks: str = "fill",
     sparing: bool = False,
 ) -> tuple[Extractor, SamplePlan]:
-    """Read the cube and count the outcomes of all windows."""
+    """Read the cube and count the outcomes of all windows.
+
+    Every task counts `batch` tiles, and `note` is called with the number of those that are done.
+    With `sparing`, only the variables are read that the plan depends on.
+    """
     parts = tuple(parts)
-    extractor = sampling.extractor
+    extractor, dtypes = sampling.extractor, sampling.reader.dtypes
     if sampling.spec.fills_from_train:
         extractor = replace(extractor, fill=fill_statistics(sampling, engine, batch))
     sparing = sparing and not makes_samples(sampling)
-    dtypes = sampling.reader.dtypes
     if sparing:
-        sampling = replace(sampling, reader=sampling.reader.only(extractor.rules(dtypes)))
+        reader = sampling.reader.only(extractor.outcome_variables(dtypes))
+        sampling = replace(sampling, reader=reader)
     batches = _batches(len(extractor.tiles), sampling, batch)
     tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
-    found: Statistics | None = None
+    statistics: Statistics | None = None
     schema: Schema | None = None
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
@@ -134,41 +154,41 @@ def make_plan(
             absent |= {n: chunks.merge(absent.get(n)) for n, chunks in result.absent.items()}
             schema = same_schema(schema, result.schema)
             if result.statistics is not None:
-                found = result.statistics if found is None else found.merge(result.statistics)
+                of_tile = result.statistics
+                statistics = of_tile if statistics is None else statistics.merge(of_tile)
         note(len(results))
     _warn_of_absent(absent)
-    accounting = accounting_of(sampling.spec, counts.sum(axis=0), parts)
+    outcomes = counts.sum(axis=0)
+    accounting = accounting_of(sampling.spec, outcomes, parts)
     warn_of_nothing_to_fill(sampling.spec, accounting)
-    _check_parts(sampling, accounting, counts.sum(axis=0), parts)
+    _check_parts(sampling, accounting, outcomes, parts)
     schema = extractor.schema(dtypes) if schema is None else schema
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
-    statistics = found or Statistics.empty([] if sparing else floats, part="train")
+    statistics = statistics or Statistics.empty([] if sparing else floats, part="train")
     # attributes name the gaps of the source's values, not of those that a callback makes
     for name in statistics if extractor.callback is None else ():
         if name in sampling.ds:
             check_no_fill_value(name, statistics[name], sampling.ds[name])
     if sampling.given is not None:
-        statistics = needed(sampling.given, floats)
-    samples = {part: accounting[part] for part in parts}
+        statistics = select_statistics(sampling.given, floats)
     return extractor, SamplePlan(
-        parts,
-        accounting,
-        statistics,
-        schema,
-        _nbytes(samples, schema, len(sampling.spec.dims)),
-        counts[:, [PARTS[part] for part in parts]],
-        dict(sorted(absent.items())),
-        sampling.left_out,
-        {name: str(sampling.spec.fill_of(name)) for name in sorted(filled)},
+        parts=parts,
+        accounting=accounting,
+        statistics=statistics,
+        schema=schema,
+        origin_bytes=ORIGIN_BYTES * len(sampling.spec.dims),
+        tile_samples=counts[:, [PARTS[part] for part in parts]],
+        absent=dict(sorted(absent.items())),
+        left_out=sampling.left_out,
+        filled={name: str(sampling.spec.fill_of(name)) for name in sorted(filled)},
     )
 
 
 def makes_samples(sampling: Sampling) -> bool:
     """Return True if planning needs samples: for statistics, or the variables of a callback."""
-    if sampling.extractor.callback is not None:
-        return True
-    return sampling.spec.scale_fn is not None and sampling.given is None
+    needs_statistics = sampling.spec.scale_fn is not None and sampling.given is None
+    return needs_statistics or sampling.extractor.callback is not None
 
 
 def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
@@ -215,33 +235,27 @@ def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> 
             f"fill_method fills nothing, because drop_nan='auto' drops every sample with a gap "
             f"({dropped} of {accounting['total']} windows); give drop_nan='if_all_nan' or None to "
             "keep and fill them",
-            stacklevel=3,
+            stacklevel=caller_level(),
         )
-
-
-def _nbytes(samples: Mapping[str, int], schema: Schema, dims: int) -> dict[str, int]:
-    one = sum(math.prod(w) * np.dtype(d).itemsize for w, d in schema.values())
-    one += ORIGIN_BYTES * dims
-    return {part: n * one for part, n in samples.items()}
 
 
 def _in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
     """Yield the results of tasks in the order of the tasks, in whatever order they end."""
     waiting: dict[int, Result] = {}
-    following = 0
+    next_position = 0
     for position, result in results:
         waiting[position] = result
-        while following in waiting:
-            yield waiting.pop(following)
-            following += 1
+        while next_position in waiting:
+            yield waiting.pop(next_position)
+            next_position += 1
 
 
 def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
     """Divide `n` tiles into tasks of `batch` tiles, by default some megabytes of samples."""
     if batch is None:
-        one, target = tile_bytes(sampling.spec, sampling.ds)
-        tile = math.prod(sampling.extractor.tiles.tile) * one
-        batch = max(1, _COUNT_BYTES // max(tile, target))
+        windows_per_tile = math.prod(sampling.extractor.tiles.tile)
+        tile_bytes = windows_per_tile * sample_bytes(sampling.spec, sampling.ds)
+        batch = max(1, _COUNT_BYTES // tile_bytes)
     batch = max(batch, -(-n // _MAX_TASKS))
     for first in range(0, n, batch):
         yield range(first, min(first + batch, n))
@@ -251,9 +265,10 @@ def fill_statistics(sampling: Sampling, engine: TaskEngine, batch: int | None) -
     """Return the statistics of the raw train cells, each counted once."""
     spec, tiles = sampling.spec, sampling.extractor.tiles
     shape = dict(zip(spec.dims, spec.shape, strict=True))
+    # as large as the tiles, but without the cells in which windows of neighbouring tiles overlap
     size = {
-        dim: min(n * stride, shape[dim])
-        for dim, n, stride in zip(spec.dims, tiles.tile, spec.stride, strict=True)
+        dim: min(windows * stride, shape[dim])
+        for dim, windows, stride in zip(spec.dims, tiles.tile, spec.stride, strict=True)
     }
     boxes = Grid.blocks(shape, size)
     tasks = (
@@ -261,36 +276,36 @@ def fill_statistics(sampling: Sampling, engine: TaskEngine, batch: int | None) -
         for ids in _batches(len(boxes), sampling, batch)
     )
     shared = sampling.extractor, sampling.reader.common()
-    boxes_of_tasks = _in_order(engine.run(train_cells, shared, tasks))
-    return functools.reduce(Statistics.merge, itertools.chain.from_iterable(boxes_of_tasks))
+    results = _in_order(engine.run(count_train_cells, shared, tasks))
+    return functools.reduce(Statistics.merge, itertools.chain.from_iterable(results))
 
 
 def accounting_of(
-    spec: SampleSpec, counts: NDArray[np.int64], parts: Iterable[str]
+    spec: SampleSpec, outcomes: NDArray[np.int64], parts: Iterable[str]
 ) -> dict[str, int]:
     """Return the number of all windows, of samples of each part, and of drops by reason."""
-    found = dict(zip(OUTCOMES, counts.tolist(), strict=True))
+    counts = dict(zip(OUTCOMES, outcomes.tolist(), strict=True))
     names = (*parts, *REASONS)
-    return {"total": spec.total, "edge": spec.edge, **{name: found[name] for name in names}}
+    return {"total": spec.total, "edge": spec.edge, **{name: counts[name] for name in names}}
 
 
 def _check_parts(
     sampling: Sampling,
     accounting: Mapping[str, int],
-    counts: NDArray[np.int64],
+    outcomes: NDArray[np.int64],
     parts: tuple[str, ...],
 ) -> None:
     """Refuse empty parts that should have samples, and samples of parts without a store."""
     for part, label in PARTS.items():
-        if part not in parts and counts[label]:
+        if part not in parts and outcomes[label]:
             raise InvalidValueError(
-                f"the split has {int(counts[label])} samples in the {part} part; give "
+                f"the split has {int(outcomes[label])} samples in the {part} part; give "
                 f"{part}_cube a path"
             )
     empty = [part for part in parts if not accounting[part]]
-    missed = [part for part in empty if _is_wanted(sampling.recipe, part)]
-    if missed or len(empty) == len(parts):
-        refuse_empty(accounting, missed or empty, parts)
+    wanted = [part for part in empty if _is_wanted(sampling.recipe, part)]
+    if wanted or len(empty) == len(parts):
+        refuse_empty(accounting, wanted or empty, parts)
 
 
 def refuse_empty(

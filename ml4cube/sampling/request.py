@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -27,7 +26,7 @@ from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
-from ml4cube.core.split_plan import PARTS, check_fractions
+from ml4cube.core.split_plan import PARTS, SplitPlan, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
@@ -35,9 +34,10 @@ from ml4cube.cube.reader import ComputedSource, CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables, split_label
 from ml4cube.preprocessing.cubes import check_decoded
 from ml4cube.preprocessing.scaling import given_statistics
+from ml4cube.sampling.cf_encoding import axis_of, origin_name
 from ml4cube.sampling.counting import Schema
-from ml4cube.sampling.extractor import Axis, BlockChoice, Callback, Extractor, tiling
-from ml4cube.sampling.rescaling import needed, scaling_of
+from ml4cube.sampling.extractor import Callback, Extractor, UsedBlocks, tiling
+from ml4cube.sampling.rescaling import scaling_of, select_statistics
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.block_sizes import block_sizes, caller_level
 from ml4cube.splits.cube import CubeView
@@ -47,7 +47,8 @@ from ml4cube.store.format import AXES, MANIFEST
 logger = logging.getLogger(__name__)
 
 MIB = 2**20
-# Bytes of the samples of one shard, all arrays together, which a worker holds in memory.
+# Least and most bytes of the samples of one shard, all arrays together, which a worker holds in
+# memory; between them, all parts together get about 64 shards.
 _SHARD_BYTES = (4 * MIB, 32 * MIB)
 _SHARDS_WANTED = 64
 #: Megabytes that one decoded chunk of the cube may have, unless asked otherwise.
@@ -59,19 +60,16 @@ _TILES_PER_SHARD = 16
 _TILE_BYTES = MIB // 2
 #: Bytes of a sample's origin along one dim: a value and an index.
 ORIGIN_BYTES = 12
-# About so many blocks are made of a cube without chunks if only some are used.
+# Blocks of which `data_fraq` uses some, in a cube without chunks.
 _BLOCKS_WANTED = 64
-#: Long name, in a store, of the cell numbers along a dim without a coordinate.
-NUMBERED = "number of the cell, which has no coordinate"
-# An id that no block has, hashed to the seed that draws blocks.
-_DRAWING = [-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """Arguments for cutting samples from a cube, checked when made."""
 
-    # `MultiProcSampler`, `XrDataset` and `PTXrDataset` have subclasses, and document the arguments.
+    # Subclasses serve `MultiProcSampler`, `XrDataset` and `PTXrDataset`, which document the
+    # arguments.
 
     rand_chunk: bool = False
     data_fraq: float = 1.0
@@ -94,19 +92,14 @@ class SamplingOptions:
     features: str | Iterable[str] | None = None
     max_chunk_mb: float = MAX_CHUNK_MB
     statistics: Any = None
-    # Variables that, like targets, are filled only where a mapping names them.
+    # Variables, such as weights, that are like targets filled only where a mapping names them.
     unfilled: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Make options of the arguments of a constructor, as ``locals()`` gives them."""
-        return cls(
-            **{
-                field.name: arguments[field.name]
-                for field in fields(cls)
-                if field.name in arguments
-            }
-        )
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in arguments.items() if name in names})
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -137,9 +130,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class Sampling:
-    """A cube and how samples are cut from it: all that is known before a cell is read."""
-
-    # Make one with `Sampling.of`.
+    """A cube and how samples are cut from it; made by `Sampling.of`, before a cell is read."""
 
     # The cube, with its split label.
     ds: xr.Dataset
@@ -150,11 +141,11 @@ class Sampling:
     recipe: Mapping[str, Any]
     # Variables that samples cannot hold, with the reason.
     left_out: Mapping[str, str]
-    # Blocks of the cube, dims in the cube's order.
+    # The blocks of which `data_fraq` uses some, dims in the cube's order.
     blocks: Grid
     # Whether the cube came with its label.
     labelled: bool = False
-    # Statistics that a user gave to scale by, instead of those of the train samples.
+    # The argument `statistics`: to scale by these, instead of those of the train samples.
     given: Statistics | None = None
 
     @classmethod
@@ -166,7 +157,7 @@ class Sampling:
         ds = as_dataset(cube)
         mask = _mask_name(ds, options)
         shape = _shape(ds, options.filter_var)
-        # the variable named as the mask is no data, whether it is applied or not
+        # the mask is not sampled, whether it is applied or not
         names, left_out = cube_variables(ds, options.filter_var)
         for name in names:
             check_decoded(name, ds[name])
@@ -176,43 +167,46 @@ class Sampling:
         if not names:
             raise InvalidValueError(f"the cube has no data variable to sample, only {list(ds)}")
         _check_fillable(options.fill_method, {name: ds[name].dtype for name in names})
-        same = {f.name for f in fields(SampleSpec)} & {f.name for f in fields(SamplingOptions)}
+        in_spec = {f.name for f in fields(SampleSpec)} & {f.name for f in fields(SamplingOptions)}
+        settings = {name: getattr(options, name) for name in in_spec}
+        settings |= {"filter_var": mask, "scale_fn": scale_fn}
         spec = SampleSpec.parse(
             shape,
             names,
             sample_size=options.sample_size,
             to_pred=options.to_pred,
             unfilled=options.unfilled,
-            **{name: getattr(options, name) for name in same}
-            | {"filter_var": mask, "scale_fn": scale_fn},
+            **settings,
         )
         if options.callback is None:
             check_targets(spec, names)
-        attrs = {name: ds[name].attrs for name in names if name in spec.targets}
-        filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
+        targets = [name for name in names if name in spec.targets]
+        methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in targets}
+        filled = {name: method for name, method in methods.items() if method is not None}
         warn_of_filled("to_pred", filled, FILL_FEATURES)
-        blocks = Grid.blocks(shape, _used_blocks(ds, spec, options.block_size))
+        blocks = Grid.blocks(shape, _size_of_blocks(ds, spec, options.block_size))
         labelled = split_label(ds) is not None
         ds, label = _with_label(ds, spec, options)
         read = [*names, label, *([mask] if mask else [])]
         extractor = Extractor(
             spec=spec,
-            tiles=tiling(spec, _chunks(ds, read), *tile_bytes(spec, ds)),
-            axes=tuple(_axis(ds, dim, spec) for dim in spec.dims),
+            tiles=tiling(spec, _chunks(ds, read), sample_bytes(spec, ds), tile_bytes(spec, ds)),
+            axes=tuple(axis_of(ds, dim, spec) for dim in spec.dims),
             label=label,
-            choice=_choice(blocks, options),
+            used_blocks=_used_blocks(blocks, options),
             callback=options.callback,
             seed=options.seed,
         )
-        if mask and extractor.mask_blanks:
-            _warn_of_integers({*spec.targets, *options.unfilled}, mask, ds)
+        if mask and extractor.mask_makes_gaps:
+            _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
         reader, recipe = _reader(ds, read, label), _recipe(ds[label])
         sampling = cls(ds, reader, extractor, recipe, left_out, blocks, labelled, given)
         if given is not None:
             # refuse what cannot be scaled before any work; what a callback makes is known later
             floats = [name for name in names if ds[name].dtype.kind == "f"]
-            known = [n for n in floats if n in given] if options.callback else floats
-            sampling.scaling(needed(given, known))
+            if options.callback is not None:
+                floats = [name for name in floats if name in given]
+            sampling.scaling(select_statistics(given, floats))
         return sampling
 
     @property
@@ -221,27 +215,32 @@ class Sampling:
         return self.extractor.spec
 
     def lacks(self, part: str) -> bool:
-        """Return True if it is known without reading that no cell has the label of a part."""
-        label = self.ds[self.extractor.label]
-        if label_lookup(self.ds, self.extractor.label) is None:
-            return label.variable._in_memory and not bool((label.values == PARTS[part]).any())
+        """Return True if no cell has the label of a part, as far as known without reading."""
+        name, code = self.extractor.label, PARTS[part]
+        if label_lookup(self.ds, name) is None:
+            label = self.ds[name]
+            return label.variable._in_memory and not bool((label.values == code).any())
         plan, *_ = read_recipe(self.recipe)
-        return part not in dict(plan.fractions) and PARTS[part] not in getattr(plan, "labels", b"")
+        if isinstance(plan, SplitPlan):
+            return code not in plan.labels
+        return part not in dict(plan.fractions)
 
     def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
         """Return the scaling of every variable, in every cell of the cube."""
         spec = self.spec
-        found = scaling_of(statistics, spec.scale_fn, self.ds, spec.dims)
+        scaling = scaling_of(statistics, spec.scale_fn, self.ds, spec.dims)
+        if schema is None:
+            return scaling
         size = dict(zip(spec.dims, spec.size, strict=True))
-        for name, scaling in found.items():
-            window = spec.window_shape if schema is None else schema[name][0]
-            long = [dim for dim in scaling.dims if size[dim] > 1]
-            if long and window != spec.window_shape:
+        for name, of_variable in scaling.items():
+            window, _ = schema[name]
+            along = [dim for dim in of_variable.dims if size[dim] > 1]
+            if along and window != spec.window_shape:
                 raise InvalidValueError(
                     f"the callback changes the windows of {name!r} to {window}, so they cannot be "
-                    f"matched with statistics along {long}; give statistics without these dims"
+                    f"matched with statistics along {along}; give statistics without these dims"
                 )
-        return found
+        return scaling
 
     def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
         """Yield each tile with a reader for a worker."""
@@ -250,15 +249,30 @@ class Sampling:
             yield int(id), self.reader.own(cells)
 
 
-def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
-    """Make a reader that computes labels from the split's recipe, if there is one."""
-    reader = CubeReader.of(ds, names)
-    lookup = label_lookup(ds, label)
-    if lookup is None:
-        return reader
-    dims = tuple(str(dim) for dim in ds[label].dims)
-    computed = ComputedSource(dims=dims, dtype=np.dtype(np.uint8), function=lookup)
-    return replace(reader, sources={**reader.sources, label: computed})
+def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(f"{name} must be a number, got {value!r}")
+    if not 0 < value <= most:
+        limit = "" if most == math.inf else f" and at most {most}"
+        raise InvalidValueError(f"{name} must be above 0{limit}, got {value!r}")
+
+
+def _mask_name(ds: xr.Dataset, options: SamplingOptions) -> str | None:
+    """Return the mask to read, if there is one; a name other than the default must exist."""
+    name = options.filter_var
+    exists = name in ds.variables
+    is_required = options.drop_nan == "masked"
+    if not exists and name not in (None, "filter_mask"):
+        raise InvalidValueError(f"unknown filter_var={name!r}; the cube has {list(ds.variables)}")
+    if not exists and is_required:
+        raise InvalidValueError(
+            f"drop_nan='masked' needs a mask, and the cube has no variable {name!r}; name one by "
+            "filter_var, or make one with assign_mask"
+        )
+    if not exists or not (options.apply_mask or is_required):
+        return None
+    check_mask(f"filter_var={name!r}", ds[name].dtype)
+    return name
 
 
 def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
@@ -268,22 +282,78 @@ def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
     return shape
 
 
-def _mask_name(ds: xr.Dataset, options: SamplingOptions) -> str | None:
-    """Return the mask to read, if there is one; a name other than the default must exist."""
-    name = options.filter_var
-    known = name in ds.variables
-    masked = options.drop_nan == "masked"
-    if not known and name not in (None, "filter_mask"):
-        raise InvalidValueError(f"unknown filter_var={name!r}; the cube has {list(ds.variables)}")
-    if not known and masked:
+def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
+    """Refuse chunks that are too large for a worker, as the metadata declares them."""
+    in_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
+    for chunks in filter(None, (source_chunks(variable), in_file)):
+        cells = math.prod(chunks.get(str(dim), n) for dim, n in variable.sizes.items())
+        size_mb = cells * variable.dtype.itemsize / 1e6
+        if size_mb > limit_mb:
+            raise InvalidValueError(
+                f"chunks of variable {name!r}, {dict(chunks)}, have {size_mb:,.0f} MB once "
+                f"decoded, above max_chunk_mb={limit_mb:g}, and a worker holds whole chunks in "
+                "memory; rechunk the cube, or raise max_chunk_mb"
+            )
+
+
+def source_chunks(variable: xr.Variable) -> dict[str, int]:
+    """Return the largest chunk along each dim, of dask or the file; nothing for memory."""
+    if variable.chunks is not None:
+        return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
+    if variable._in_memory:
+        return {}
+    return {str(d): int(n) for d, n in variable.encoding.get("preferred_chunks", {}).items()}
+
+
+def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
+    """Refuse to fill variables by name that are not numbers; integers have no gaps."""
+    for name, method in fill_method.items() if isinstance(fill_method, Mapping) else ():
+        if method is not None and name in dtypes and dtypes[name].kind not in "fiub":
+            raise InvalidTypeError(
+                f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
+                "be filled; leave it out"
+            )
+
+
+def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
+    """Refuse targets and features that samples do not have."""
+    stored = list(stored)
+    check_known("to_pred", spec.targets, stored)
+    check_known("features", spec.features or (), stored)
+
+
+def check_known(argument: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names of variables that are not among those of the samples."""
+    known = list(known)
+    if unknown := [name for name in names if name not in known]:
         raise InvalidValueError(
-            f"drop_nan='masked' needs a mask, and the cube has no variable {name!r}; name one by "
-            "filter_var, or make one with assign_mask"
+            f"{argument}: unknown variables {unknown}; the samples have {known}"
         )
-    if not known or not (options.apply_mask or masked):
-        return None
-    check_mask(f"filter_var={name!r}", ds[name].dtype)
-    return name
+
+
+def _size_of_blocks(
+    ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None
+) -> dict[str, int]:
+    """Return the size of the blocks for `data_fraq`: as given, or chunks, or a few dozen."""
+    shape = dict(zip(spec.dims, spec.shape, strict=True))
+    if block_size is not None:
+        return parse_sizes("block_size", block_size, shape)
+    chunks = _chunks(ds, spec.variables)
+    if chunks:
+        return {dim: min(chunks.get(dim, n), n) for dim, n in shape.items()}
+    per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
+    sizes = {}
+    for dim, n, window in zip(spec.dims, spec.shape, spec.size, strict=True):
+        sizes[dim] = min(window * max(1, round(n / per_dim / window)), n)
+    return sizes
+
+
+def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
+    chunks: dict[str, int] = {}
+    for name in names:
+        for dim, n in source_chunks(ds[name].variable).items():
+            chunks[dim] = max(n, chunks.get(dim, 1))
+    return chunks
 
 
 def _with_label(
@@ -312,155 +382,41 @@ def _with_label(
     return assign_block_split(ds, sizes, options.data_split, val=val, seed=options.seed), "split"
 
 
-def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-    """Refuse to fill variables by name that are not numbers; integers have no gaps."""
-    for name, method in fill_method.items() if isinstance(fill_method, Mapping) else ():
-        if method is not None and name in dtypes and dtypes[name].kind not in "fiub":
-            raise InvalidTypeError(
-                f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
-                "be filled; leave it out"
-            )
-
-
-def _warn_of_integers(targets: Iterable[str], mask: str, ds: xr.Dataset) -> None:
-    kept = sorted(n for n in targets if n in ds and ds[n].dtype.kind not in "fM")
-    if kept:
-        warnings.warn(
-            f"to_pred: {kept} cannot hold gaps, so cells outside the mask {mask!r} keep "
-            "their values, and losses and scores count them; convert these targets to float, or "
-            "use drop_sample=True",
-            stacklevel=caller_level(),
-        )
-
-
-def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
-    """Refuse targets and features that samples do not have."""
-    stored = list(stored)
-    check_known("to_pred", spec.targets, stored)
-    check_known("features", spec.features or (), stored)
-
-
-def check_known(argument: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names of variables that are not among those of the samples."""
-    known = list(known)
-    if unknown := [name for name in names if name not in known]:
-        raise InvalidValueError(
-            f"{argument}: unknown variables {unknown}; the samples have {known}"
-        )
-
-
-def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
-    """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
-    files = {MANIFEST.partition("/")[0], AXES, "zarr.json"}
-    origins = {_origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
-    for kind, names, taken in (
-        ("dim", spec.dims, files),
-        ("variable", stored, files | origins | set(spec.array_dims)),
-    ):
-        if odd := [name for name in names if _is_odd(name) or name in taken]:
-            raise InvalidValueError(
-                f"{kind} {odd[0]!r} of the samples cannot name a folder of the store, which has "
-                f"{sorted(taken)} of its own; rename it (ds.rename, or in the callback)"
-            )
-
-
-def _is_odd(name: str) -> bool:
-    """Return True if a name cannot be that of a folder."""
-    # NUL ends a path, and a newline ends a line in lists of files
-    odd = "/" in name or any(letter < " " for letter in name)
-    return not name or odd or name in (".", "..") or name.startswith("__")
-
-
-def _origin_name(dim: str, spec: SampleSpec) -> str:
-    return f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
-
-
-def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InvalidTypeError(f"{name} must be a number, got {value!r}")
-    if not 0 < value <= most:
-        limit = "" if most == math.inf else f" and at most {most}"
-        raise InvalidValueError(f"{name} must be above 0{limit}, got {value!r}")
-
-
-def source_chunks(variable: xr.Variable) -> dict[str, int]:
-    """Return the largest chunk along each dim, of dask or the file; nothing for memory."""
-    if variable.chunks is not None:
-        return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
-    if variable._in_memory:
-        return {}
-    return {str(d): int(n) for d, n in variable.encoding.get("preferred_chunks", {}).items()}
-
-
-def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
-    """Refuse chunks that are too large for a worker, as the metadata declares them."""
-    on_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
-    for chunks in (source_chunks(variable), on_file):
-        cells = math.prod(chunks.get(str(d), n) for d, n in variable.sizes.items()) if chunks else 0
-        found = cells * variable.dtype.itemsize / 1e6
-        if found > limit_mb:
-            raise InvalidValueError(
-                f"chunks of variable {name!r}, {dict(chunks)}, have {found:,.0f} MB once decoded, "
-                f"above max_chunk_mb={limit_mb:g}, and a worker holds whole chunks in memory; "
-                "rechunk the cube, or raise max_chunk_mb"
-            )
-
-
-def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
-    chunks: dict[str, int] = {}
-    for name in names:
-        for dim, n in source_chunks(ds[name].variable).items():
-            chunks[dim] = max(n, chunks.get(dim, 1))
-    return chunks
-
-
-def _used_blocks(ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None) -> dict[str, int]:
-    """Return the size of the blocks to use some of: as given, or chunks, or a few dozen."""
-    shape = dict(zip(spec.dims, spec.shape, strict=True))
-    if block_size is not None:
-        return parse_sizes("block_size", block_size, shape)
-    chunks = _chunks(ds, spec.variables)
-    if chunks:
-        return {dim: min(chunks.get(dim, n), n) for dim, n in shape.items()}
-    per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
-    sizes = {}
-    for dim, n, window in zip(spec.dims, spec.shape, spec.size, strict=True):
-        sizes[dim] = min(window * max(1, round(n / per_dim / window)), n)
-    return sizes
-
-
-def tile_bytes(spec: SampleSpec, ds: xr.Dataset) -> tuple[int, int]:
-    """Return the bytes of a sample, before compression, and of all samples of a tile."""
+def sample_bytes(spec: SampleSpec, ds: xr.Dataset) -> int:
+    """Return the bytes of a sample and its origin, before compression."""
     values = math.prod(spec.size) * sum(ds[name].dtype.itemsize for name in spec.variables)
-    one = values + ORIGIN_BYTES * len(spec.dims)
-    return one, min(shard_bytes(len(spec.windows) * one) // _TILES_PER_SHARD, _TILE_BYTES)
+    return values + ORIGIN_BYTES * len(spec.dims)
+
+
+def tile_bytes(spec: SampleSpec, ds: xr.Dataset) -> int:
+    """Return the bytes that all samples of a tile should have."""
+    total = len(spec.windows) * sample_bytes(spec, ds)
+    return min(shard_bytes(total) // _TILES_PER_SHARD, _TILE_BYTES)
 
 
 def shard_bytes(total: int) -> int:
-    """Return the bytes of a shard, all arrays together."""
-    low, high = _SHARD_BYTES
-    return min(max(total // _SHARDS_WANTED, low), high)
+    """Return the bytes that a shard should have, all arrays together, of a total of samples."""
+    least, most = _SHARD_BYTES
+    return min(max(total // _SHARDS_WANTED, least), most)
 
 
-def _choice(blocks: Grid, options: SamplingOptions) -> BlockChoice | None:
+def _used_blocks(blocks: Grid, options: SamplingOptions) -> UsedBlocks | None:
     """Choose the blocks to use: the first ones in the cube's order, or some at random."""
-    fraction = options.data_fraq
-    n = len(blocks)
-    wanted = max(1, round(fraction * n))
-    if wanted == n:
+    wanted = max(1, round(options.data_fraq * len(blocks)))
+    if wanted == len(blocks):
         return None
-    used = np.zeros(n, bool)
+    used = np.zeros(len(blocks), bool)
     used[block_order(blocks, options.rand_chunk, options.seed)[:wanted]] = True
-    return BlockChoice(blocks, used.reshape(blocks.counts))
+    return UsedBlocks(blocks, used.reshape(blocks.counts))
 
 
 def block_order(blocks: Grid, at_random: bool, seed: int) -> NDArray[np.intp]:
     """Return the ids of blocks in the order in which they are used."""
     if not at_random:
         return np.arange(len(blocks))
-    # the split uses the seed itself, and must be independent of this draw
-    drawing = int(hash_ids(seed, _DRAWING)[0])
-    return np.argsort(hash_ids(drawing, _canonical_ids(blocks)), kind="stable")
+    # the split uses the seed itself, and must be independent of this draw; no block has the id -1
+    order_seed = int(hash_ids(seed, [-1])[0])
+    return np.argsort(hash_ids(order_seed, _canonical_ids(blocks)), kind="stable")
 
 
 def _canonical_ids(grid: Grid) -> NDArray[np.int64]:
@@ -471,6 +427,28 @@ def _canonical_ids(grid: Grid) -> NDArray[np.int64]:
     return ids.transpose([dims.index(dim) for dim in grid.dims]).reshape(-1)
 
 
+def _warn_of_unmasked_targets(targets: Iterable[str], mask: str, ds: xr.Dataset) -> None:
+    kept = sorted(n for n in targets if n in ds and ds[n].dtype.kind not in "fM")
+    if kept:
+        warnings.warn(
+            f"to_pred: {kept} cannot hold gaps, so cells outside the mask {mask!r} keep "
+            "their values, and losses and scores count them; convert these targets to float, or "
+            "use drop_sample=True",
+            stacklevel=caller_level(),
+        )
+
+
+def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
+    """Make a reader that computes labels from the split's recipe, if there is one."""
+    reader = CubeReader.of(ds, names)
+    lookup = label_lookup(ds, label)
+    if lookup is None:
+        return reader
+    dims = tuple(str(dim) for dim in ds[label].dims)
+    computed = ComputedSource(dims=dims, dtype=np.dtype(np.uint8), function=lookup)
+    return replace(reader, sources={**reader.sources, label: computed})
+
+
 def _recipe(label: xr.DataArray) -> dict[str, Any]:
     text = label.attrs.get(RECIPE_ATTR)
     if text is None:
@@ -479,66 +457,23 @@ def _recipe(label: xr.DataArray) -> dict[str, Any]:
     return recipe
 
 
-def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
-    """Return the coordinate along a dim, dates as numbers; cell numbers if the cube has none."""
-    name = _origin_name(dim, spec)
-    if dim not in ds.coords:
-        return Axis(name, np.arange(ds.sizes[dim]), {"long_name": NUMBERED})
-    # the encoding of the source file may pack values or round dates
-    coordinate = in_numpy_dtype(ds[dim].variable.to_base_variable()).drop_encoding()
-    coordinate.attrs = without_epoch(coordinate.attrs)
-    try:
-        encoded = xr.conventions.encode_cf_variable(coordinate)
-    except (TypeError, ValueError) as error:
-        raise InvalidTypeError(
-            f"coordinate {dim!r} of dtype {coordinate.dtype} cannot be stored: {error}; replace "
-            "it by numbers, strings or datetime64 (ds.assign_coords)"
-        ) from error
-    values = np.asarray(encoded.values)
-    if values.dtype.kind not in "fiub":
-        values = as_texts(values)
-    elif values.dtype.itemsize > 8:  # long doubles, which differ between machines
-        values = values.astype(np.float64)
-    return Axis(name, values, jsonable(encoded.attrs))
+def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
+    """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
+    files = {MANIFEST.partition("/")[0], AXES, "zarr.json"}
+    origins = {origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
+    for kind, names, taken in (
+        ("dim", spec.dims, files),
+        ("variable", stored, files | origins | set(spec.array_dims)),
+    ):
+        if refused := [name for name in names if name in taken or not _can_name_folder(name)]:
+            raise InvalidValueError(
+                f"{kind} {refused[0]!r} of the samples cannot name a folder of the store, which "
+                f"has {sorted(taken)} of its own; rename it (ds.rename, or in the callback)"
+            )
 
 
-def in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
-    """Return a coordinate in a numpy dtype, if it has one of pandas."""
-    if isinstance(coordinate.dtype, np.dtype):
-        return coordinate
-    index = coordinate.to_index()
-    plain = index.tz_convert(None) if isinstance(index, pd.DatetimeIndex) else index
-    return xr.Variable(coordinate.dims, np.asarray(plain), coordinate.attrs)
-
-
-def as_texts(values: NDArray[Any]) -> NDArray[Any]:
-    """Return objects or bytes as strings."""
-    texts = [
-        v.decode(errors="backslashreplace") if isinstance(v, bytes) else str(v) for v in values.flat
-    ]
-    return np.array(texts, dtype=object).reshape(values.shape)
-
-
-def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return attributes as JSON values, without those that make a reader decode again."""
-    skip = {"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned", "dtype"}
-    skip |= {"bounds", "climatology", "coordinates", "grid_mapping", RECIPE_ATTR}
-    text = json.dumps({str(k): v for k, v in attrs.items() if k not in skip}, default=as_json)
-    # JSON has no NaN and no infinity
-    values: dict[str, Any] = json.loads(text, parse_constant=lambda name: str(float(name)))
-    return values
-
-
-def without_epoch(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Drop units such as "days since 2000-01-01", which make a reader decode numbers as dates."""
-    dated = "since" in str(attrs.get("units"))
-    return {k: v for k, v in attrs.items() if not (dated and k in ("units", "calendar"))}
-
-
-def as_json(value: Any) -> Any:
-    """Return a value that JSON lacks as one that it has; the default of `json.dumps`."""
-    if isinstance(value, np.ndarray | np.generic):
-        return (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=str)  # the order of a set differs between runs
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+def _can_name_folder(name: str) -> bool:
+    if name in ("", ".", "..") or name.startswith("__"):
+        return False
+    # NUL ends a path, and a newline ends a line in lists of files
+    return not any(letter == "/" or letter < " " for letter in name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ml4cube.core.errors import InvalidValueError, prefixed
 from ml4cube.core.scaling import Places, Scaling
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def needed(given: Statistics, names: Iterable[str]) -> Statistics:
-    """Choose the statistics of some variables."""
+def select_statistics(given: Statistics, names: Iterable[str]) -> Statistics:
+    """Return the statistics of some variables; refuse a variable without."""
     names = list(names)
     if missing := [name for name in names if name not in given]:
         raise InvalidValueError(
@@ -25,19 +25,13 @@ def needed(given: Statistics, names: Iterable[str]) -> Statistics:
 
 
 def scaling_of(
-    statistics: Statistics,
-    scale_fn: str | None,
-    cube: xr.Dataset | None = None,
-    dims: Sequence[str] = (),
+    statistics: Statistics, scale_fn: str | None, cube: xr.Dataset, dims: Sequence[str]
 ) -> dict[str, Scaling]:
     """Return offset and scale of every variable that is scaled, in every cell of a cube."""
     if scale_fn is None:
         return {}
-    sizes: dict[str, int] = {}
-    coords: dict[str, Any] = {}
-    if cube is not None:
-        sizes = {dim: cube.sizes[dim] for dim in dims}
-        coords = {dim: cube.indexes[dim].values for dim in dims if dim in cube.indexes}
+    sizes = {dim: cube.sizes[dim] for dim in dims}
+    coords = {dim: cube.indexes[dim].values for dim in dims if dim in cube.indexes}
     scaling = {}
     part = f" of the {statistics.part} part" if statistics.part else ""
     for name, stats in statistics.items():
@@ -47,5 +41,6 @@ def scaling_of(
 
 
 def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Places]:
-    """Return the scaling of variables whose scaling differs between cells."""
-    return {name: one.places for name, one in scaling.items() if one.places}
+    """Return the scaling of every cell, of variables whose scaling differs between cells."""
+    places = {name: of_variable.places for name, of_variable in scaling.items()}
+    return {name: found for name, found in places.items() if found}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,12 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.reader import CubeReader
 from ml4cube.sampling.extractor import Arrays, Extractor
 from ml4cube.store.folders import Files, Folder
-from ml4cube.store.format import ArrayLayout, StoreLayout, write_shard
+from ml4cube.store.format import StoreLayout, write_shard
 from ml4cube.store.precision import Precision
 from ml4cube.store.write_errors import WriteErrors
 
-# Samples this small are mixed in runs, far shorter than a chunk: neighbours are copied together.
+# Small samples are mixed in runs of up to so many bytes and samples, far shorter than a chunk:
+# neighbours are copied together.
 _RUN_BYTES = 4096
 _MAX_RUN = 64
 
@@ -33,9 +33,9 @@ class Piece:
     """Samples of one tile that go into one shard."""
 
     tile: int
-    # Range among the tile's samples of the part.
+    # Range among the tile's samples of the part, `stop` excluded.
     first: int
-    last: int
+    stop: int
     # Samples of the part in the tile, as counted in pass 1.
     expected: int
 
@@ -46,19 +46,16 @@ class ShardJob:
 
     extractor: Extractor
     part: str
-    # Folder of the unfinished store.
-    root: Folder
-    # Names the folder in errors of writing.
-    errors: WriteErrors
+    # Of the unfinished store.
+    folder: Folder
+    write_errors: WriteErrors
     layout: StoreLayout
     # By variable that is scaled.
     scaling: Mapping[str, Scaling]
-    # Mix the samples inside a shard.
-    mix: bool
-    # How floats are rounded.
+    is_shuffled: bool
     precision: Precision
     # Reads the variables that are not sent with each task.
-    common: CubeReader
+    common_reader: CubeReader
 
 
 def make_shard(
@@ -67,24 +64,21 @@ def make_shard(
     """Make one shard and write it; doing it again gives the same bytes."""
     part, shard, pieces, readers = task
     job = jobs[part]
-    first, last = job.layout.bounds(shard)
+    first, stop = job.layout.bounds(shard)
     values: Arrays = {
-        array.name: np.empty((last - first, *array.window), _memory_dtype(array))
+        array.name: np.empty((stop - first, *array.window), array.dtype)
         for array in job.layout.arrays
     }
-    seed = _shard_seed(job, shard) if job.mix else None
-    positions = _positions(job.layout, last - first, seed)
+    positions = np.arange(stop - first)
+    if job.is_shuffled:
+        positions = _mixed_positions(job.layout, stop - first, _shard_seed(job, shard))
     for piece, reader in zip(pieces, readers, strict=True):
-        samples = _piece_samples(job, piece, reader.joined(job.common))
-        here, positions = np.split(positions, [piece.last - piece.first])
+        samples = _piece_samples(job, piece, reader.joined(job.common_reader))
+        of_piece, positions = np.split(positions, [piece.stop - piece.first])
         for name, array in values.items():
-            array[here] = samples[name]
-    with job.errors:
-        return part, shard, write_shard(job.root, job.layout, shard, values)
-
-
-def _memory_dtype(array: ArrayLayout) -> np.dtype[Any]:
-    return np.dtype(object if array.dtype == "O" else array.dtype)
+            array[of_piece] = samples[name]
+    with job.write_errors:
+        return part, shard, write_shard(job.folder, job.layout, shard, values)
 
 
 def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
@@ -97,13 +91,13 @@ def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
             f"tile {piece.tile} has {len(keep)} {job.part} samples, but had {piece.expected} when "
             "they were counted: the cube has changed since; run again with resume=False"
         )
-    chosen = slice(piece.first, piece.last)
+    chosen = slice(piece.first, piece.stop)
     if extractor.callback is None:
         samples = extractor.samples(cells, tile, keep[chosen])
     else:
         # the callback gets the same samples at once as when the statistics were made
-        made = extractor.samples(cells, tile, keep)
-        samples = {name: values[chosen] for name, values in made.items()}
+        of_tile = extractor.samples(cells, tile, keep)
+        samples = {name: values[chosen] for name, values in of_tile.items()}
     origins = extractor.origins(tile, keep[chosen])
     samples = extractor.scaled(samples, job.scaling, origins)
     samples = {name: job.precision.apply(name, values) for name, values in samples.items()}
@@ -114,15 +108,12 @@ def _shard_seed(job: ShardJob, shard: int) -> int:
     return int(hash_ids(job.extractor.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
 
 
-def _positions(layout: StoreLayout, n: int, seed: int | None) -> NDArray[np.intp]:
+def _mixed_positions(layout: StoreLayout, n: int, seed: int) -> NDArray[np.intp]:
     """Return where each sample of a shard goes: runs of neighbouring samples are mixed."""
-    positions = np.arange(n)
-    if seed is None:
-        return positions
-    one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
-    run = min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
-    # samples after the last whole run stay last
-    whole = n // run
-    starts = run * np.argsort(hash_ids(seed, np.arange(whole)), kind="stable")
-    positions[: whole * run] = (starts[:, np.newaxis] + np.arange(run)).reshape(-1)
+    sample_bytes = sum(array.sample_bytes for array in layout.arrays if not array.is_coordinate)
+    run = min(max(_RUN_BYTES // max(sample_bytes, 1), 1), _MAX_RUN)
+    whole_runs = n // run
+    starts = run * np.argsort(hash_ids(seed, np.arange(whole_runs)), kind="stable")
+    positions = np.arange(n)  # samples after the last whole run stay last
+    positions[: whole_runs * run] = (starts[:, np.newaxis] + np.arange(run)).reshape(-1)
     return positions

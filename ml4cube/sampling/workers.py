@@ -28,9 +28,9 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 Shared = TypeVar("Shared")
 
-# Tasks sent per worker at a time: enough that none waits, few enough that payloads (cells of
-# in-memory cubes) do not pile up.
-_AHEAD = 3
+# Tasks sent at a time: enough that no worker waits, few enough that payloads (cells of in-memory
+# cubes) do not pile up.
+_TASKS_PER_WORKER = 3
 
 # One thread per worker, and a malloc that keeps freed memory: page faults on fresh buffers cost
 # as much as decoding.
@@ -119,15 +119,15 @@ class _Workers(TaskEngine):
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks."""
-        package = self._send_shared(_packed((fn, shared)))
+        shared_part = self._send_shared(_pickled((fn, shared)))
         queue = enumerate(tasks)
-        running: dict[Any, int] = {}
+        running: dict[Any, int] = {}  # position of the task by its future
         try:
-            with self._named_failures():
+            with self._explain_failures():
                 while True:
-                    free = max(self._n_workers() * _AHEAD - len(running), 0)
+                    free = max(self._n_workers() * _TASKS_PER_WORKER - len(running), 0)
                     for position, task in itertools.islice(queue, free):
-                        running[self._submit(package, _packed(task))] = position
+                        running[self._submit(shared_part, _pickled(task))] = position
                     if not running:
                         return
                     for future in self._wait(running):
@@ -136,22 +136,23 @@ class _Workers(TaskEngine):
         finally:
             self._cancel(running)
 
-    def _send_shared(self, package: bytes) -> Any:
+    def _send_shared(self, pickled: bytes) -> Any:
         """Send what all tasks share, if that saves sending it with each task."""
-        return package
+        return pickled
 
     @abstractmethod
     def _n_workers(self) -> int: ...
 
     @abstractmethod
-    def _submit(self, package: Any, task: bytes) -> Any: ...
+    def _submit(self, shared_part: Any, task: bytes) -> Any:
+        """Send a task; return its future."""
 
     @abstractmethod
     def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
         """Wait for at least one task to end."""
 
     @abstractmethod
-    def _named_failures(self) -> contextlib.AbstractContextManager[None]:
+    def _explain_failures(self) -> contextlib.AbstractContextManager[None]:
         """Raise `RunError` where workers die or cannot be reached."""
 
     @abstractmethod
@@ -179,8 +180,8 @@ class LocalProcesses(_Workers):
     def _n_workers(self) -> int:
         return self.nproc
 
-    def _submit(self, package: bytes, task: bytes) -> Any:
-        return self._executor.submit(_run_packed, package, task)
+    def _submit(self, shared_part: bytes, task: bytes) -> Any:
+        return self._executor.submit(_run_pickled, shared_part, task)
 
     def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
         from concurrent.futures import FIRST_COMPLETED, wait
@@ -188,7 +189,7 @@ class LocalProcesses(_Workers):
         return wait(running, return_when=FIRST_COMPLETED).done
 
     @contextlib.contextmanager
-    def _named_failures(self) -> Iterator[None]:
+    def _explain_failures(self) -> Iterator[None]:
         from concurrent.futures.process import BrokenProcessPool
 
         try:
@@ -221,26 +222,26 @@ class DaskCluster(_Workers):
         self._client: Any = None
         self._futures: Any = None
 
-    def is_here(self) -> bool:
+    def runs_in_this_process(self) -> bool:
         """Return True if the workers are threads of this process."""
         given = self._given
         address = given if isinstance(given, str) else given.scheduler.address
         return str(address).startswith("inproc://")
 
-    def _send_shared(self, package: bytes) -> Any:
+    def _send_shared(self, pickled: bytes) -> Any:
         from distributed import as_completed
 
         # bound to this client's loop, because the client need not be the process's default one
         self._futures = as_completed(loop=self._client.loop)  # type: ignore[no-untyped-call]
         # a task, not data to scatter: if it is lost, the cluster makes it again
-        return self._client.submit(bytes, package, pure=False)
+        return self._client.submit(bytes, pickled, pure=False)
 
     def _n_workers(self) -> int:
         workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         return max(1, sum(int(worker["nthreads"]) for worker in workers))
 
-    def _submit(self, package: Any, task: bytes) -> Any:
-        future = self._client.submit(_run_packed, package, task, pure=False)
+    def _submit(self, shared_part: Any, task: bytes) -> Any:
+        future = self._client.submit(_run_pickled, shared_part, task, pure=False)
         self._futures.add(future)
         return future
 
@@ -248,7 +249,7 @@ class DaskCluster(_Workers):
         return [next(self._futures)]
 
     @contextlib.contextmanager
-    def _named_failures(self) -> Iterator[None]:
+    def _explain_failures(self) -> Iterator[None]:
         from distributed import CancelledError, KilledWorker
 
         try:
@@ -320,11 +321,11 @@ def watch_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True, name="ml4cube-parent-watch").start()
 
 
-def _packed(value: Any) -> bytes:
+def _pickled(value: Any) -> bytes:
     import cloudpickle
 
     try:
-        packed: bytes = cloudpickle.dumps(value)
+        pickled: bytes = cloudpickle.dumps(value)
     except MemoryError:
         raise
     # whatever pickling a value raises
@@ -334,28 +335,29 @@ def _packed(value: Any) -> bytes:
             "cube by its path, for Icechunk from a read-only session, or work in this process "
             "(nproc=1, without a dask client)"
         ) from error
-    return packed
+    return pickled
 
 
 @functools.lru_cache(maxsize=2)
-def _unpacked(package: bytes) -> tuple[Callable[[Any, Any], Any], Any]:
+def _unpickled(shared_part: bytes) -> Any:
+    """Return the function and the shared value of a run, once for all tasks of a worker."""
     import cloudpickle
 
-    unpacked: tuple[Callable[[Any, Any], Any], Any] = cloudpickle.loads(package)
-    return unpacked
+    return cloudpickle.loads(shared_part)
 
 
-def _run_packed(package: bytes, task: bytes) -> Any:
+def _run_pickled(shared_part: bytes, task: bytes) -> Any:
     import cloudpickle
 
-    fn, shared = _unpacked(package)
+    fn, shared = _unpickled(shared_part)
     try:
         return fn(shared, cloudpickle.loads(task))
-    except Exception as error:
-        sent, raised = error, traceback.format_exc()
-    # of others, and of causes, it is not known whether they can be sent; if not, the pool breaks
-    if not isinstance(sent, CubeError):
-        sent = RunError(f"{type(sent).__name__}: {sent} (raised in a worker)")
-    sent.__cause__ = sent.__context__ = None
-    sent.add_note(raised)
-    raise sent
+    except Exception as raised:
+        error, stack = raised, traceback.format_exc()
+    # of other errors, and of causes, it is not known whether they can be sent; if not, the pool
+    # breaks
+    if not isinstance(error, CubeError):
+        error = RunError(f"{type(error).__name__}: {error} (raised in a worker)")
+    error.__cause__ = error.__context__ = None
+    error.add_note(stack)
+    raise error

@@ -1,4 +1,8 @@
-"""Folders in which every file appears whole or not at all: on disk, or behind a URL."""
+"""Folders in which every file appears whole or not at all: on disk, or behind a URL.
+
+On disk, a file is written under a temporary name, synced and renamed. Behind a URL, putting an
+object is atomic already.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-HASH = "sha256"
+HASH_ALGORITHM = "sha256"
 #: Files that are written or synced at once.
 FILES_AT_ONCE = 8
 
@@ -37,29 +41,27 @@ class Folder(Protocol):
     def list(self) -> dict[str, int]:
         """Return the size of every file by its path inside the folder."""
 
-    def settle(self) -> None:
-        """Remove temporary files of killed writers, and make all names durable."""
+    def make_durable(self) -> None:
+        """Remove temporary files of killed writers, and make the names of all files durable."""
 
 
 @dataclass(frozen=True)
 class LocalFolder:
     """A folder on disk."""
 
-    # Its path. Writing makes folders in it, but never the folder itself: late writes of an ended
-    # run must not restore a removed folder.
+    # Writing makes folders inside `root`, but never `root` itself: late writes of an ended run must
+    # not restore a removed folder.
     root: Path
-    # Whether writing syncs a file to disk; otherwise `sync` does.
-    waits: bool = True
+    sync_each_file: bool = True
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
-        """Write a file whole or not at all, synced to disk if `waits`."""
         file = self.root / path
         try:
-            return write_file(file, *pieces, sync=self.waits)
+            return write_file(file, *pieces, sync=self.sync_each_file)
         except FileNotFoundError:
-            for inside in reversed(Path(path).parents[:-1]):
-                (self.root / inside).mkdir(exist_ok=True)
-            return write_file(file, *pieces, sync=self.waits)
+            for parent in reversed(Path(path).parents[:-1]):
+                (self.root / parent).mkdir(exist_ok=True)
+            return write_file(file, *pieces, sync=self.sync_each_file)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Make files durable, concurrently: the disk syncs several in the time of one."""
@@ -76,16 +78,15 @@ class LocalFolder:
             return None
 
     def list(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         if not self.root.exists():
-            return found
+            return sizes
         for folder, _, names in os.walk(self.root, onerror=raise_error, followlinks=True):
             for path in (Path(folder, name) for name in names):
-                found[path.relative_to(self.root).as_posix()] = path.stat().st_size
-        return found
+                sizes[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return sizes
 
-    def settle(self) -> None:
-        """Remove temporary files of killed writers, and make all names durable."""
+    def make_durable(self) -> None:
         for stray in self.root.rglob("*.tmp"):
             if stray.is_file():  # the folder of a variable may have such a name
                 stray.unlink()
@@ -105,12 +106,11 @@ class LocalFolder:
 class RemoteFolder:
     """A prefix of an object store, or of another file system of fsspec."""
 
-    # Such as ``"s3://bucket/train.zarr"``, without wildcards. fsspec finds credentials and
-    # endpoints in every process (for s3: in the environment or the AWS configuration files).
+    # Without wildcards. fsspec finds credentials and endpoints in every process (for s3: in the
+    # environment or the AWS configuration files).
     url: str
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
-        """Put an object, which appears whole or not at all."""
         fs, root = filesystem(self.url)
         data = b"".join(pieces)
         fs.pipe_file(f"{root}/{path}", data)
@@ -128,8 +128,8 @@ class RemoteFolder:
     def read(self, path: str) -> bytes:
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
-        found: bytes = fs.cat_file(f"{root}/{path}")
-        return found
+        content: bytes = fs.cat_file(f"{root}/{path}")
+        return content
 
     def size(self, path: str) -> int | None:
         fs, root = filesystem(self.url)
@@ -141,15 +141,15 @@ class RemoteFolder:
     def list(self) -> dict[str, int]:
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
-        found = fs.find(root, detail=True)
-        return {name[len(root) + 1 :]: int(info["size"]) for name, info in found.items()}
+        objects = fs.find(root, detail=True)
+        return {name[len(root) + 1 :]: int(info["size"]) for name, info in objects.items()}
 
-    def take(self, other: RemoteFolder, paths: Sequence[str]) -> None:
+    def copy_from(self, other: RemoteFolder, paths: Sequence[str]) -> None:
         """Copy objects from another folder of the same file system, on the server."""
         fs, root = filesystem(self.url)
-        source = filesystem(other.url)[1]
+        _, other_root = filesystem(other.url)
         fs.copy(
-            [f"{source}/{path}" for path in paths],
+            [f"{other_root}/{path}" for path in paths],
             [f"{root}/{path}" for path in paths],
             on_error="raise",
         )
@@ -160,8 +160,8 @@ class RemoteFolder:
         with contextlib.suppress(FileNotFoundError):
             fs.rm_file(f"{root}/{path}")
 
-    def settle(self) -> None:
-        """Do nothing: objects are whole and durable once they are put."""
+    def make_durable(self) -> None:
+        """Do nothing: objects are durable once they are put."""
 
     def clear(self) -> None:
         """Remove all objects."""
@@ -178,42 +178,40 @@ class RemoteFolder:
 
 
 def raise_error(error: OSError) -> None:
+    """Raise an error that `os.walk` would ignore."""
     raise error
 
 
 @functools.lru_cache(maxsize=32)
-def _filesystem(url: str) -> tuple[Any, str]:
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system of a path or URL, and the path in it."""
     from fsspec.core import url_to_fs
 
     fs, root = url_to_fs(url)
     return fs, root.rstrip("/")
 
 
-def filesystem(path: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Return the file system of a path or URL, and the path in it."""
-    return _filesystem(os.fspath(path))
-
-
 def digest(*pieces: bytes) -> str:
-    found = hashlib.new(HASH)
+    """Return the hash of bytes given in pieces, as hexadecimal digits."""
+    hasher = hashlib.new(HASH_ALGORITHM)
     for piece in pieces:
-        found.update(piece)
-    return found.hexdigest()
+        hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def write_file(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all; return its size and hash."""
     # one name per writer, so that a task may run twice at once (a worker believed lost)
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with aside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.writelines(pieces)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return sum(map(len, pieces)), digest(*pieces)
 

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Places, decoded_places, encoded_places
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
-from ml4cube.store.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
+from ml4cube.store.folders import FILES_AT_ONCE, HASH_ALGORITHM, Files, Folder, digest
 from ml4cube.store.locations import Location, ZarrFolder, folder_of, location_of
 from ml4cube.store.shard_encoding import Compressor, encode_shard
 
@@ -49,8 +50,9 @@ FORMAT = 1
 MANIFEST = "manifest/zarr.json"
 #: Subgroup of the cube's coordinates.
 AXES = "axes"
-_FILL = "fill_statistics"
-_PLACES = "scaling_places"
+# Optional attributes of a store.
+_FILL_ATTR = "fill_statistics"
+_PLACES_ATTR = "scaling_places"
 _NO_DATE = np.iinfo(np.int64).min
 
 
@@ -62,19 +64,17 @@ class NoStoreError(StoreError):
 class ArrayLayout:
     """Layout of one array of a store, apart from the number of samples."""
 
-    # Name of the variable or coordinate.
     name: str
-    # Names of the dims, the sample dim first.
+    # The sample dim first.
     dims: tuple[str, ...]
-    # Cells along the dims after the first.
+    # Cells along the other dims.
     window: tuple[int, ...]
-    # Dtype as `numpy.dtype` reads it; dates are stored as int64, strings as ``"O"``.
+    # As `numpy.dtype` reads it, that of objects for strings; dates are stored as int64.
     dtype: str
-    # Samples of one chunk; a divisor of the layout's `shard`.
-    chunk: int
+    # Divides the layout's `samples_per_shard`.
+    samples_per_chunk: int
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    # Whether it is a coordinate of the samples.
-    coordinate: bool = False
+    is_coordinate: bool = False
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
@@ -93,41 +93,43 @@ class StoreLayout:
     """All arrays of a store and how they are cut into shards."""
 
     samples: int
-    shard: int
+    samples_per_shard: int
     arrays: tuple[ArrayLayout, ...]
     compressor: Compressor = Compressor()  # noqa: RUF009 (frozen)
 
     @property
-    def shards(self) -> int:
+    def shard_count(self) -> int:
         """Shards of each array."""
-        return -(-self.samples // self.shard)
+        return math.ceil(self.samples / self.samples_per_shard)
 
     def bounds(self, shard: int) -> tuple[int, int]:
         """Return the first sample of a shard, and one past the last."""
-        return shard * self.shard, min((shard + 1) * self.shard, self.samples)
+        first = shard * self.samples_per_shard
+        return first, min(first + self.samples_per_shard, self.samples)
 
 
-def create(root: Folder, layout: StoreLayout) -> Files:
-    """Write the metadata of every array."""
+def write_array_metadata(folder: Folder, layout: StoreLayout) -> Files:
+    """Write the ``zarr.json`` of every array."""
     files: Files = {}
     for array in layout.arrays:
-        text = json.dumps(_array_metadata(layout, array), indent=1)
         path = f"{array.name}/zarr.json"
-        files[path] = root.write(path, text.encode())
+        files[path] = folder.write(path, _json_bytes(_array_metadata(layout, array)))
     return files
 
 
 def write_axes(
-    root: Folder, compressor: Compressor, axes: Mapping[str, tuple[NDArray[Any], Mapping[str, Any]]]
+    folder: Folder,
+    compressor: Compressor,
+    axes: Mapping[str, tuple[NDArray[Any], Mapping[str, Any]]],
 ) -> Files:
-    """Write the whole coordinates of the cube that samples come from."""
-    node = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-    files: Files = {f"{AXES}/zarr.json": root.write(f"{AXES}/zarr.json", _json(node))}
+    """Write the whole coordinates of the cube that samples come from: values and attributes."""
+    group, path = {"zarr_format": 3, "node_type": "group", "attributes": {}}, f"{AXES}/zarr.json"
+    files: Files = {path: folder.write(path, _json_bytes(group))}
     for dim, (values, attrs) in axes.items():
-        kind = "O" if values.dtype.kind == "O" else values.dtype.str
-        array = ArrayLayout(f"{AXES}/{dim}", (dim,), (), kind, len(values), attrs)
+        array = ArrayLayout(f"{AXES}/{dim}", (dim,), (), values.dtype.str, len(values), attrs)
         layout = StoreLayout(len(values), len(values), (array,), compressor)
-        files |= create(root, layout) | write_shard(root, layout, 0, {array.name: values})
+        files |= write_array_metadata(folder, layout)
+        files |= write_shard(folder, layout, 0, {array.name: values})
     return files
 
 
@@ -169,20 +171,20 @@ def open_axes(source: Any) -> xr.Dataset:
 
     location = location_of("store", source)
     files = read_manifest(location)
-    names = [n for n in files if n.startswith(f"{AXES}/") and _is_metadata(n)]
-    if not names:
+    metadata_paths = [p for p in files if p.startswith(f"{AXES}/") and _is_metadata(p)]
+    if not metadata_paths:
         return xr.Dataset()
-    for name in names:
-        read_metadata(location, files, name)
+    for path in metadata_paths:
+        read_metadata(location, files, path)
     return _open_zarr(location, AXES)
 
 
 def write_shard(
-    root: Folder, layout: StoreLayout, shard: int, values: Mapping[str, NDArray[Any]]
+    folder: Folder, layout: StoreLayout, shard: int, values: Mapping[str, NDArray[Any]]
 ) -> Files:
     """Write one shard of every array; a repeated call writes the same bytes."""
     first, last = layout.bounds(shard)
-    written: dict[str, Future[tuple[int, str]]] = {}
+    written: dict[str, Future[tuple[int, str]]] = {}  # size and hash by path
     # encode one file while others are written
     with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-write") as threads:
         for array in layout.arrays:
@@ -194,38 +196,40 @@ def write_shard(
                 layout.compressor,
                 dtype=array.stored_dtype,
                 fill=_fill(array),
-                chunk=array.chunk,
-                shard=layout.shard,
+                samples_per_chunk=array.samples_per_chunk,
+                samples_per_shard=layout.samples_per_shard,
             )
-            written[path] = threads.submit(root.write, path, *pieces)
+            written[path] = threads.submit(folder.write, path, *pieces)
     return {path: future.result() for path, future in written.items()}
 
 
-def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: Files) -> None:
-    """Write the group's metadata and, last of all, the manifest."""
+def write_group_and_manifest(
+    folder: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: Files
+) -> None:
+    """Write the metadata of the group and, last of all, the manifest of these files."""
     # CF separates these names by spaces, so names with spaces are left out; see `open_store`
-    names = [a.name for a in layout.arrays if a.coordinate and len(a.name.split()) == 1]
-    arrays = {a.name: json.loads(root.read(f"{a.name}/zarr.json")) for a in layout.arrays}
+    coordinates = [a.name for a in layout.arrays if a.is_coordinate and len(a.name.split()) == 1]
+    arrays = {a.name: json.loads(folder.read(f"{a.name}/zarr.json")) for a in layout.arrays}
     group = {
         "zarr_format": 3,
         "node_type": "group",
-        "attributes": {"ml4cube_format": FORMAT, **attrs, "coordinates": " ".join(names)},
+        "attributes": {"ml4cube_format": FORMAT, **attrs, "coordinates": " ".join(coordinates)},
         "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
     }
     listed = dict(sorted(files.items()))
-    listed["zarr.json"] = root.write("zarr.json", _json(group))
-    root.settle()
-    root.write(MANIFEST, _manifest(listed))
-    root.settle()
+    listed["zarr.json"] = folder.write("zarr.json", _json_bytes(group))
+    folder.make_durable()
+    folder.write(MANIFEST, _manifest_bytes(listed))
+    folder.make_durable()
 
 
-def _manifest(files: Files) -> bytes:
-    """Return the bytes of the manifest of these files."""
-    manifest = {"algorithm": HASH, "digest": digest(_json(files)), "files": files}
-    return _json({"zarr_format": 3, "node_type": "group", "attributes": manifest})
+def _manifest_bytes(files: Files) -> bytes:
+    """Return the manifest of these files, with their hash, as zarr metadata of a group."""
+    manifest = {"algorithm": HASH_ALGORITHM, "digest": digest(_json_bytes(files)), "files": files}
+    return _json_bytes({"zarr_format": 3, "node_type": "group", "attributes": manifest})
 
 
-def _json(value: Any) -> bytes:
+def _json_bytes(value: Any) -> bytes:
     return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
@@ -234,16 +238,16 @@ def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
     import zarr
     from zarr.storage import MemoryStore
 
-    text = array.stored_dtype.kind == "O"
-    sharded = array.chunk != layout.shard
+    is_text = array.stored_dtype.kind == "O"
+    is_sharded = array.samples_per_chunk != layout.samples_per_shard
     made = zarr.create_array(
         MemoryStore(),
         shape=(layout.samples, *array.window),
-        chunks=(array.chunk, *array.window),
-        shards=(layout.shard, *array.window) if sharded else None,
-        dtype=str if text else array.stored_dtype,
-        fill_value="" if text else _fill(array),
-        compressors=layout.compressor.codecs(1 if text else array.stored_dtype.itemsize),
+        chunks=(array.samples_per_chunk, *array.window),
+        shards=(layout.samples_per_shard, *array.window) if is_sharded else None,
+        dtype=str if is_text else array.stored_dtype,
+        fill_value=_fill(array),
+        compressors=layout.compressor.codecs(1 if is_text else array.stored_dtype.itemsize),
         dimension_names=array.dims,
         attributes=_stored_attrs(array, layout.samples),
         zarr_format=3,
@@ -255,7 +259,8 @@ def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
 def _fill(array: ArrayLayout) -> Any:
     if np.dtype(array.dtype).kind == "M":
         return _NO_DATE
-    return np.nan if array.stored_dtype.kind == "f" else array.stored_dtype.type(0)
+    fills = {"f": np.nan, "O": ""}
+    return fills.get(array.stored_dtype.kind, array.stored_dtype.type(0))
 
 
 def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
@@ -275,7 +280,7 @@ def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
 
 
 def read_manifest(location: Location) -> Files:
-    """Return the files that a store must have."""
+    """Return the files that a store must have; refuse a damaged manifest."""
     try:
         raw = folder_of(location).read(MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
@@ -290,46 +295,49 @@ def read_manifest(location: Location) -> Files:
         files = {str(name): (int(size), str(hash)) for name, (size, hash) in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         files = {}
-    # compared as bytes, which include its own hash and all other fields
-    if raw != _manifest(files):
+    # comparing all bytes also notices damage outside the list of files
+    if raw != _manifest_bytes(files):
         raise StoreError(
             f"{MANIFEST} (the manifest) of {location} is damaged; make the store again"
         )
     return files
 
 
-def _is_metadata(name: str) -> bool:
-    return name.rpartition("/")[2] == "zarr.json"
-
-
-def read_metadata(location: Location, files: Files, name: str) -> dict[str, Any]:
+def read_metadata(location: Location, files: Files, path: str) -> dict[str, Any]:
     """Return the content of a ``zarr.json`` of a store, after checking its hash."""
-    raw: bytes | None = None
+    content: bytes | None = None
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        raw = folder_of(location).read(name)
-    _refuse(location, [fault] if (fault := _fault(name, files[name], raw)) else [])
-    assert raw is not None
-    found: dict[str, Any] = json.loads(raw)
-    return found
+        content = folder_of(location).read(path)
+    size = None if content is None else len(content)
+    _refuse_damaged(location, [_fault(path, files[path], size, content)])
+    metadata: dict[str, Any] = json.loads(content or b"")
+    return metadata
 
 
-def _fault(name: str, written: tuple[int, str], found: bytes | int | None) -> str | None:
-    """Describe how a file differs from the manifest, given its content or only its size."""
-    size = found if isinstance(found, int) or found is None else len(found)
+def _is_metadata(path: str) -> bool:
+    return path.rpartition("/")[2] == "zarr.json"
+
+
+def _fault(
+    path: str, listed: tuple[int, str], size: int | None, content: bytes | None
+) -> str | None:
+    """Describe how a file differs from the manifest, by its size and, if read, its content."""
+    listed_size, listed_hash = listed
     if size is None:
-        return f"{name} is missing"
-    if size != written[0]:
-        return f"{name} has {size} bytes instead of {written[0]}"
-    if isinstance(found, bytes) and digest(found) != written[1]:
-        return f"{name} has changed since it was written"
+        return f"{path} is missing"
+    if size != listed_size:
+        return f"{path} has {size} bytes instead of {listed_size}"
+    if content is not None and digest(content) != listed_hash:
+        return f"{path} has changed since it was written"
     return None
 
 
-def _refuse(location: Location, faults: Sequence[str]) -> None:
-    if faults:
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+def _refuse_damaged(location: Location, faults: Iterable[str | None]) -> None:
+    found = list(filter(None, faults))
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise StoreError(
-            f"the store {location} is damaged: {'; '.join(faults[:3])}{more}; make it again"
+            f"the store {location} is damaged: {'; '.join(found[:3])}{more}; make it again"
         )
 
 
@@ -351,11 +359,10 @@ def verify_store(location: Location, *, hashes: bool = True) -> None:
     """
     folder, files = folder_of(location), read_manifest(location)
 
-    def fault(name: str) -> str | None:
-        found: bytes | int | None = sizes.get(name)
-        if found == files[name][0] and (hashes or _is_metadata(name)):
-            found = folder.read(name)
-        return _fault(name, files[name], found)
+    def fault(path: str) -> str | None:
+        size = sizes.get(path)
+        must_read = size == files[path][0] and (hashes or _is_metadata(path))
+        return _fault(path, files[path], size, folder.read(path) if must_read else None)
 
     try:
         sizes = folder.list()
@@ -363,7 +370,7 @@ def verify_store(location: Location, *, hashes: bool = True) -> None:
             faults = list(threads.map(fault, files))
     except OSError as error:
         raise StoreError(f"{location} cannot be read: {error}") from error
-    _refuse(location, list(filter(None, faults)))
+    _refuse_damaged(location, faults)
 
 
 def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
@@ -427,22 +434,21 @@ def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Datas
     import xarray as xr
     from zarr.storage import LocalStore
 
-    ds: xr.Dataset
-    source: str | LocalStore
+    source: Any
     if isinstance(location, ZarrFolder):
-        # not every zarr store supports consolidated metadata
-        inside = "/".join(filter(None, [location.path, group])) or None
-        ds = xr.open_zarr(location.store, group=inside, consolidated=False, decode_timedelta=False)
-        ds.encoding["source"] = location
+        source, group = location.store, "/".join(filter(None, [location.path, group])) or None
+        consolidated = False  # not every zarr store supports it
     else:
+        is_path = "://" not in location
         # absolute, so that a store opened twice is recognized
-        location = location if "://" in location else os.path.abspath(location)
-        whole, source = group is None, location
-        if "://" not in location and set(location) & set("?#;"):
+        source = location = os.path.abspath(location) if is_path else location
+        if is_path and set(location) & set("?#;"):
             # zarr from 3.4 on takes these for parts of a URL
             source = LocalStore(location, read_only=True)
-        ds = xr.open_zarr(source, group=group, consolidated=whole, decode_timedelta=False)
-        ds.encoding["source"] = location
+        consolidated = group is None
+    ds: xr.Dataset
+    ds = xr.open_zarr(source, group=group, consolidated=consolidated, decode_timedelta=False)
+    ds.encoding["source"] = location
     return ds
 
 
@@ -514,12 +520,12 @@ class StoreMetadata:
             How their gaps were filled, in the cube or by the sampler.
         """
         described = self.provenance.get("variables", {})
-        found = {}
+        methods = {}
         for name in names:
-            before = described.get(name, {}).get("attrs", {}).get(FILLED_ATTR)
-            if before or (name in self.filled and name not in self.targets):
-                found[name] = str(before or self.filled[name])
-        return found
+            in_cube = described.get(name, {}).get("attrs", {}).get(FILLED_ATTR)
+            if in_cube or (name in self.filled and name not in self.targets):
+                methods[name] = str(in_cube or self.filled[name])
+        return methods
 
     @classmethod
     def of(cls, source: Any) -> StoreMetadata:
@@ -557,9 +563,9 @@ class StoreMetadata:
                 split=attrs["split"],
                 provenance=attrs["provenance"],
                 variables=tuple(attrs["variables"]),
-                fill=_statistics(attrs[_FILL]) if _FILL in attrs else None,
+                fill=_statistics(attrs[_FILL_ATTR]) if _FILL_ATTR in attrs else None,
                 filled=dict(attrs.get("filled", {})),
-                places={n: decoded_places(one) for n, one in attrs.get(_PLACES, {}).items()},
+                places={n: decoded_places(p) for n, p in attrs.get(_PLACES_ATTR, {}).items()},
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -574,9 +580,7 @@ class StoreMetadata:
         dict
             The attributes that `of` reads.
         """
-        fill = {} if self.fill is None else {_FILL: json.loads(self.fill.to_json())}
-        places = {name: encoded_places(one) for name, one in self.places.items()}
-        return {
+        attrs = {
             "part": self.part,
             "variables": list(self.variables),
             "spec": json.loads(self.spec.to_json()),
@@ -585,9 +589,12 @@ class StoreMetadata:
             "split": dict(self.split),
             "provenance": dict(self.provenance),
             "filled": dict(self.filled),
-            **fill,
-            **({_PLACES: places} if places else {}),
         }
+        if self.fill is not None:
+            attrs[_FILL_ATTR] = json.loads(self.fill.to_json())
+        if self.places:
+            attrs[_PLACES_ATTR] = {n: encoded_places(places) for n, places in self.places.items()}
+        return attrs
 
 
 def _statistics(values: Any) -> Statistics:

@@ -25,50 +25,51 @@ class ZarrFolder:
         from zarr.buffer.cpu import Buffer
 
         data = b"".join(pieces)
-        _now(self.store.set(self._key(path), Buffer.from_bytes(data)))
+        _wait_for(self.store.set(self._key(path), Buffer.from_bytes(data)))
         return len(data), digest(data)
 
     def read(self, path: str) -> bytes:
         from zarr.buffer import default_buffer_prototype
 
-        found = _now(self.store.get(self._key(path), default_buffer_prototype()))
+        found = _wait_for(self.store.get(self._key(path), default_buffer_prototype()))
         if found is None:
             raise FileNotFoundError(f"{self} has no {path}")
         content: bytes = found.to_bytes()
         return content
 
     def size(self, path: str) -> int | None:
-        if not _now(self.store.exists(self._key(path))):
+        if not _wait_for(self.store.exists(self._key(path))):
             return None
-        return int(_now(self.store.getsize(self._key(path))))
+        return int(_wait_for(self.store.getsize(self._key(path))))
 
     def list(self) -> dict[str, int]:
         async def sizes() -> dict[str, int]:
-            # Icechunk refuses to list below a missing group; other stores may have any files
-            here = not self.path or await self.store.exists(self._key("zarr.json"))
-            listed = self.store.list_prefix(self._key("")) if here else self.store.list()
+            group_exists = not self.path or await self.store.exists(self._key("zarr.json"))
+            # Icechunk refuses to list below a missing group, other stores may have files there
+            listed = self.store.list_prefix(self._key("")) if group_exists else self.store.list()
             names = [name async for name in listed if name.startswith(self._key(""))]
             return {name: int(await self.store.getsize(name)) for name in names}
 
-        found: dict[str, int] = _now(sizes())
-        return {name.removeprefix(self._key("")): size for name, size in found.items()}
+        size_by_key: dict[str, int] = _wait_for(sizes())
+        return {key.removeprefix(self._key("")): size for key, size in size_by_key.items()}
 
-    def settle(self) -> None:
+    def make_durable(self) -> None:
         """Do nothing: an Icechunk session is durable once the user commits it."""
 
     def remove(self, path: str) -> None:
         """Remove an array or a group, with its content."""
-        _now(self.store.delete_dir(self._key(path)))
+        _wait_for(self.store.delete_dir(self._key(path)))
 
-    def way(self) -> Sequence[ZarrFolder]:
+    def groups_from_root(self) -> Sequence[ZarrFolder]:
         """Return the groups from the root down to this one."""
         parts = self.path.split("/") if self.path else []
         depths = range(len(parts) + 1)
         return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
 
     def identity(self) -> tuple[Any, str]:
-        """Return what two objects have in common if they are the same group."""
-        name = str(self.store)  # of memory, also that of read-only views
+        """Return a value that is equal for all objects of the same group."""
+        # read-only views of a store in memory are other objects with the same name
+        name = str(self.store)
         return name if name.startswith("memory://") else self.store, self.path
 
     def __eq__(self, other: object) -> bool:
@@ -91,12 +92,15 @@ Location = Path | str | ZarrFolder
 
 
 def location_of(argument: str, source: Any) -> str | ZarrFolder:
-    """Return the location of a path, URL, zarr store or group, or Icechunk session."""
+    """Return the location of a path, URL, zarr store or group, or Icechunk session.
+
+    A zarr store that can be opened again by its path or URL has this as its location.
+    """
     if isinstance(source, str | os.PathLike) and os.fspath(source):
         return os.fspath(source)
     if isinstance(source, ZarrFolder):
         return source
-    store, inside = store_and_path(source)
+    store, path = store_and_path(source)
     if store is None:
         raise InvalidTypeError(
             f"{argument} must be a path, a URL, a zarr store or group, or an Icechunk session, got "
@@ -105,24 +109,24 @@ def location_of(argument: str, source: Any) -> str | ZarrFolder:
     from zarr.storage import FsspecStore, LocalStore
 
     if isinstance(store, LocalStore):
-        return str(store.root / inside) if inside else str(store.root)
-    # a file system with its own options (credentials) could not be opened again by its URL
+        return str(store.root / path) if path else str(store.root)
     if isinstance(store, FsspecStore):
-        fs = getattr(store.fs, "sync_fs", store.fs)
+        fs = getattr(store.fs, "sync_fs", store.fs)  # zarr wraps those that are not asynchronous
+        # with its own options (credentials), it could not be opened again by its URL
         if not set(fs.storage_options) - {"asynchronous"}:
-            return str(fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
-    return _opened(argument, store, inside)
+            return str(fs.unstrip_protocol("/".join(filter(None, [store.path, path]))))
+    return _open_group(argument, store, path)
 
 
-def _opened(argument: str, store: Any, inside: str) -> ZarrFolder:
+def _open_group(argument: str, store: Any, path: str) -> ZarrFolder:
     """Return a group of an open zarr store; some, such as ZipStore, must be opened first."""
     from zarr.storage import StorePath
 
     try:
-        _now(StorePath.open(store, inside))
+        _wait_for(StorePath.open(store, path))
     except OSError as error:
         raise StoreError(f"{argument}: {store} cannot be opened: {error}") from error
-    return ZarrFolder(store, inside)
+    return ZarrFolder(store, path)
 
 
 def folder_of(location: Location) -> Folder:
@@ -134,8 +138,8 @@ def folder_of(location: Location) -> Folder:
     return LocalFolder(Path(location))
 
 
-def _now(coroutine: Any) -> Any:
-    """Wait for a coroutine of a zarr store, also inside a running event loop."""
+def _wait_for(coroutine: Any) -> Any:
+    """Wait for a coroutine of a zarr store, also path a running event loop."""
     from zarr.core.sync import sync
 
     return sync(coroutine)

@@ -18,19 +18,20 @@ from ml4cube.core.errors import (
     listed,
 )
 
+# Key of the setting for all variables that are not named.
+_OTHERS = ""
 _MANTISSA_BITS = {"float16": 10, "float32": 23, "float64": 52}
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Stored dtype and bits of mantissa of float variables."""
+    """Stored dtype and bits of mantissa of float variables, by name; see `parse`.
 
-    # Make one with `Precision.parse`. Values are rounded to ``keepbits`` bits of mantissa, half to
-    # even (Klöwer et al. 2021, doi:10.1038/s43588-021-00156-2), after they were scaled and cast.
+    Values are rounded to ``keepbits`` bits of mantissa, half to even (Klöwer et al. 2021,
+    doi:10.1038/s43588-021-00156-2), after they were scaled and cast.
+    """
 
-    # Dtype by variable; ``""`` stands for all others.
     dtypes: Mapping[str, str]
-    # Bits of mantissa by variable; ``""`` stands for all others.
     keepbits: Mapping[str, int]
 
     @classmethod
@@ -43,7 +44,7 @@ class Precision:
     def check_names(self, stored: Mapping[str, DTypeLike]) -> None:
         """Raise for variables that are not stored or are not floats."""
         for argument, chosen in (("dtype", self.dtypes), ("bitround", self.keepbits)):
-            for name in set(chosen) - {""}:
+            for name in set(chosen) - {_OTHERS}:
                 if name not in stored:
                     raise InvalidValueError(
                         f"{argument}: unknown variable {name!r}; the samples have {listed(stored)}"
@@ -54,22 +55,23 @@ class Precision:
                         f"{np.dtype(stored[name])}"
                     )
         for name, given in stored.items():
-            bits, kind = self._of(self.keepbits, name), self.dtype(name, given)
-            if np.dtype(given).kind == "f" and bits is not None and bits > _mantissa(kind):
+            bits, dtype = self._keepbits(name, given), self.dtype(name, given)
+            if bits is not None and bits > _mantissa_bits(dtype):
                 raise InvalidValueError(
-                    f"bitround of {name!r} must be at most {_mantissa(kind)}, the mantissa of "
-                    f"{kind}, got {bits}"
+                    f"bitround of {name!r} must be at most {_mantissa_bits(dtype)}, the mantissa "
+                    f"of {dtype}, got {bits}"
                 )
 
     def dtype(self, name: str, given: DTypeLike) -> str:
-        """Return the dtype on disk."""
-        choice = self._of(self.dtypes, name)
-        return np.dtype(given).str if np.dtype(given).kind != "f" or not choice else str(choice)
+        """Return the dtype on disk of a variable of a given dtype."""
+        original = np.dtype(given)
+        chosen = self.dtypes.get(name, self.dtypes.get(_OTHERS))
+        return chosen if original.kind == "f" and chosen else original.str
 
     def attrs(self, name: str, given: DTypeLike) -> dict[str, Any]:
         """Return the attribute that records the rounding of a variable."""
-        bits = self._of(self.keepbits, name)
-        return {} if bits is None or np.dtype(given).kind != "f" else {"ml4cube_keepbits": bits}
+        bits = self._keepbits(name, given)
+        return {} if bits is None else {"ml4cube_keepbits": bits}
 
     def apply(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Cast and round samples."""
@@ -80,18 +82,20 @@ class Precision:
             values = _narrowed(name, values, target)
         elif target != values.dtype:
             values = values.astype(target)
-        bits = self._of(self.keepbits, name)
+        bits = self._keepbits(name, values.dtype)
         return values if bits is None else _rounded(values, bits)
 
-    @staticmethod
-    def _of(chosen: Mapping[str, Any], name: str) -> Any:
-        return chosen.get(name, chosen.get(""))
+    def _keepbits(self, name: str, given: DTypeLike) -> int | None:
+        is_float = np.dtype(given).kind == "f"
+        return self.keepbits.get(name, self.keepbits.get(_OTHERS)) if is_float else None
 
 
-def _by_name(choice: Any) -> dict[str, Any]:
-    if choice is None:
+def _by_name(setting: Any) -> dict[str, Any]:
+    if setting is None:
         return {}
-    return {str(n): w for n, w in choice.items()} if isinstance(choice, Mapping) else {"": choice}
+    if isinstance(setting, Mapping):
+        return {str(name): value for name, value in setting.items()}
+    return {_OTHERS: setting}
 
 
 def _float_dtype(argument: str, dtype: Any) -> str:
@@ -105,7 +109,7 @@ def _float_dtype(argument: str, dtype: Any) -> str:
     return str(found.newbyteorder("<").str)
 
 
-def _mantissa(dtype: DTypeLike) -> int:
+def _mantissa_bits(dtype: DTypeLike) -> int:
     return _MANTISSA_BITS[np.dtype(dtype).name]
 
 
@@ -124,11 +128,11 @@ def _narrowed(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[
 def _rounded(values: NDArray[Any], bits: int) -> NDArray[Any]:
     from numcodecs.bitround import BitRound  # type: ignore[import-untyped]
 
-    if bits >= _mantissa(values.dtype):
+    if bits >= _mantissa_bits(values.dtype):
         return values
     # it supports only native byte order
     native = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
     rounded = np.asarray(BitRound(bits).encode(native)).view(native.dtype)
     # rounding the bits of a NaN may turn it into a number
-    found = np.where(np.isfinite(values), rounded.reshape(values.shape), values)
-    return found.astype(values.dtype, copy=False)
+    safe = np.where(np.isfinite(values), rounded.reshape(values.shape), values)
+    return safe.astype(values.dtype, copy=False)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, check_choice, listed
 
-_UNUSED_CHUNK = np.iinfo(np.uint64).max
+# Offset and size, in the index, of a chunk that a shard does not have.
+_NO_CHUNK = np.iinfo(np.uint64).max
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 _COMPRESSORS = ("lz4", "zstd")
 
@@ -19,11 +20,9 @@ _COMPRESSORS = ("lz4", "zstd")
 class Compressor:
     """The compressor of every chunk of a store."""
 
-    # Compressor of blosc; None stores chunks uncompressed.
+    # Arguments of `zarr.codecs.BloscCodec`; `cname` None stores chunks uncompressed.
     cname: str | None = "lz4"
-    # Compression level, 0 to 9.
     clevel: int = 5
-    # Order of bytes or bits before compression.
     shuffle: str = "shuffle"
 
     @classmethod
@@ -78,34 +77,35 @@ def encode_shard(
     *,
     dtype: np.dtype[Any],
     fill: Any,
-    chunk: int,
-    shard: int,
+    samples_per_chunk: int,
+    samples_per_shard: int,
 ) -> list[bytes]:
-    """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk."""
+    """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk.
+
+    The last chunk is padded with the fill value.
+    """
+    if samples.dtype.kind == "M":
+        samples = samples.view(np.int64)
+    if missing := -len(samples) % samples_per_chunk:
+        padding = np.full((missing, *samples.shape[1:]), fill, dtype=dtype)
+        samples = np.concatenate([samples, padding])
     chunks = [
-        _encode_chunk(samples[start : start + chunk], compressor, dtype, fill, chunk)
-        for start in range(0, len(samples), chunk)
+        _encode_chunk(samples[start : start + samples_per_chunk], compressor, dtype)
+        for start in range(0, len(samples), samples_per_chunk)
     ]
-    return chunks if chunk == shard else with_index(chunks, shard // chunk)
+    if samples_per_chunk == samples_per_shard:
+        return chunks
+    return _with_index(chunks, samples_per_shard // samples_per_chunk)
 
 
-def _encode_chunk(
-    samples: NDArray[Any], compressor: Compressor, dtype: np.dtype[Any], fill: Any, chunk: int
-) -> bytes:
-    lacking = chunk - len(samples)
+def _encode_chunk(samples: NDArray[Any], compressor: Compressor, dtype: np.dtype[Any]) -> bytes:
     if dtype.kind == "O":
         from numcodecs import VLenUTF8
 
-        raw = VLenUTF8().encode(np.append(samples, np.full(lacking, "", dtype=object)))
-        return compressor.compress(raw, 1)
-    if samples.dtype.kind == "M":
-        samples = samples.view(np.int64)
-    if lacking:
-        rest = np.full((lacking, *samples.shape[1:]), fill, dtype=dtype)
-        samples = np.concatenate([samples, rest])
+        return compressor.compress(VLenUTF8().encode(samples), 1)
     # at most one copy for dtype, byte order and memory layout
-    ready = np.ascontiguousarray(samples, dtype=dtype)
-    return compressor.compress(ready, ready.itemsize)
+    stored = np.ascontiguousarray(samples, dtype=dtype)
+    return compressor.compress(stored, stored.itemsize)
 
 
 def with_checksum(data: bytes) -> bytes:
@@ -115,9 +115,9 @@ def with_checksum(data: bytes) -> bytes:
     return data + int(google_crc32c.value(data)).to_bytes(4, "little")
 
 
-def with_index(chunks: list[bytes], slots: int) -> list[bytes]:
-    """Join encoded chunks to a shard, with its index."""
-    index = np.full((slots, 2), _UNUSED_CHUNK, dtype="<u8")
+def _with_index(chunks: list[bytes], chunk_count: int) -> list[bytes]:
+    """Append the index of a shard of `chunk_count` chunks, the last of which may be missing."""
+    index = np.full((chunk_count, 2), _NO_CHUNK, dtype="<u8")
     sizes = np.array([len(chunk) for chunk in chunks], dtype="<u8")
     index[: len(chunks), 0] = np.cumsum(sizes) - sizes
     index[: len(chunks), 1] = sizes

@@ -15,15 +15,13 @@ from ml4cube.store.locations import Location, ZarrFolder
 
 @dataclass(frozen=True)
 class WriteErrors:
-    """A context that turns errors of a location's file system into StoreError."""
+    """A context that turns errors of a location's file system into StoreError; picklable."""
 
-    # Location, as the user wrote it.
     location: str
-    # Whether it is a local folder, whose file system raises only `OSError`; other file systems may
-    # raise any exception.
-    local: bool
-    # Whether its files are first written to a temporary folder, so that no run can resume.
-    by_way_of_tmpdir: bool
+    # The file system of a disk raises only `OSError`; others may raise any exception.
+    on_disk: bool
+    # Files of a zarr store are written to a temporary folder first, so no run can resume.
+    through_tmpdir: bool
 
     @classmethod
     def of(cls, target: Location) -> Self:
@@ -40,15 +38,16 @@ class WriteErrors:
         trace: TracebackType | None,
     ) -> None:
         """Raise `StoreError` for errors of the file system."""
-        expected = OSError if self.local else Exception
-        if not isinstance(error, expected):
-            return
-        if isinstance(error, CubeError | MemoryError | AssertionError):
-            return
-        advice = "make room or choose another path, then run again: finished tasks are kept"
-        if self.by_way_of_tmpdir:
-            advice = "run again"
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                folder = tempfile.gettempdir()
-                advice = f"make room in {folder} (TMPDIR), where its files are first, then {advice}"
-        raise StoreError(f"{self.location} cannot be written: {error}; {advice}") from error
+        expected = OSError if self.on_disk else Exception
+        unrelated = CubeError | MemoryError | AssertionError
+        if isinstance(error, expected) and not isinstance(error, unrelated):
+            advice = self._advice(error)
+            raise StoreError(f"{self.location} cannot be written: {error}; {advice}") from error
+
+    def _advice(self, error: BaseException) -> str:
+        if not self.through_tmpdir:
+            return "make room or choose another path, then run again: finished tasks are kept"
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            folder = tempfile.gettempdir()
+            return f"make room in {folder} (TMPDIR), where its files are first, then run again"
+        return "run again"

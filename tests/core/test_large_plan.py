@@ -23,7 +23,6 @@ from ml4cube.sampling.counting import TileCount
 from ml4cube.store.shard_encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.precision import Precision
-from ml4cube.sampling.rescaling import scaling_of
 from ml4cube.sampling.layout import layout_of, shard_tasks
 from ml4cube.splits import assign_block_split
 
@@ -55,20 +54,20 @@ sampler = MultiProcSampler(
 engine = Pretend()
 _, plan = sample_plan.make_plan(sampler.sampling, engine, sampler.targets)
 layout = layout_of(
-    sampler.sampling, plan, "train", None, scaling_of(plan.statistics, "standardize"),
+    sampler.sampling, plan, "train", None, sampler.sampling.scaling(plan.statistics),
     Precision.parse(None, None), Compressor(),
 )
 shards, blocks_of_a_shard = 0, []
 for shard, pieces in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"):
     shards += 1
-    if shard + 1 < layout.shards:
+    if shard + 1 < layout.shard_count:
         tiles = [sampler.sampling.extractor.tiles.block(piece.tile) for piece in pieces]
         blocks_of_a_shard.append(len({tuple(np.array(t.start) // (1, 4, 4)) for t in tiles}))
 # not ru_maxrss, which begins with the memory of the process that started this one
 (peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({
     "blocks": len(sampler.sampling.blocks), "tasks": engine.tasks, "largest": engine.largest,
-    "package": engine.package, "shards": shards, "wanted": layout.shards,
+    "package": engine.package, "shards": shards, "wanted": layout.shard_count,
     "mb": int(peak) / 1024, "least_blocks": min(blocks_of_a_shard),
 }))
 '''

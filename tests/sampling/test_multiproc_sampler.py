@@ -1021,15 +1021,19 @@ class TestTargets:
         target = tmp_path / "train.zarr"
         with LocalDraft(target, "one") as left:
             left.begin()
-            left.root.write("a/c/0", b"one")
+            left.store_folder.write("a/c/0", b"one")
             left.record(0, {})
         with LocalDraft(target, "two") as draft:
             draft.begin()
             assert "train.zarr.partial was left by another call" in caplog.text
-            folders = {p for p in draft.folder.root.rglob("*") if p.is_dir()}
-            assert folders == {draft.root.root, draft.journal.root, draft.journal.root.parent}
+            folders = {p for p in draft.work_folder.root.rglob("*") if p.is_dir()}
+            assert folders == {
+                draft.store_folder.root,
+                draft.journal.root,
+                draft.journal.root.parent,
+            }
             with pytest.raises(FileNotFoundError):
-                left.root.write("a/c/0", b"late")
+                left.store_folder.write("a/c/0", b"late")
 
     @pytest.mark.parametrize("when", ["held", "counted"])
     def test_a_store_that_appears_during_a_run_stays(
@@ -1063,7 +1067,7 @@ class TestTargets:
     def test_a_run_that_may_not_start_leaves_drafts_as_they_are(self, tmp_path: Path) -> None:
         with LocalDraft(tmp_path / "train.zarr", "another") as left:
             left.begin()
-            left.record(0, left.root.list())
+            left.record(0, left.store_folder.list())
         before = tree(tmp_path)
         with (
             LocalDraft(tmp_path / "test.zarr", "another"),
@@ -1206,22 +1210,6 @@ def test_killed_at_any_step_of_replacing_stores(tmp_path: Path) -> None:
         sampler(new, folder, overwrite=True).run()
         assert {p.name for p in folder.iterdir()} == {"train.zarr", "test.zarr"}
         assert tree(folder / "train.zarr") == right["new"]
-
-
-def test_stores_that_are_all_replaced_are_replaced_again_when_asked(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    """A run that was killed after its last step leaves work folders that tell of their stores."""
-    sampler(points(), tmp_path).run()
-    with monkeypatch.context() as patch:
-        patch.setattr(multiproc_sampler, "remove_work_folder", lambda *_: None)
-        sampler(points(), tmp_path, overwrite=True).run()
-    chunk = next(path for path in (tmp_path / "train.zarr/a/c").rglob("*") if path.is_file())
-    right = chunk.read_bytes()
-    chunk.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
-    assert sampler(points(), tmp_path, overwrite=True).run() is not None
-    assert chunk.read_bytes() == right
-    assert {p.name for p in tmp_path.iterdir()} == {"train.zarr", "test.zarr"}
 
 
 def test_a_store_that_was_replaced_does_not_come_back(tmp_path: Path, monkeypatch: Any) -> None:

@@ -28,7 +28,6 @@ from ml4cube.store import folders
 from ml4cube.store.folders import RemoteFolder, filesystem
 from ml4cube.store.locations import ZarrFolder, folder_of, location_of
 from ml4cube.store.publishing import remote as remote_draft
-from ml4cube.store.publishing.local import LocalDraft
 from ml4cube.store.publishing.opening import open_draft
 from ml4cube.store.publishing.remote import RemoteDraft
 from ml4cube.store.write_errors import WriteErrors
@@ -60,7 +59,7 @@ def server() -> Iterator[str]:
 def bucket(server: str, tmp_path: Path) -> str:
     """A new bucket."""
     fsspec.filesystem("s3").clear_instance_cache()
-    folders._filesystem.cache_clear()
+    folders.filesystem.cache_clear()
     name = f"bucket-{abs(hash(tmp_path))}"
     fsspec.filesystem("s3").mkdir(name)
     return f"s3://{name}"
@@ -157,7 +156,7 @@ def test_stores_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
     memory = type(fsspec.filesystem("memory"))
     options = {"sample_size": None, "block_size": {"time": 2}}
     source = cell_id_cube({"time": 4}, "float32")
@@ -187,7 +186,7 @@ def test_a_task_whose_note_is_damaged_is_done_again(tmp_path: Path, local: bool)
         held.journal.write("9.json.0a.tmp", b"{}")  # killed while it was written
     with open_draft(place, "call") as held:
         held.begin()
-        assert held.done == {len(notes): {}}
+        assert held.finished_tasks == {len(notes): {}}
     with open_draft(place, "call") as held:
         held.begin(resume=False)
         assert held.journal.list() == {}
@@ -275,25 +274,6 @@ def icechunk_cube(ds: xr.Dataset, path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_cut_off_while_copying(bucket: str, monkeypatch: Any) -> None:
-    take = RemoteFolder.take
-
-    def fail(self: RemoteFolder, other: RemoteFolder, paths: Any) -> None:
-        take(self, other, list(paths)[:2])
-        offline()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemoteFolder, "take", fail)
-        with pytest.raises(StoreError, match="network is gone"):
-            sample(cube(), bucket, 1).run()
-    with pytest.raises(StoreError, match="not a sample store, or not a complete one"):
-        open_store(f"{bucket}/train.zarr")
-    sample(cube(), bucket, 1).run()
-    open_store(f"{bucket}/train.zarr", verify=True)
-    assert not [name for name in contents(bucket) if ".partial" in name]
-
-
-@pytest.mark.slow
 def test_a_bucket_or_server_that_is_not_there_is_named(
     bucket: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -316,7 +296,7 @@ def test_what_appears_during_a_run_is_kept(
     fs, root = filesystem(place)
     sample(cube(), f"{place}/other", 1, seed=5).run()
     if appears == "a file after an outage":
-        run_offline("folders.RemoteFolder.take", cube(), place, 1)
+        run_offline("folders.RemoteFolder.copy_from", cube(), place, 1)
     publish = RemoteDraft.publish
 
     def appear(self: RemoteDraft, overwrite: bool) -> None:
@@ -340,34 +320,6 @@ def test_what_appears_during_a_run_is_kept(
     open_store(f"{place}/train.zarr", verify=True)
 
 
-@pytest.mark.parametrize("kind", [LocalDraft, RemoteDraft])
-def test_what_was_replaced_already_is_not_made_again(
-    tmp_path: Path, monkeypatch: Any, kind: Any
-) -> None:
-    place = str(tmp_path) if kind is LocalDraft else f"memory://{tmp_path.name}"
-    sample(cube(), place, 1).run()
-    publish = kind.publish
-
-    def fail(self: Any, overwrite: bool) -> None:
-        if str(self.target).endswith("test.zarr"):
-            offline()
-        publish(self, overwrite)
-
-    def again() -> list[str]:
-        done = sample(cube(), place, 1, seed=5, overwrite=True).run()
-        return [] if done is None else [*done.nbytes]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, "publish", fail)
-        with pytest.raises(StoreError, match=r"test\.zarr cannot be written: .* is gone"):
-            again()
-    before = contents(f"{place}/train.zarr")
-    assert again() == [f"{place}/test.zarr"]
-    assert contents(f"{place}/train.zarr") == before
-    assert not [name for name in contents(place) if ".partial" in name]
-    assert len(again()) == 2  # all is asked for again
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("allowed", range(0, 60, 7))
 def test_an_outage_is_told_and_the_run_is_resumed(
@@ -376,11 +328,11 @@ def test_an_outage_is_told_and_the_run_is_resumed(
     """Cleaning up fails as well then, which hides nothing."""
     place, steps = f"memory://{tmp_path.name}", [allowed]
     with monkeypatch.context() as patch:
-        for name in ("write", "create", "read", "size", "list", "take", "remove", "clear"):
+        for name in ("write", "create", "read", "size", "list", "copy_from", "remove", "clear"):
             patch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name), steps))
         with pytest.raises(StoreError, match=r"t(rain|est)\.zarr cannot be written: the net"):
             sample(cube(), place, 1).run()
-    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
     sample(cube(), place, 1).run()
     assert contents(place) == local_bytes(cube(), tmp_path / "local")
 
@@ -388,12 +340,12 @@ def test_an_outage_is_told_and_the_run_is_resumed(
 def written(draft: RemoteDraft, content: bytes) -> dict[str, bytes]:
     names = ("a/c/0", "a/c/1", "zarr.json", "manifest/zarr.json")
     for name in names:
-        draft.root.write(name, content)
+        draft.store_folder.write(name, content)
     return dict.fromkeys(names, content)
 
 
 def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
     with RemoteDraft(place, "one") as late, RemoteDraft(place, "two") as held:
         held.begin()
@@ -403,11 +355,11 @@ def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkey
     assert contents(place) == new
 
 
-@pytest.mark.parametrize("step", [("remove", "manifest/zarr.json"), ("take", ["a/c/0"])])
+@pytest.mark.parametrize("step", [("remove", "manifest/zarr.json"), ("copy_from", ["a/c/0"])])
 def test_a_run_that_slept_while_publishing_spares_its_successor(
     step: tuple[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
     monkeypatch.setattr(remote_draft, "_COPIED_AT_ONCE", 1)
     place = f"memory://{tmp_path.name}/train.zarr"
     method, argument = step
@@ -440,7 +392,7 @@ def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: 
         put(*args, **options)
 
     monkeypatch.setattr(memory, "pipe_file", slow)
-    monkeypatch.setattr(remote_draft, "_RENEW_S", 0.01)
+    monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.01)
     for number in range(10):
         place = f"memory://{tmp_path.name}/{number}"
         with RemoteDraft(place, "call") as held:
@@ -448,7 +400,7 @@ def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: 
             held.record(0, {})
             time.sleep(0.003 * number)
         time.sleep(0.03)
-        assert remote_draft._LOCK not in held.folder.list()
+        assert remote_draft._LOCK not in held.work_folder.list()
 
 
 @pytest.mark.slow
@@ -458,7 +410,7 @@ def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
         with pytest.raises(RunError, match="another run is writing"):
             RemoteDraft(target, "call")
         monkeypatch.setattr(
-            remote_draft, "_DEAD_S", 0.0
+            remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0
         )  # as if its owner had been killed long ago
         RemoteDraft(target, "call").close()
 
@@ -466,14 +418,14 @@ def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
 def test_a_lock_is_renewed_when_the_network_is_back(
     tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr(remote_draft, "_RENEW_S", 0.02)
+    monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.02)
     put = RemoteFolder.write
     with RemoteDraft(f"memory://{tmp_path.name}/train.zarr", "call") as held:
         monkeypatch.setattr(RemoteFolder, "write", offline)
         wait_until(lambda: "trying again: the network is gone" in caplog.text)
-        first = held.folder.read(remote_draft._LOCK)
+        first = held.work_folder.read(remote_draft._LOCK)
         monkeypatch.setattr(RemoteFolder, "write", put)
-        wait_until(lambda: held.folder.read(remote_draft._LOCK) != first)
+        wait_until(lambda: held.work_folder.read(remote_draft._LOCK) != first)
 
 
 def test_what_is_no_fault_of_a_place_is_not_laid_to_it() -> None:
@@ -483,19 +435,19 @@ def test_what_is_no_fault_of_a_place_is_not_laid_to_it() -> None:
 
 
 def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(remote_draft, "_RENEW_S", 0.02)
-    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.02)
+    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
     with RemoteDraft(place, "call") as first:
-        first._ended.set()  # as if it had been without network
+        first._renewal_ended.set()  # as if it had been without network
         with RemoteDraft(place, "call") as second:
-            first._ended.clear()
-            first._renew()  # ends by itself
+            first._renewal_ended.clear()
+            first._keep_renewing()  # ends by itself
             for step in (first.publish, lambda: first.record(0, {})):
                 with pytest.raises(RunError, match="another run took over memory://"):
                     step()
             first.discard()
-            assert second._is_mine()
+            assert second._holds_lock()
 
 
 @pytest.mark.slow

@@ -22,13 +22,13 @@ from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
     StoreMetadata,
-    create,
-    finish,
     open_axes,
     open_store,
     read_manifest,
     verify_store,
+    write_array_metadata,
     write_axes,
+    write_group_and_manifest,
     write_shard,
 )
 from ml4cube.store.locations import folder_of, location_of
@@ -57,8 +57,8 @@ def layout(samples: int = N, shard: int = 8, chunk: int = 2) -> StoreLayout:
     variables.append(ArrayLayout("when", window, (3, 2), VALUES["when"].dtype.str, chunk))
     calendar = {"units": "days since 2000-01-01", "calendar": "360_day"}
     coordinates = [
-        ArrayLayout("time", ("samples",), (), "<i8", shard, calendar, coordinate=True),
-        ArrayLayout("station", ("samples",), (), "O", shard, coordinate=True),
+        ArrayLayout("time", ("samples",), (), "<i8", shard, calendar, is_coordinate=True),
+        ArrayLayout("station", ("samples",), (), "O", shard, is_coordinate=True),
     ]
     return StoreLayout(samples, shard, (*variables, *coordinates))
 
@@ -83,15 +83,15 @@ def metadata(samples: int = N) -> StoreMetadata:
 
 def write(root: Path, plan: StoreLayout) -> Path:
     root.mkdir(exist_ok=True)
-    files = create(LocalFolder(root), plan)
-    for k in range(plan.shards):
+    files = write_array_metadata(LocalFolder(root), plan)
+    for k in range(plan.shard_count):
         first, last = plan.bounds(k)
         files |= write_shard(
             LocalFolder(root), plan, k, {n: v[first:last] for n, v in VALUES.items()}
         )
     axes = {"lat": (np.arange(3.0), {"units": "degrees_north"})}
     files |= write_axes(LocalFolder(root), plan.compressor, axes)
-    finish(LocalFolder(root), plan, metadata(plan.samples).to_attrs(), files)
+    write_group_and_manifest(LocalFolder(root), plan, metadata(plan.samples).to_attrs(), files)
     return root
 
 
@@ -222,7 +222,7 @@ def test_later_format_is_refused(store: Path) -> None:
     plan = layout()
     files = {n: f for n, f in read_manifest(store).items() if n != "zarr.json"}
     attrs = group["attributes"]
-    finish(LocalFolder(store), plan, attrs, files)
+    write_group_and_manifest(LocalFolder(store), plan, attrs, files)
     with pytest.raises(StoreError, match="format 99"):
         open_store(store)
 

@@ -92,7 +92,7 @@ class _Description:
     """Describes values as texts that are the same in every process."""
 
     def __init__(self, seen: Mapping[int, tuple[int, Any]] | None = None) -> None:
-        # number and value by id; holding the value keeps its id from being used again
+        # number and value by id; keeping the value keeps its id from being used again
         self._seen = dict(seen or {})
 
     def of(self, value: Any, name: str) -> str:
@@ -144,20 +144,22 @@ class _Description:
 
 
 def _used(function: types.FunctionType, named: set[str], loaded: set[str]) -> dict[str, Any]:
-    """Find the values that a function closes over or names, also in modules of the user."""
-    found = {f"closure {name}": value for name, value in closure_of(function)}
-    found |= {n: v for n, v in function.__globals__.items() if n in named}
-    modules: list[types.ModuleType] = []
-    left = list(found.items())
-    for name, value in left:  # grows meanwhile
-        if isinstance(value, types.ModuleType) and not _is_library_module(value):
-            found.pop(name)
-            if value not in modules:
-                modules.append(value)
-                inside = {f"{value.__name__}.{n}": v for n, v in vars(value).items() if n in loaded}
-                found |= inside
-                left += inside.items()
-    return found
+    """Find the values that a function closes over or names, also in modules of the user.
+
+    `named` are the names in its code; `loaded`, these and the attributes that it reads.
+    """
+    queue = [(f"closure {name}", value) for name, value in closure_of(function)]
+    queue += [(n, v) for n, v in function.__globals__.items() if n in named]
+    used: dict[str, Any] = {}
+    searched: list[types.ModuleType] = []
+    while queue:
+        name, value = queue.pop()
+        if not isinstance(value, types.ModuleType) or _is_library_module(value):
+            used[name] = value
+        elif value not in searched:
+            searched.append(value)
+            queue += [(f"{value.__name__}.{n}", v) for n, v in vars(value).items() if n in loaded]
+    return used
 
 
 def closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -167,11 +169,11 @@ def closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
 
 
-def source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
+def source_of(code: types.CodeType, module_globals: dict[str, Any]) -> ast.AST | None:
     """Find the source of a function; None if there is none or several."""
     linecache.checkcache(code.co_filename)
     try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename, known)))
+        tree = ast.parse("".join(linecache.getlines(code.co_filename, module_globals)))
         compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     except SyntaxError:
         return None

@@ -52,9 +52,10 @@ def _array_behind(variable: xr.Variable) -> Any:
     if variable.chunks is not None:
         file = file_behind(variable.data)
         return variable.data if file is None else file
-    # xarray has no public test for this; `chunk` copies cells in memory, so try it on none of them
-    none = variable[(slice(0),) * variable.ndim]
-    if not variable.ndim or file_behind(none.chunk(name="none").data) is None:
+    # only `chunk` shows whether there is a file; because it copies cells in memory, ask it first
+    # about a selection without cells
+    empty = variable[(slice(0),) * variable.ndim]
+    if not variable.ndim or file_behind(empty.chunk(name="none").data) is None:
         return variable.values
     return file_behind(variable.chunk(name="file").data)
 
@@ -64,10 +65,10 @@ def _of_array(array: Any, state: State) -> str | None:
     from dask.base import tokenize
     from zarr import Array
 
-    steps = []
+    steps = []  # of xarray's wrappers, from the outside
     while hasattr(array, "array"):
-        how = getattr(array, "key", None), getattr(array, "func", None)
-        steps.append((type(array).__name__, *how))
+        key, function = getattr(array, "key", None), getattr(array, "func", None)
+        steps.append((type(array).__name__, key, function))
         array = array.array
     location: str | None = None
     if isinstance(array, np.ndarray | pd.Index) and not np.ma.isMaskedArray(array):
@@ -86,7 +87,7 @@ def _of_dask(array: Any, state: State) -> str | None:
     from xarray.core.indexing import ExplicitlyIndexed
     from zarr import Array
 
-    # by id, with the array itself, so that no id is used again meanwhile
+    # identity and array by id; keeping the array keeps its id from being used again
     found: dict[int, tuple[str, Any]] = {}
 
     class Finder(cloudpickle.Pickler):  # type: ignore[misc]
@@ -94,10 +95,10 @@ def _of_dask(array: Any, state: State) -> str | None:
             if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
                 return None
             if id(value) not in found:
-                known = _of_array(value, state)
-                if known is None:
+                identity = _of_array(value, state)
+                if identity is None:
                     raise LookupError(value)
-                found[id(value)] = known, value
+                found[id(value)] = identity, value
             return found[id(value)][0]
 
     with open(os.devnull, "wb") as nowhere:
@@ -108,8 +109,8 @@ def _of_dask(array: Any, state: State) -> str | None:
         # an array that is not known, or whatever pickling a value of the graph raises
         except Exception:
             return None
-    held = hashlib.sha256("".join(known for known, _ in found.values()).encode())
-    return f"dask {array.name} {held.hexdigest()}"
+    arrays = hashlib.sha256("".join(identity for identity, _ in found.values()).encode())
+    return f"dask {array.name} {arrays.hexdigest()}"
 
 
 def _location_in_zarr(stored: Any, state: State) -> str | None:
@@ -191,11 +192,11 @@ def state_of(source: str | Path, outputs: Collection[str]) -> str:
     root = os.path.realpath(source)
     digest = hashlib.sha256()
     for path in _files(root, outputs):
-        # it is gone since it was listed, or is a link to nothing
+        # a file may have gone since it was listed, or be a link to nothing
         with contextlib.suppress(OSError):
-            about = os.stat(path)
-            known = path[len(root) :], about.st_size, about.st_mtime_ns
-            digest.update(repr(known).encode())
+            stat = os.stat(path)
+            name_size_time = path[len(root) :], stat.st_size, stat.st_mtime_ns
+            digest.update(repr(name_size_time).encode())
     return f"{root} {digest.hexdigest()}"
 
 

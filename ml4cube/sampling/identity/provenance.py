@@ -20,6 +20,7 @@ import xarray as xr
 
 import ml4cube
 from ml4cube.core.errors import StoreError
+from ml4cube.sampling.cf_encoding import jsonable
 from ml4cube.sampling.identity.cube import (
     State,
     hash_cells,
@@ -27,13 +28,13 @@ from ml4cube.sampling.identity.cube import (
     identity_of_variable,
     state_of,
 )
-from ml4cube.sampling.request import Sampling, jsonable
+from ml4cube.sampling.request import Sampling
 from ml4cube.store.format import FORMAT
 
 # Longer values are stored as a hash.
 _SHORT, _HASHED = 60, "sha256 "
-# Arguments behind fields of a spec.
-_ARGUMENTS = {"size": "sample_size", "targets": "to_pred"}
+# What messages call the fields of a spec or a split plan.
+_SHOWN_AS = {"size": "sample_size", "targets": "to_pred", "grid": "blocks"}
 _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
 
 
@@ -76,10 +77,10 @@ def _source_path(ds: xr.Dataset) -> str | None:
 class Call:
     """All that decides about the bytes of stores. Make one with `Call.of`."""
 
-    # Hash of all of it: the same for the same call on the same cube.
+    # Hash of `parts`: the same for the same call on the same cube.
     id: str
-    # A JSON value, or the hash of a long one, by name and kind: "settings", "spec", "split",
-    # "source", "callback", "versions" and "derived", which follows from the others.
+    # By kind ("settings", "spec", "split", "source", "callback", "versions" and "derived", which
+    # follows from the others) and name: a JSON value, or the hash of a long one.
     parts: Mapping[str, Mapping[str, Any]]
 
     @classmethod
@@ -93,37 +94,33 @@ class Call:
         may_read: bool = True,
     ) -> Call:
         """Collect what decides about the bytes of a call; StoreError if it may not read cells."""
-        identity = functools.partial(_identity, sampling, may_read=may_read)
         extractor, ds = sampling.extractor, sampling.ds
-        own = {os.path.realpath(folder) for folder in outputs}
-        state = functools.cache(functools.partial(state_of, outputs=own))
+        ignored = {os.path.realpath(folder) for folder in outputs}
+        # several variables may be in one file or folder
+        state = functools.cache(functools.partial(state_of, outputs=ignored))
+        identity = functools.partial(_identity, sampling, state, may_read=may_read)
         spec = json.loads(sampling.spec.to_json())
         # zarr lists the variables of a store without consolidated metadata in any order
         spec["variables"] = sorted(spec["variables"])
-        spec = {_ARGUMENTS.get(name, name): value for name, value in spec.items()}
-        plan = {
-            "blocks" if n == "grid" else n: v for n, v in sampling.recipe.get("plan", {}).items()
-        }
-        plan.pop("labels", None)
+        plan = {n: v for n, v in sampling.recipe.get("plan", {}).items() if n != "labels"}
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
         read = [n for n in sampling.reader.variables if n != extractor.label]
-        source: dict[str, Any]
-        source = {f"cells of {n!r}": identity(n, state) for n in (*read, *scalars)}
+        source: dict[str, Any] = {f"cells of {n!r}": identity(n) for n in (*read, *scalars)}
         source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
         source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}
         source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.spec.variables}
         source |= {f"attribute {n!r}": value for n, value in jsonable(ds.attrs).items()}
         parts = {
             "settings": settings,
-            "spec": spec,
-            "split": plan,
+            "spec": {_SHOWN_AS.get(name, name): value for name, value in spec.items()},
+            "split": {_SHOWN_AS.get(name, name): value for name, value in plan.items()},
             "source": source,
             "callback": {"code, values or version": callback},
             "versions": {"format of stores": FORMAT, **versions()},
             "derived": {
-                "labels": [sampling.recipe, identity(extractor.label, state)],
+                "labels": [sampling.recipe, identity(extractor.label)],
                 "tiles": extractor.tiles.to_json(),
-                "blocks used": extractor.choice and hash_of(extractor.choice.used),
+                "blocks used": extractor.used_blocks and hash_of(extractor.used_blocks.used),
             },
         }
         text = json.dumps(parts, sort_keys=True)
@@ -164,7 +161,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return named
 
 
-def _identity(sampling: Sampling, name: str, state: State, *, may_read: bool) -> str:
+def _identity(sampling: Sampling, state: State, name: str, *, may_read: bool) -> str:
     """Identify a variable, by its cells where nothing else tells."""
     variable = sampling.ds.variables[name]
     try:

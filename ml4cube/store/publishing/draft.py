@@ -22,64 +22,58 @@ from ml4cube.store.locations import Location, folder_of
 
 logger = logging.getLogger(__name__)
 
-#: Key of the owner of a remote lock, and of the files of an interrupted copy.
-KEY = "ml4cube_draft"
+#: Key, in JSON files, of the owner of a remote lock and of the files of an interrupted copy.
+DRAFT_KEY = "ml4cube_draft"
 #: Names in a work folder that begin so are ours.
-OURS = "ml4cube-"
-_JOURNAL = f"{OURS}journal"
+OUR_PREFIX = "ml4cube-"
+_JOURNAL = f"{OUR_PREFIX}journal"
 
 
 class Draft(ABC):
     """An unfinished store, locked by one run; a context manager."""
 
     target: Location
-    # The work folder, and in it the unfinished store and the notes of finished tasks.
-    folder: Folder
-    root: Folder
+    work_folder: Folder
+    # Both inside the work folder.
+    store_folder: Folder
     journal: Folder
     call_id: str
-    done: dict[int, Files]
-
-    @property
-    def files(self) -> Files:
-        """All files of recorded tasks."""
-        return {name: entry for files in self.done.values() for name, entry in files.items()}
-
-    def root_of_workers(self, elsewhere: bool) -> Folder:
-        """Return the folder that workers write to; on this machine they need not wait for disks."""
-        if elsewhere or not isinstance(self.root, LocalFolder):
-            return self.root
-        return replace(self.root, waits=False)
+    # Files by the number of the task that wrote them.
+    finished_tasks: dict[int, Files]
 
     def begin(self, resume: bool = True) -> None:
         """Read the finished tasks of this call, or start over; remove what other calls left."""
-        if resume and calls_with_tasks(self.target) - {short(self.call_id)}:
+        if resume and calls_with_tasks(self.target) - {short_id(self.call_id)}:
             logger.warning(
                 "%s was left by another call, or its cube or callback has changed; starting over",
-                self.folder,
+                self.work_folder,
             )
-        self._clear(keep=resume)
-        size_of = self._sizes()
+        self._clear(keep_this_call=resume)
+        size_of = self._size_lookup()
         for name in sorted(self.journal.list()):
             # a note that was cut off or is damaged: the task is done again
             with contextlib.suppress(ValueError, TypeError, AttributeError):
                 noted = json.loads(self.journal.read(name))
                 files = {str(path): (int(size), str(hash)) for path, (size, hash) in noted.items()}
                 if all(size_of(path) == size for path, (size, _) in files.items()):
-                    self.done[int(name.removesuffix(".json"))] = files
+                    self.finished_tasks[int(name.removesuffix(".json"))] = files
+
+    def folder_for_workers(self, on_other_machines: bool) -> Folder:
+        """Return the folder that workers write to; `record` syncs files written on this machine."""
+        if on_other_machines or not isinstance(self.store_folder, LocalFolder):
+            return self.store_folder
+        return replace(self.store_folder, sync_each_file=False)
 
     def record(self, task: int, files: Files) -> None:
         """Record durably that a task is finished, with its files."""
-        self.done[task] = files
+        self.finished_tasks[task] = files
         self.journal.write(f"{task}.json", json.dumps(files).encode())
 
-    @abstractmethod
-    def _clear(self, keep: bool) -> None:
-        """Remove what earlier runs left, except the lock, and what this call left if `keep`."""
-
-    def _sizes(self) -> Callable[[str], int | None]:
-        """Return a function that tells the size of a file of the store, None if it is missing."""
-        return self.root.list().get
+    @property
+    def files(self) -> Files:
+        """All files of finished tasks."""
+        tasks = self.finished_tasks.values()
+        return {path: size_and_hash for files in tasks for path, size_and_hash in files.items()}
 
     @abstractmethod
     def publish(self, overwrite: bool = False) -> None:
@@ -92,6 +86,14 @@ class Draft(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the lock; finished tasks are kept for the next run."""
+
+    @abstractmethod
+    def _clear(self, keep_this_call: bool) -> None:
+        """Remove what earlier runs left in the work folder, except the lock."""
+
+    def _size_lookup(self) -> Callable[[str], int | None]:
+        """Return a function that tells the size of a file of the store, None if it is missing."""
+        return self.store_folder.list().get
 
     def __enter__(self) -> Draft:
         return self
@@ -115,22 +117,22 @@ def work_location(target: Location) -> Path | str:
     return Path(folder) if isinstance(target, Path) else folder
 
 
-def short(call_id: str) -> str:
+def short_id(call_id: str) -> str:
     """Return the part of a call's id that names its files."""
     return call_id[:12]
 
 
 def store_name(call_id: str) -> str:
     """Return the name of the unfinished store inside a work folder."""
-    return f"{OURS}store-{short(call_id)}"
+    return f"{OUR_PREFIX}store-{short_id(call_id)}"
 
 
 def journal_name(call_id: str) -> str:
     """Return the name of the journal inside a work folder."""
-    return f"{_JOURNAL}/{short(call_id)}"
+    return f"{_JOURNAL}/{short_id(call_id)}"
 
 
 def calls_with_tasks(target: Location) -> set[str]:
-    """Return the calls, by `short`, that have finished tasks in the work folder of a target."""
+    """Return the short ids of calls that have finished tasks in the work folder of a target."""
     journal = folder_of(f"{work_location(target)}/{_JOURNAL}")
     return {name.partition("/")[0] for name in journal.list()}

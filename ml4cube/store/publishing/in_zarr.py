@@ -9,58 +9,58 @@ from typing import Any
 
 from ml4cube.store.folders import Files, LocalFolder
 from ml4cube.store.locations import ZarrFolder
-from ml4cube.store.publishing.draft import KEY, Draft
-from ml4cube.store.publishing.overwriting import check_free, noted_in, ours_at
+from ml4cube.store.publishing.draft import DRAFT_KEY, Draft
+from ml4cube.store.publishing.overwriting import check_free, recorded_files, replaceable_files
 
 
 class ZarrDraft(Draft):
     """An unfinished store that goes into a user's zarr store, such as an Icechunk session."""
 
-    # Workers write files to a temporary folder of this machine, and this process copies them into
+    # Workers write to a temporary folder of this machine, and this process copies its files into
     # the zarr store at the end. So a stopped run cannot be resumed.
 
     def __init__(self, target: ZarrFolder) -> None:
         self.target: ZarrFolder = target
         self._temporary = tempfile.TemporaryDirectory(prefix="ml4cube-")
-        self.root: LocalFolder = LocalFolder(Path(self._temporary.name))
-        self.done = {}
+        self.store_folder: LocalFolder = LocalFolder(Path(self._temporary.name))
+        self.finished_tasks = {}
 
     def begin(self, resume: bool = True) -> None:
         """Do nothing: there are no finished tasks."""
 
-    def _clear(self, keep: bool) -> None:
+    def _clear(self, keep_this_call: bool) -> None:
         """Do nothing: the temporary folder is new."""
 
     def record(self, task: int, files: Files) -> None:
         """Record that a task is finished."""
-        self.done[task] = files
+        self.finished_tasks[task] = files
 
     def publish(self, overwrite: bool = False) -> None:
-        """Copy the finished store: arrays before their chunks, its group last."""
-        # Until then its group records our files, for a run after an interrupted one.
+        """Copy the finished store: metadata of arrays, then chunks, then that of its group."""
         if not overwrite:
             check_free(self.target)
-        names = self.root.list()
-        there = ours_at(self.target, noted_in(self.target))
+        new_files = self.store_folder.list().keys()
+        old_files = replaceable_files(self.target, recorded_files(self.target))
         self._make_groups_above()
         if self.target.store.supports_deletes:  # a zip file would keep both versions of the group
-            self._write_group(self.target, {KEY: sorted(there | set(names))})
-        for child in sorted({name.partition("/")[0] for name in there} - {"zarr.json"}):
+            # if this run is interrupted, the next one knows by this which files are ours
+            self._write_group(self.target, {DRAFT_KEY: sorted(old_files | new_files)})
+        for child in sorted({name.partition("/")[0] for name in old_files} - {"zarr.json"}):
             self.target.remove(child)
-        arrays_first = sorted(names, key=lambda name: not name.endswith("zarr.json"))
-        for name in sorted(arrays_first, key=lambda name: name == "zarr.json"):
-            self.target.write(name, self.root.read(name))
+        chunks_last = sorted(new_files, key=lambda name: not name.endswith("zarr.json"))
+        for name in sorted(chunks_last, key=lambda name: name == "zarr.json"):
+            self.target.write(name, self.store_folder.read(name))
 
     def _make_groups_above(self) -> None:
         """Make missing groups above the store, without which readers do not find it."""
-        for above in self.target.way()[:-1]:
-            if above.size("zarr.json") is None:
-                self._write_group(above, {})
+        for group in self.target.groups_from_root()[:-1]:
+            if group.size("zarr.json") is None:
+                self._write_group(group, {})
 
     @staticmethod
-    def _write_group(folder: ZarrFolder, attributes: dict[str, Any]) -> None:
-        group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-        folder.write("zarr.json", json.dumps(group).encode())
+    def _write_group(group: ZarrFolder, attributes: dict[str, Any]) -> None:
+        metadata = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        group.write("zarr.json", json.dumps(metadata).encode())
 
     def discard(self) -> None:
         """Remove the temporary folder."""

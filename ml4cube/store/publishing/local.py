@@ -17,7 +17,7 @@ from ml4cube.core.errors import RunError, StoreError
 from ml4cube.store.folders import Files, LocalFolder, sync_path
 from ml4cube.store.locations import Location
 from ml4cube.store.publishing.draft import (
-    OURS,
+    OUR_PREFIX,
     Draft,
     calls_with_tasks,
     journal_name,
@@ -26,7 +26,7 @@ from ml4cube.store.publishing.draft import (
 )
 from ml4cube.store.publishing.overwriting import check_free, check_overwritable
 
-_LOCK = f"{OURS}lock"
+_LOCK = f"{OUR_PREFIX}lock"
 
 
 class LocalDraft(Draft):
@@ -34,44 +34,39 @@ class LocalDraft(Draft):
 
     def __init__(self, target: Path, call_id: str) -> None:
         self.target: Path = target
-        folder = Path(work_location(target))
-        self.folder: LocalFolder = LocalFolder(folder)
-        self.root: LocalFolder = LocalFolder(folder / store_name(call_id))
-        self.journal: LocalFolder = LocalFolder(folder / journal_name(call_id))
-        self.done = {}
+        path = Path(work_location(target))
+        self.work_folder: LocalFolder = LocalFolder(path)
+        self.store_folder: LocalFolder = LocalFolder(path / store_name(call_id))
+        self.journal: LocalFolder = LocalFolder(path / journal_name(call_id))
         self.call_id = call_id
-        with contextlib.ExitStack() as undo:
-            self._lock = undo.enter_context(_lock_folder(target))
-            _put_back(target)
-            undo.pop_all()
+        self.finished_tasks = {}
+        self._lock = _lock_and_restore(target)
 
     def begin(self, resume: bool = True) -> None:
         """Read the finished tasks, or start over."""
-        # a store that is still aside has been replaced
-        shutil.rmtree(_aside(self.target), ignore_errors=True)
+        # the lock was taken, so an old store that is still here has been replaced
+        shutil.rmtree(_replaced_path(self.target), ignore_errors=True)
         super().begin(resume)
 
-    def _clear(self, keep: bool) -> None:
-        journals = self.journal.root.parent
-        if not keep:
+    def _clear(self, keep_this_call: bool) -> None:
+        if not keep_this_call:
             self.journal.clear()
-            self.root.clear()
-        # tasks of stopped runs may still write some files
-        kept = (journals, self.root.root, self.journal.root)
-        for path in (*self.folder.root.glob(f"{OURS}*"), *journals.glob("*")):
-            if path.is_dir() and path not in kept:
+            self.store_folder.clear()
+        journals, ours = self.journal.root.parent, (self.store_folder.root, self.journal.root)
+        for path in (*self.work_folder.root.glob(f"{OUR_PREFIX}*"), *journals.glob("*")):
+            if path.is_dir() and path not in (journals, *ours):
+                # tasks of stopped runs may still write some files there
                 shutil.rmtree(path, ignore_errors=True)
-        # the store first, because a journal without one means that it is published
-        for folder in (self.root.root, self.journal.root):
-            folder.mkdir(parents=True, exist_ok=True)
+        for path in ours:
+            path.mkdir(parents=True, exist_ok=True)
 
-    def _sizes(self) -> Callable[[str], int | None]:
+    def _size_lookup(self) -> Callable[[str], int | None]:
         # not listed at once: tasks of stopped runs may still write
-        return self.root.size
+        return self.store_folder.size
 
     def record(self, task: int, files: Files) -> None:
         """Sync the files of a finished task, then record it."""
-        self.root.sync(files)
+        self.store_folder.sync(files)
         super().record(task, files)
 
     def publish(self, overwrite: bool = False) -> None:
@@ -80,32 +75,30 @@ class LocalDraft(Draft):
             check_free(self.target)
         elif self.target.exists():
             check_overwritable(self.target)
-            self.target.rename(_aside(self.target))
+            self.target.rename(_replaced_path(self.target))
         try:
-            self.root.root.rename(self.target)
+            self.store_folder.root.rename(self.target)
         except BaseException:
-            _put_back(self.target)
+            _restore_replaced(self.target)
             raise
         sync_path(self.target.parent)
-        shutil.rmtree(_aside(self.target), ignore_errors=True)
+        shutil.rmtree(_replaced_path(self.target), ignore_errors=True)
 
     def discard(self) -> None:
         """Remove our part of the work folder, the lock last."""
         try:
-            _put_back(self.target)
-            # the journal first, because one without a store means that it is published
-            for path in sorted(self.folder.root.glob(f"{OURS}*")):
+            _restore_replaced(self.target)
+            for path in self.work_folder.root.glob(f"{OUR_PREFIX}*"):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
-                (self.folder.root / _LOCK).unlink()
-                self.folder.root.rmdir()
+                (self.work_folder.root / _LOCK).unlink()
+                self.work_folder.root.rmdir()
         finally:
             self._release()
 
     def close(self) -> None:
         """Release the lock; remove a work folder without finished tasks."""
-        # The kernel also releases the lock if this process dies.
         if self._lock.closed:
             return
         if calls_with_tasks(self.target):
@@ -119,30 +112,36 @@ class LocalDraft(Draft):
         self._lock.close()
 
 
-def put_back(target: Location) -> None:
-    """Restore a store that a killed run had moved aside to replace it."""
-    if isinstance(target, Path) and _moved_aside(target):
+def restore_replaced(target: Location) -> None:
+    """Move an old store back to its target if a run was killed while it replaced the store."""
+    if isinstance(target, Path) and _is_half_replaced(target):
         # a run that holds the lock is replacing the store right now
-        with contextlib.suppress(RunError), _lock_folder(target):
-            _put_back(target)
+        with contextlib.suppress(RunError), _lock_and_restore(target):
+            pass
 
 
-def _lock_folder(target: Path) -> IO[bytes]:
-    """Lock the work folder of a target; the kernel releases it when this process ends."""
+def _lock_and_restore(target: Path) -> IO[bytes]:
+    """Lock the work folder of a target, then move an old store back.
+
+    The kernel releases the lock when this process ends.
+    """
     folder = Path(work_location(target))
-    path = folder / _LOCK
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as undo:
-        lock = undo.enter_context(path.open("ab"))
-        if not _takes(lock, path):
+    lock = (folder / _LOCK).open("ab")
+    try:
+        if not _try_lock(lock, folder / _LOCK):
             raise RunError(
                 f"another run is writing {target} (it has locked {folder}); wait for it to end"
             )
-        undo.pop_all()
+        _restore_replaced(target)
+    except BaseException:
+        lock.close()
+        raise
     return lock
 
 
-def _takes(lock: IO[bytes], path: Path) -> bool:
+def _try_lock(lock: IO[bytes], path: Path) -> bool:
+    """Lock a file; return False if another run has locked it, or has removed it meanwhile."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -157,21 +156,21 @@ def _takes(lock: IO[bytes], path: Path) -> bool:
         ) from error
     try:
         return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
-    except FileNotFoundError:  # published and removed between opening and locking
+    except FileNotFoundError:
         return False
 
 
-def _aside(target: Path) -> Path:
-    """Return the path of the old store while it is being replaced."""
-    return Path(work_location(target)) / f"{OURS}replaced"
+def _replaced_path(target: Path) -> Path:
+    """Return where the old store is while it is being replaced."""
+    return Path(work_location(target)) / f"{OUR_PREFIX}replaced"
 
 
-def _moved_aside(target: Path) -> bool:
-    """Return True if the old store was moved aside, and the new one is not at its path yet."""
+def _is_half_replaced(target: Path) -> bool:
+    """Return True if the old store was moved away, and the new one is not at its path yet."""
     unfinished = Path(work_location(target)).glob(store_name("*"))
-    return not target.exists() and _aside(target).exists() and any(unfinished)
+    return not target.exists() and _replaced_path(target).exists() and any(unfinished)
 
 
-def _put_back(target: Path) -> None:
-    if _moved_aside(target):
-        _aside(target).rename(target)
+def _restore_replaced(target: Path) -> None:
+    if _is_half_replaced(target):
+        _replaced_path(target).rename(target)

@@ -7,16 +7,10 @@ from pathlib import Path
 
 from ml4cube.store.folders import RemoteFolder
 from ml4cube.store.locations import Location, ZarrFolder
-from ml4cube.store.publishing.draft import (
-    Draft,
-    calls_with_tasks,
-    short,
-    store_name,
-    work_location,
-)
+from ml4cube.store.publishing.draft import Draft, calls_with_tasks, short_id, work_location
 from ml4cube.store.publishing.in_zarr import ZarrDraft
 from ml4cube.store.publishing.local import LocalDraft
-from ml4cube.store.publishing.remote import PUBLISHED, RemoteDraft
+from ml4cube.store.publishing.remote import RemoteDraft
 
 logger = logging.getLogger(__name__)
 
@@ -31,29 +25,15 @@ def open_draft(target: Location, call_id: str) -> Draft:
 
 
 def remove_work_folder(target: Location, call_id: str) -> None:
-    """Remove the work folder of a published store."""
+    """Remove the work folder of a published store, unless another call has finished tasks there."""
     if isinstance(target, ZarrFolder):
         return
-    location = work_location(target)
+    folder = work_location(target)
     try:
-        there = (
-            location.exists() if isinstance(location, Path) else bool(RemoteFolder(location).list())
-        )
-        if there and not calls_with_tasks(target) - {short(call_id)}:
+        exists = folder.exists() if isinstance(folder, Path) else bool(RemoteFolder(folder).list())
+        if exists and not calls_with_tasks(target) - {short_id(call_id)}:
             with open_draft(target, call_id) as draft:
                 draft.discard()
     except Exception as error:  # file systems raise any exception
         # it may be in use, not ours, or not writable for this user
-        logger.debug("could not remove %s: %s", location, error)
-
-
-def was_published(target: Location, call_id: str) -> bool:
-    """Return True if an interrupted run has published its store."""
-    if isinstance(target, ZarrFolder):
-        return False
-    location = work_location(target)
-    if short(call_id) not in calls_with_tasks(target):
-        return False
-    if isinstance(location, Path):
-        return not (location / store_name(call_id)).exists()
-    return RemoteFolder(location).size(PUBLISHED) is not None
+        logger.debug("could not remove %s: %s", folder, error)

@@ -18,72 +18,47 @@ from ml4cube.store.locations import Location, ZarrFolder, location_of
 from ml4cube.store.publishing.draft import work_location
 
 
-def targets_of(given: Mapping[str, Any], here: bool) -> dict[str, Location]:
-    """Return the target of every part."""
+def targets_of(given: Mapping[str, Any], allow_memory: bool) -> dict[str, Location]:
+    """Return the target of every part; `allow_memory` of this process, too."""
     targets: dict[str, Location] = {}
     for part, path in given.items():
         if path is None and part == "val":
             continue
+        argument = f"{part}_cube"
         store, _ = store_and_path(path)
         if store is not None and store.read_only:
             raise InvalidValueError(
-                f"{part}_cube: the {type(store).__name__} is read-only; give a writable one (for "
+                f"{argument}: the {type(store).__name__} is read-only; give a writable one (for "
                 "Icechunk: the store of repository.writable_session(branch))"
             )
-        location = _location(f"{part}_cube", location_of(f"{part}_cube", path), here)
+        target = _target(argument, location_of(argument, path), allow_memory)
         for other in targets.values():
-            _check_apart(part, location, other)
-        targets[part] = location
+            _check_apart(argument, target, other)
+        targets[part] = target
     return targets
 
 
-def _check_apart(part: str, location: Location, other: Location) -> None:
-    """Raise if two targets are equal, or one is inside the other or its work folder."""
-    (system, path), (other_system, other_path) = _resolved(location), _resolved(other)
-    if type(system) is not type(other_system) or system != other_system:
-        return
-    if path == other_path:
-        raise InvalidValueError(
-            f"{part}_cube={str(location)!r} is also the target of another part; give each part its "
-            "own"
-        )
-    # the root of a zarr store contains all others; each target has its work folder next to it
-    first, second = [
-        [f"{one}/".lstrip("/"), f"{work_location(one)}/".lstrip("/")] for one in (path, other_path)
-    ]
-    if any(a.startswith(b) or b.startswith(a) for a in first for b in second):
-        raise InvalidValueError(
-            f"{part}_cube={str(location)!r} and another part's target {str(other)!r}, or their "
-            "work folders <path>.partial, are inside one another; give each part a folder of its "
-            "own"
-        )
+def is_in_memory(target: Location) -> bool:
+    """Return True if only this process can see a target."""
+    return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 
-def _resolved(location: Location) -> tuple[Any, str]:
-    """Return the zarr store or file system of a target, None for a disk, and the path in it."""
+def _target(argument: str, location: str | ZarrFolder, allow_memory: bool) -> Location:
     if isinstance(location, ZarrFolder):
-        return location.identity()
-    if isinstance(location, str) and "://" in location:
-        return filesystem(location)
-    return None, os.path.realpath(location)
-
-
-def _location(argument: str, location: str | ZarrFolder, here: bool) -> Location:
-    if isinstance(location, ZarrFolder):
-        _check_above(argument, location)
+        _check_groups_above(argument, location)
         return location
     if "://" not in location:
-        return _path(os.path.expanduser(location))
+        return _absolute_path(os.path.expanduser(location))
     try:
         fs, root = filesystem(location)
     except (ImportError, ValueError, OSError) as error:
         raise InvalidValueError(f"{argument}={location!r} cannot be reached: {error}") from error
-    if "memory" in fs.protocol and not here:
+    if is_in_memory(location) and not allow_memory:
         raise InvalidValueError(
             f"{argument}={location!r} exists in this process only; write it with nproc=1"
         )
     if isinstance(fs, LocalFileSystem):
-        return _path(root)
+        return _absolute_path(root)
     if glob.has_magic(root):
         raise InvalidValueError(
             f"{argument}={location!r} has one of '*', '?' and '[', which file systems of URLs read "
@@ -92,22 +67,48 @@ def _location(argument: str, location: str | ZarrFolder, here: bool) -> Location
     return location.rstrip("/")
 
 
-def is_in_memory(target: Location) -> bool:
-    """Return True if only this process can see a target."""
-    return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
-
-
-def _path(path: str) -> Path:
+def _absolute_path(path: str) -> Path:
     """Return a path with a final link resolved: a store replaces the link's target."""
     return Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
 
 
-def _check_above(argument: str, location: ZarrFolder) -> None:
+def _check_groups_above(argument: str, location: ZarrFolder) -> None:
     """Raise if a group of zarr v3 made above a target would hide one of zarr v2."""
-    for above in location.way()[:-1]:
+    for group in location.groups_from_root()[:-1]:
         with contextlib.suppress(KeyError):  # Icechunk refuses names of zarr v2
-            if above.size("zarr.json") is None and above.size(".zgroup") is not None:
+            if group.size("zarr.json") is None and group.size(".zgroup") is not None:
                 raise InvalidValueError(
-                    f"{argument}={str(location)!r} is inside the group {str(above)!r} of zarr v2, "
+                    f"{argument}={str(location)!r} is inside the group {str(group)!r} of zarr v2, "
                     "which samples in zarr v3 would hide; give another path"
                 )
+
+
+def _check_apart(argument: str, target: Location, other: Location) -> None:
+    """Raise if two targets are equal, or one is inside the other or its work folder."""
+    (system, path), (other_system, other_path) = _system_and_path(target), _system_and_path(other)
+    if type(system) is not type(other_system) or system != other_system:
+        return
+    if path == other_path:
+        raise InvalidValueError(
+            f"{argument}={str(target)!r} is also the target of another part; give each part its own"
+        )
+    # "" is the root of a zarr store, which contains all other folders
+    folders, other_folders = [
+        [f"{folder}/".lstrip("/") for folder in (root, work_location(root))]
+        for root in (path, other_path)
+    ]
+    if any(a.startswith(b) or b.startswith(a) for a in folders for b in other_folders):
+        raise InvalidValueError(
+            f"{argument}={str(target)!r} and another part's target {str(other)!r}, or their "
+            "work folders <path>.partial, are inside one another; give each part a folder of its "
+            "own"
+        )
+
+
+def _system_and_path(target: Location) -> tuple[Any, str]:
+    """Return the zarr store or file system of a target, None for a disk, and the path in it."""
+    if isinstance(target, ZarrFolder):
+        return target.identity()
+    if isinstance(target, str) and "://" in target:
+        return filesystem(target)
+    return None, os.path.realpath(target)

@@ -1,0 +1,94 @@
+"""Coordinates and attributes of a cube, as a sample store holds them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.cube.masks_and_labels import RECIPE_ATTR
+from ml4cube.sampling.extractor import Axis
+
+#: Long name, in a store, of the cell numbers along a dim without a coordinate.
+NUMBERED = "number of the cell, which has no coordinate"
+
+
+def axis_of(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
+    """Return the coordinate along a dim, dates as numbers; cell numbers if the cube has none."""
+    name = origin_name(dim, spec)
+    if dim not in ds.coords:
+        return Axis(name, np.arange(ds.sizes[dim]), {"long_name": NUMBERED})
+    # without the encoding of the source file, which may pack values or round dates
+    coordinate = in_numpy_dtype(ds[dim].variable.to_base_variable()).drop_encoding()
+    coordinate.attrs = without_epoch(coordinate.attrs)
+    try:
+        encoded = xr.conventions.encode_cf_variable(coordinate)
+    except (TypeError, ValueError) as error:
+        raise InvalidTypeError(
+            f"coordinate {dim!r} of dtype {coordinate.dtype} cannot be stored: {error}; replace "
+            "it by numbers, strings or datetime64 (ds.assign_coords)"
+        ) from error
+    values = np.asarray(encoded.values)
+    if values.dtype.kind not in "fiub":
+        values = as_texts(values)
+    elif values.dtype.itemsize > 8:  # long doubles, which differ between machines
+        values = values.astype(np.float64)
+    return Axis(name, values, jsonable(encoded.attrs))
+
+
+def origin_name(dim: str, spec: SampleSpec) -> str:
+    """Return the name of the stored coordinate with the origins of samples along a dim."""
+    return f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
+
+
+def in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
+    """Return a coordinate in a numpy dtype, if it has one of pandas."""
+    if isinstance(coordinate.dtype, np.dtype):
+        return coordinate
+    index = coordinate.to_index()
+    if isinstance(index, pd.DatetimeIndex):
+        index = index.tz_convert(None)
+    return xr.Variable(coordinate.dims, np.asarray(index), coordinate.attrs)
+
+
+def as_texts(values: NDArray[Any]) -> NDArray[Any]:
+    """Return objects or bytes as strings."""
+    texts = [_as_text(value) for value in values.flat]
+    return np.array(texts, dtype=object).reshape(values.shape)
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return attributes as JSON values, without those that make a reader decode again."""
+    decoding = {"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned", "dtype"}
+    decoding |= {"bounds", "climatology", "coordinates", "grid_mapping", RECIPE_ATTR}
+    kept = {str(name): value for name, value in attrs.items() if name not in decoding}
+    text = json.dumps(kept, default=as_json)
+    # JSON has no NaN and no infinity
+    values: dict[str, Any] = json.loads(text, parse_constant=lambda name: str(float(name)))
+    return values
+
+
+def without_epoch(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Drop units such as "days since 2000-01-01", which make a reader decode numbers as dates."""
+    encoding = ("units", "calendar") if "since" in str(attrs.get("units")) else ()
+    return {name: value for name, value in attrs.items() if name not in encoding}
+
+
+def as_json(value: Any) -> Any:
+    """Convert a value that JSON does not have; for `json.dumps(default=...)`."""
+    if isinstance(value, np.ndarray | np.generic):
+        return (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)  # the order of a set differs between runs
+    return _as_text(value)
