@@ -54,13 +54,13 @@ def rescale(
     arrays: Mapping[Any, Any]
     excluded: set[Any]
     if not isinstance(ds, xr.Dataset | xr.DataArray):
-        cubes.has_mask(ds, filter_var)
+        cubes.present_mask(ds, filter_var)
         arrays, excluded = ds, {"split", filter_var}
     else:
         if isinstance(ds, xr.DataArray) and ds.name is None and len(pairs) == 1:
             pairs = {roles.DATA_VAR: next(iter(pairs.values()))}
         cube = as_dataset(ds)
-        cubes.has_mask(cube.variables, filter_var)
+        cubes.present_mask(cube.variables, filter_var)
         arrays = cube.data_vars
         excluded = {n for n in arrays if is_mask(n, cube, filter_var)} | {split_label(cube)}
     wanted = [str(name) for name in arrays if name in pairs and name not in excluded]

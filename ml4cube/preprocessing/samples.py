@@ -14,7 +14,7 @@ from ml4cube.core.missing import plain
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.opening import as_dataset
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.counts import accounting, is_count, record
+from ml4cube.preprocessing.counts import accounting, is_count, with_counts
 
 
 class Samples(dict[str, NDArray[Any]]):
@@ -65,7 +65,7 @@ def as_cube(ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR) -> xr.Dat
     if taken := [name for name in arrays if name in dims or is_count(name)]:
         raise InvalidValueError(f"variables of samples must not be named {taken}; rename them")
     counts = {name: n for name, n in getattr(ds, "accounting", {}).items() if name != "kept"}
-    return as_dataset(record(xr.Dataset(variables), counts))
+    return as_dataset(with_counts(xr.Dataset(variables), counts))
 
 
 def _dims(shape: tuple[int, ...]) -> list[str]:
