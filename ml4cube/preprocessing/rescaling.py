@@ -55,8 +55,7 @@ def rescale(
         raise InvalidTypeError(
             f"{argument} must be a mapping {{variable: [a, b]}}, got {type(pairs).__name__}"
         )
-    cube: xr.Dataset | None = None
-    arrays: Mapping[Any, Any] = {}
+    arrays: Mapping[Any, Any]
     if isinstance(ds, xr.Dataset | xr.DataArray):
         if isinstance(ds, xr.DataArray) and ds.name is None and len(pairs) == 1:
             pairs = {roles.DATA_VAR: next(iter(pairs.values()))}
@@ -75,7 +74,7 @@ def rescale(
     # all numbers are checked before a value is read
     numbers = {n: _offset_and_scale(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in names}
     rescaled = {n: rescale_array(n, arrays[n], *numbers[n], rescale_values) for n in names}
-    if cube is not None:
+    if isinstance(ds, xr.Dataset | xr.DataArray):
         return like_given(cubes.with_arrays(cube, rescaled), ds)
     return Samples({**ds, **rescaled}, getattr(ds, "accounting", None))
 

@@ -259,7 +259,8 @@ class CubeScaler:
             raise RunError(f"{self!r} is not fitted; call fit first")
         if not self._same_parameters(self._as_fitted):
             raise InvalidValueError(
-                f"{self!r} was fitted as {self._as_fitted!r}; restore its parameters or call fit again"
+                f"{self!r} was fitted as {self._as_fitted!r}; restore its parameters or call fit "
+                "again"
             )
         return self.statistics_
 
