@@ -32,13 +32,7 @@ from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import empty_prediction
-from ml4cube.prediction.output import (
-    Output,
-    StoreOutput,
-    check_free,
-    check_storable,
-    parse_path,
-)
+from ml4cube.prediction.output import Output, StoreOutput, check_free, parse_path
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.progress import Stage
 from ml4cube.sampling.request import source_chunks
@@ -181,14 +175,12 @@ def predict_cube(
 
     world = World.current()
     input_dtype = _input_dtype(model, cube, spec)
-    target_dtypes = _target_dtypes(cube, spec.targets, input_dtype)
+    dtypes = _target_dtypes(cube, spec.targets, input_dtype)
     block_size = _block_size(cube, spec.cover)
-    template = empty_prediction(
-        cube, target_dtypes, spec.source_attrs, block_size, _description(model, spec)
-    )
+    description = _description(model, spec)
+    template = empty_prediction(cube, dtypes, spec.source_attrs, block_size, description)
     output = Output(template, spec.targets, world)
     if path is not None:
-        check_storable(path, target_dtypes)
         output = StoreOutput(template, spec.targets, world, path, overwrite)
     with _model_runner(model, input_dtype, device) as run_model:
         read = dict.fromkeys(filter(None, (*spec.features, spec.mask)))

@@ -76,6 +76,12 @@ class StoreOutput(Output):
         path: Path,
         overwrite: bool,
     ) -> None:
+        for name in targets:
+            if path.suffix in _NETCDF and template[name].dtype == np.float16:
+                raise InvalidValueError(
+                    f"out={path.name!r}: netCDF has no float16, the dtype of target {name!r}; "
+                    "write '.zarr', or convert the cube, as with ds.astype('float32')"
+                )
         super().__init__(storable(template), targets, world)
         self._path, self._overwrite = path, overwrite
         name = world.share(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -168,16 +174,6 @@ def check_free(path: Path, overwrite: bool) -> None:
             f"{path} was not written by predict_cube, so overwrite=True does not replace it; move "
             "it or choose another path"
         )
-
-
-def check_storable(path: Path, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-    """Refuse float16 in netCDF, which lacks it, before anything is predicted."""
-    for name, dtype in dtypes.items():
-        if path.suffix in _NETCDF and dtype == np.float16:
-            raise InvalidValueError(
-                f"out={path.name!r}: netCDF has no float16, the dtype of target {name!r}; write "
-                "'.zarr', or convert the cube, as with ds.astype('float32')"
-            )
 
 
 def _open_prediction(path: Path) -> xr.Dataset:
