@@ -593,8 +593,8 @@ def score_cube(
             )
     pairs = _pairs(prediction, truth)
     largest = max((predicted for predicted, _ in pairs.values()), key=lambda array: array.ndim)
-    labels: list[Any] = list(by) if isinstance(by, list | tuple) else [] if by is None else [by]
-    groupings = [_Grouping.of(one, largest) for one in labels]
+    labels: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
+    groupings = [_Grouping.of(one, largest) for one in labels if one is not None]
     # the truth wins: arithmetic on a prediction changes its bounds too
     bounds: dict[Any, xr.Variable] = {}
     for cube in (prediction, truth):

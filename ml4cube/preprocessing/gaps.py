@@ -298,9 +298,8 @@ def drop_nan_values(
         return like_given(cube, ds)
     mask = None if mask_name is None else cubes.as_flags(cube.variables[mask_name])
     variables = [cube.variables[name] for name in gap_variables]
-    samples = cube.sizes.get(SAMPLES)
-    codes = gap_codes(variables, mask, mode, samples)
-    if samples is not None:
+    if SAMPLES in cube.dims:
+        codes = gap_codes(variables, mask, mode, cube.sizes[SAMPLES])
         return like_given(_drop_samples(cube, codes.values), ds)
     counted = variable_to_count(cube, gap_variables, mask_name)
     if counted is None:
@@ -310,6 +309,7 @@ def drop_nan_values(
             "one grid in vars, and call once for each grid"
         )
     stage = Stage(gap_variables, mode, mask_name, counted)
+    codes = gap_codes(variables, mask, mode, None)
     return like_given(_drop_cells(cube, data, stage, codes), ds)
 
 
