@@ -31,9 +31,9 @@ def published() -> Iterator[str]:
         module = importlib.import_module(name)
         for attribute in getattr(module, "__all__", vars(module)):
             found = getattr(module, attribute)
-            own = getattr(found, "__module__", "") == name
-            ours = getattr(found, "__module__", "").startswith("ml4cube")
-            if attribute.startswith("_") or not (own or (imported and ours)):
+            defined_in = getattr(found, "__module__", "")
+            is_listed = defined_in == name or (imported and defined_in.startswith("ml4cube"))
+            if attribute.startswith("_") or not is_listed:
                 continue
             if inspect.isclass(found) or inspect.isfunction(found):
                 yield from members(f"{name}.{attribute}", found)
@@ -41,15 +41,15 @@ def published() -> Iterator[str]:
 
 def members(name: str, found: Any) -> Iterator[str]:
     """Yield a name and, of a class, those of the public methods that it defines."""
-    made = "__init__" in vars(found) and Protocol not in getattr(found, "__bases__", ())
-    if not inspect.isclass(found) or made:  # else there is nothing to make, or a base documents it
+    has_constructor = "__init__" in vars(found) and Protocol not in getattr(found, "__bases__", ())
+    if not inspect.isclass(found) or has_constructor:  # else a base documents it, if anything
         yield name
     for attribute in vars(found) if inspect.isclass(found) else ():
         member = inspect.unwrap(getattr(found, attribute, None))
         # a method that overrides another is documented there
-        first = not any(hasattr(base, attribute) for base in found.__bases__)
-        callable_ = inspect.isfunction(member) or inspect.ismethod(member)
-        if first and callable_ and not attribute.startswith("_"):
+        overrides = any(hasattr(base, attribute) for base in found.__bases__)
+        is_method = inspect.isfunction(member) or inspect.ismethod(member)
+        if is_method and not overrides and not attribute.startswith("_"):
             yield f"{name}.{attribute}"
 
 

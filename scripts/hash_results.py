@@ -35,12 +35,10 @@ SHAPE = {"time": 24, "lat": 16, "lon": 20}
 PARTS = ("train", "test", "val")
 
 
-def tell(name: str, *pieces: bytes) -> None:
+def print_hash(name: str, *pieces: bytes) -> None:
     """Print one line: a name and a hash."""
-    found = hashlib.sha256()
-    for piece in pieces:
-        found.update(piece)
-    print(f"{name:40} {found.hexdigest()[:24]}", flush=True)
+    digest = hashlib.sha256(b"".join(pieces)).hexdigest()
+    print(f"{name:40} {digest[:24]}", flush=True)
 
 
 def cubes() -> dict[str, xr.Dataset]:
@@ -67,11 +65,11 @@ def sample(name: str, cube: xr.Dataset, folder: Path, **settings: Any) -> tuple[
     """Sample a cube, and hash its stores."""
     block = {"time": 6, "lat": 8, "lon": 10}
     labelled = assign_block_split(cube, block, 0.6, val=0.2, seed=3)
-    tell(f"{name} label", labelled["split"].values.tobytes())
+    print_hash(f"{name} label", labelled["split"].values.tobytes())
     paths = {f"{part}_cube": folder / f"{name}-{part}.zarr" for part in PARTS}
     stores = MultiProcSampler(labelled, seed=3, progress=False, **paths, **settings).get_datasets()
     for part, path in paths.items():
-        tell(f"{name} {part}", *store_files(path))
+        print_hash(f"{name} {part}", *store_files(path))
     return stores
 
 
@@ -79,7 +77,7 @@ def train(stores: tuple[xr.Dataset, ...], cube: xr.Dataset, folder: Path) -> Non
     """Train a small network on stores, and hash losses, weights and predictions."""
     train, _, val = (PTXrDataset(store, to_pred="b") for store in stores)
     train_loader, val_loader = prep_dataloader(train, val, batch_size=16, seed=1)
-    tell("batches", *(x.numpy().tobytes() + y.numpy().tobytes() for x, y in train_loader))
+    print_hash("batches", *(x.numpy().tobytes() + y.numpy().tobytes() for x, y in train_loader))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 1), nn.GELU(), nn.Dropout(0.1), nn.Conv2d(8, 1, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -89,10 +87,10 @@ def train(stores: tuple[xr.Dataset, ...], cube: xr.Dataset, folder: Path) -> Non
     )  # fmt: skip
     trained = trainer.train()
     for column in ("train_loss", "val_loss"):
-        tell(column, np.array(trainer.history[column]).tobytes())
-    tell("weights", *(tensor.numpy().tobytes() for tensor in trained.state_dict().values()))
+        print_hash(column, np.array(trainer.history[column]).tobytes())
+    print_hash("weights", *(tensor.numpy().tobytes() for tensor in trained.state_dict().values()))
     out = predict_cube(trained, cube[["a", "b"]], stores[0], out=folder / "prediction.zarr")
-    tell("prediction", out["b"].values.tobytes())
+    print_hash("prediction", out["b"].values.tobytes())
 
 
 def main() -> None:
@@ -118,18 +116,18 @@ def main() -> None:
         torch_cube = made["plain"].fillna(0.0)
         pairs = sample("pairs", torch_cube, folder, nproc=1, to_pred="b", **windows)
         train(pairs, torch_cube, folder)
-        tell("store values", *(store["a"].values.tobytes() for store in stores))
+        print_hash("store values", *(store["a"].values.tobytes() for store in stores))
     labelled = assign_block_split(made["masked"], {"lat": 8, "lon": 5}, buffer=1, seed=5)
     statistics = Statistics.from_cube(labelled)
-    tell("statistics", statistics.to_json().encode())
-    tell("standardized", standardize(labelled, statistics)["a"].values.tobytes())
+    print_hash("statistics", statistics.to_json().encode())
+    print_hash("standardized", standardize(labelled, statistics)["a"].values.tobytes())
     report = leakage_report(labelled)
     # numbers only: a sentence that reads better changes no result
-    tell("leakage", report.table[["found", "limit", "status"]].to_csv(index=False).encode())
+    print_hash("leakage", report.table[["found", "limit", "status"]].to_csv(index=False).encode())
     arrays = XrDataset(labelled, block_size={"lat": 8, "lon": 5}, to_pred="c").get_datasets()
-    tell("xr_dataset", *(array.tobytes() for part in arrays for array in part))
+    print_hash("xr_dataset", *(array.tobytes() for part in arrays for array in part))
     folds = BlockKFold(n_splits=3, block_size={"lat": 4}).split_cube(made["plain"])
-    tell("folds", *(fold["split"].values.tobytes() for fold in folds))
+    print_hash("folds", *(fold["split"].values.tobytes() for fold in folds))
 
 
 if __name__ == "__main__":

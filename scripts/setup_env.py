@@ -1,9 +1,8 @@
 """Build or refresh the project's virtual environment: `python3 scripts/setup_env.py .venv`.
 
-With `--without-torch` it holds only what the tests that need no torch need. Standard library only,
-since it runs before anything is installed. torch is installed
-first and alone; whatever torch is then there is pinned for every later step, so nothing
-replaces it. On a machine without a GPU a CUDA build is refused unless asked for.
+With `--without-torch`, only what the tests that need no torch need. torch is installed first and
+alone, and pinned for every later step, so that nothing replaces it. On a machine without a GPU, a
+CUDA build is refused unless `ALLOW_CUDA=1`. Standard library only, since nothing is installed yet.
 """
 
 from __future__ import annotations

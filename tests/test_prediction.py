@@ -142,7 +142,7 @@ def test_any_model_is_blended_as_by_hand(case, batch_size):
 
 @pytest.mark.parametrize("cells", [1, 50, 10**6])
 def test_tiles_of_any_size_give_the_same_cube(cells, monkeypatch):
-    monkeypatch.setattr("ml4cube.prediction.cube._TILE_CELLS", (cells, cells))
+    monkeypatch.setattr("ml4cube.prediction.cube._BLOCK_CELLS", (cells, cells))
     cube = cell_id_cube({"time": 9, "lat": 13, "lon": 11}, gaps=0.1)
     result = predict_cube(Uneven(), cube, sample_size={"lat": 4, "lon": 3}, overlap=0.5)
     expected = oracle(uneven, cube.a.values.astype(float), [1, 4, 3], [0, 2, 2])
@@ -305,7 +305,7 @@ def test_noise_belongs_to_a_cell_whatever_the_tile_window_and_dim_order(monkeypa
     cube = cell_id_cube({"time": 4, "lat": 6, "lon": 8}, gaps=0.3)
     about = metadata(cube, {"sample_size": {"lat": 4}, "overlap": 0.5}, fill_method="noise")
     first = predict_cube(IDENTITY, cube, about, keep_gaps=False)
-    monkeypatch.setattr("ml4cube.prediction.cube._TILE_CELLS", (1, 1))
+    monkeypatch.setattr("ml4cube.prediction.cube._BLOCK_CELLS", (1, 1))
     turned = cube.transpose("lon", "lat", "time")
     second = predict_cube(IDENTITY, turned, about, sample_size={"lat": 3}, keep_gaps=False)
     np.testing.assert_allclose(second.a.transpose(*cube.a.dims), first.a, rtol=1e-5)
@@ -677,6 +677,14 @@ def test_bad_arguments_are_named_before_any_work(tmp_path):
     ]
     assert predict_cube(IDENTITY, cube, batch_size=np.int64(3)).a.shape == (4, 4)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_float16_is_refused_for_netcdf_before_the_work(tmp_path):
+    cube = cell_id_cube({"time": 4, "lat": 4}).astype("float16")
+    with pytest.raises(InvalidValueError, match=r"x\.nc.* no float16, the dtype of target 'a'"):
+        predict_cube(FailingLater(), cube, out=tmp_path / "x.nc", batch_size=1)
+    assert list(tmp_path.iterdir()) == []
+    assert predict_cube(IDENTITY, cube, out=tmp_path / "x.zarr").a.dtype == np.float16
 
 
 def test_a_cube_that_does_not_fit_the_store_is_refused():

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xarray as xr
 
@@ -31,7 +32,15 @@ from ml4cube.demo.downscaling import (
     interpolate,
     open_truth,
 )
-from ml4cube.demo.report import draw_loss, draw_maps, draw_split, judge, kelvin, write_report
+from ml4cube.demo.report import (
+    CODES_IN_TIME_ORDER,
+    draw_loss,
+    draw_maps,
+    draw_split,
+    judge,
+    kelvin,
+    write_report,
+)
 from ml4cube.demo.train import build_model
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.prediction import predict_cube
@@ -69,22 +78,22 @@ def prepare_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise StoreExistsError(f"{folder} is a file; choose a folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
-    foreign = sorted({entry.name for entry in folder.glob("[!.]*")} - set(OUTPUTS))
+    foreign = sorted({path.name for path in folder.glob("[!.]*")} - set(OUTPUTS))
     if foreign:
         raise StoreExistsError(
             f"{folder} holds {', '.join(foreign[:3])}, which the demo did not make; nothing was "
             "touched, choose another folder with --out"
         )
     for name in OUTPUTS:
-        entry = folder / name
-        if entry.is_dir():
-            shutil.rmtree(entry)
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
         else:
-            entry.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def train(folder: Path, ranks: int, epochs: int) -> None:
-    """Start torchrun on this machine."""
+    """Train the network on so many processes of this machine, by torchrun."""
     threads = max(1, (os.cpu_count() or 1) // ranks) if not torch.cuda.is_available() else 1
     subprocess.run(
         [
@@ -109,7 +118,7 @@ def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> di
     with clock.stage("statistics"):
         cube = build_cube(truth, label["split"])
         statistics = get_statistics(cube)
-        guesses = baselines(truth, label["split"])
+        baseline_cube = baselines(truth, label["split"])
     with clock.stage("sampling"):
         sampler = MultiProcSampler(
             cube[[*FEATURES, TARGET, "split"]],
@@ -134,46 +143,42 @@ def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> di
         predicted = interpolate(truth) + cube["mean_detail"] + detail[TARGET]
         predicted = write_cube(predicted, truth, folder)
     with clock.stage("scores"):
-        held_out = (label["split"] == False).all([LAT, LON])  # noqa: E712 - 0 is test
-        test_truth = truth.isel(time=held_out.values)
-        candidates = {**guesses.data_vars, "network": predicted}
-        rmse = {
-            str(name): float(
-                score_cube(
-                    guess.isel(time=held_out.values).rename("sst").where(test_truth.notnull()),
-                    test_truth,
-                    metrics=["rmse"],
-                )["rmse"].item()
-            )
-            for name, guess in candidates.items()
-        }
+        part_of_month = label["split"].max([LAT, LON]).values
+        is_test = part_of_month == CODES_IN_TIME_ORDER["test"]
+        test_truth = truth.isel(time=is_test)
+        predictions = baseline_cube.assign(network=predicted)
+        scores = score_cube(
+            predictions.isel(time=is_test).where(test_truth.notnull()),
+            xr.Dataset(dict.fromkeys(predictions, test_truth)),
+            metrics="rmse",
+        )
+        rmse = {str(name): scores.rmse.sel(variable=name).item() for name in predictions}
         verdict = judge(rmse)
         history = json.loads((folder / "history.json").read_text())
-        best = min(range(len(history["val_loss"])), key=history["val_loss"].__getitem__)
+        best_epoch = int(np.argmin(history["val_loss"]))
         draw_loss(history, folder / "loss_curve.png")
-        month = {"time": int(held_out.values.nonzero()[0][0])}
+        first_test_month = {"time": int(is_test.argmax())}
+        best_baseline = verdict["best_baseline"]
         draw_maps(
-            truth.isel(month),
-            guesses[verdict["best_baseline"]].isel(month),
-            verdict["best_baseline"],
-            predicted.isel(month),
+            truth.isel(first_test_month),
+            baseline_cube[best_baseline].isel(first_test_month),
+            best_baseline,
+            predicted.isel(first_test_month),
             folder / "maps.png",
         )
-    per_step = label["split"].max([LAT, LON]).values
     report = {
         **verdict,
         "rmse_k": dict(sorted(rmse.items(), key=lambda item: item[1])),
         "grid": " × ".join(str(n) for n in truth.sizes.values()),
         "months": {
-            part: int((per_step == code).sum())
-            for part, code in {"train": 1, "excluded": 255, "val": 2, "test": 0}.items()
+            part: int((part_of_month == code).sum()) for part, code in CODES_IN_TIME_ORDER.items()
         },
         "statistics": statistics,
         "accounting": StoreMetadata.of(folder / "train.zarr").accounting,
         "ranks": ranks,
         "epochs": len(history["val_loss"]),
-        "best_epoch": best + 1,
-        "rank_table": history["ranks"][best],
+        "best_epoch": best_epoch + 1,
+        "rank_table": history["ranks"][best_epoch],
         "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
     }
     write_report(folder, report)

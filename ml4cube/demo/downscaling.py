@@ -34,9 +34,10 @@ def open_truth() -> xr.DataArray:
 
 
 def interpolate(truth: xr.DataArray) -> xr.DataArray:
-    """Average over blocks of cells, and interpolate the means bilinearly to the fine grid."""
-    # Means are over the sea cells of a block. If some of the four means around a cell are gaps, the
-    # weights of the others are increased. Longitude is cyclic.
+    """Average over the sea cells of blocks, and interpolate bilinearly to the fine grid.
+
+    Longitude is cyclic. If some of the four means around a cell are gaps, the others weigh more.
+    """
     means = truth.astype("float64").coarsen({LAT: FACTOR, LON: FACTOR}).mean()
     rows, columns = means.sizes[LAT], means.sizes[LON]
     fine_rows = (np.arange(truth.sizes[LAT]) + 0.5) / FACTOR - 0.5

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
-from ml4cube.core.split_plan import PARTS
 from ml4cube.demo.downscaling import LAT, LON
 from ml4cube.plotting import field_maps, loss_curve, split_map
 
 NEEDED_GAIN = 0.15
+# Of the split label; the excluded months are the buffer behind train.
+CODES_IN_TIME_ORDER = {"train": 1, "excluded": 255, "val": 2, "test": 0}
 
 
 def draw_split(truth: xr.DataArray, label: xr.DataArray, path: Path) -> None:
     """Draw the split over time, and one month of each part as a map."""
-    per_step = label.max([LAT, LON]).values
-    steps = [int(np.flatnonzero(per_step == code)[0]) for code in (PARTS["train"], 255, 2, 0)]
+    part_of_month = label.max([LAT, LON]).values
+    steps = [int((part_of_month == code).argmax()) for code in CODES_IN_TIME_ORDER.values()]
     figure = split_map(
         label, steps=steps, valid=truth.notnull(), title="Months of each part, cells of one month"
     )
@@ -55,13 +55,13 @@ def draw_maps(
 
 def judge(scores: Mapping[str, float]) -> dict[str, Any]:
     """Compare the network with the strongest baseline."""
-    simple = {name: value for name, value in scores.items() if name != "network"}
-    best = min(simple, key=simple.__getitem__)
-    gain = 1 - scores["network"] / simple[best]
+    baselines = {name: rmse for name, rmse in scores.items() if name != "network"}
+    best = min(baselines, key=baselines.__getitem__)
+    gain = 1 - scores["network"] / baselines[best]
     return {
         "rmse_model_k": scores["network"],
         "rmse_bilinear_k": scores["bilinear"],
-        "rmse_best_baseline_k": simple[best],
+        "rmse_best_baseline_k": baselines[best],
         "best_baseline": best,
         "improvement": gain,
         "needed_improvement": NEEDED_GAIN,

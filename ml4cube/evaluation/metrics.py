@@ -8,6 +8,7 @@ of batch averages are taken: they are wrong if batches or gaps are uneven.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
@@ -27,7 +28,7 @@ from ml4cube.preprocessing.area_weights import area_of, find_latitudes
 Cube = xr.Dataset | xr.DataArray
 Weights = xr.DataArray | str | None
 
-_USUAL = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted")
+_DEFAULT_METRICS = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted")
 _BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
 
 
@@ -138,31 +139,32 @@ class PairSums:
         if not (np.isfinite(w) & (w >= 0)).all():
             raise InvalidValueError("weights must be finite and not negative")
 
-        inside = group >= 0
-        known, given = np.isfinite(t), np.isfinite(p)
-        pair = inside & known & given
-        total = _GroupTotal(group[pair], n_groups)
-        p, t, w = p[pair], t[pair], w[pair]
+        has_group, has_truth, is_predicted = group >= 0, np.isfinite(t), np.isfinite(p)
+        is_pair = has_group & has_truth & is_predicted
+        by_group = _Groups(group[is_pair], n_groups)
+        p, t, w = p[is_pair], t[is_pair], w[is_pair]
         error = p - t
-        weight = total(w)
-        prediction_mean, truth_mean = total.mean(p, w, weight), total.mean(t, w, weight)
-        dp, dt = p - prediction_mean[total.ids], t - truth_mean[total.ids]
-        largest = np.zeros(n_groups)
-        np.maximum.at(largest, total.ids, np.abs(error))
+        weight = by_group.sum(w)
+        prediction_mean, truth_mean = by_group.mean(p, w, weight), by_group.mean(t, w, weight)
+        dp, dt = p - prediction_mean[by_group.ids], t - truth_mean[by_group.ids]
+        largest_error = np.zeros(n_groups)
+        np.maximum.at(largest_error, by_group.ids, np.abs(error))
         return cls(
-            count=np.bincount(total.ids, minlength=n_groups),
-            gaps=np.bincount(group[inside & ~known], minlength=n_groups),
-            unpredicted=np.bincount(group[inside & known & ~given], minlength=n_groups),
+            count=np.bincount(by_group.ids, minlength=n_groups),
+            gaps=np.bincount(group[has_group & ~has_truth], minlength=n_groups),
+            unpredicted=np.bincount(
+                group[has_group & has_truth & ~is_predicted], minlength=n_groups
+            ),
             weight=weight,
-            error=total(w * error),
-            absolute_error=total(w * np.abs(error)),
-            squared_error=total(w * error**2),
-            largest_error=largest,
+            error=by_group.sum(w * error),
+            absolute_error=by_group.sum(w * np.abs(error)),
+            squared_error=by_group.sum(w * error**2),
+            largest_error=largest_error,
             prediction_mean=prediction_mean,
             truth_mean=truth_mean,
-            prediction_m2=total(w * dp**2),
-            truth_m2=total(w * dt**2),
-            product_m2=total(w * dp * dt),
+            prediction_m2=by_group.sum(w * dp**2),
+            truth_m2=by_group.sum(w * dt**2),
+            product_m2=by_group.sum(w * dp * dt),
         )
 
     def merge(self, other: PairSums) -> PairSums:
@@ -208,13 +210,14 @@ class PairSums:
         return PairSums(**merged)
 
 
-class _GroupTotal:
-    """Sums of values by group."""
+class _Groups:
+    """Group of each pair; sums and means of values by group."""
 
     def __init__(self, ids: NDArray[Any], n_groups: int) -> None:
         self.ids, self.n_groups = ids.astype(np.intp), n_groups
 
-    def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of each group."""
         if self.n_groups == 1:  # np.sum adds pairwise, which bincount does not
             return np.array([values.sum()])
         sums = np.bincount(self.ids, weights=values, minlength=self.n_groups)
@@ -223,10 +226,10 @@ class _GroupTotal:
     def mean(
         self, values: NDArray[np.float64], w: NDArray[np.float64], weight: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Weighted mean of each group, 0 where a group has no weight; exact for a constant."""
-        mean = _ratio(self(w * values), weight, 0.0)
+        """Return the weighted mean of each group, 0 where it has no weight."""
+        mean = _ratio(self.sum(w * values), weight, 0.0)
         # correct for rounding, so that a constant has a spread of exactly 0
-        return mean + _ratio(self(w * (values - mean[self.ids])), weight, 0.0)
+        return mean + _ratio(self.sum(w * (values - mean[self.ids])), weight, 0.0)
 
 
 def _as_float64(values: ArrayLike) -> NDArray[np.float64]:
@@ -237,9 +240,10 @@ def _as_float64(values: ArrayLike) -> NDArray[np.float64]:
 
 
 def _ratio(
-    above: NDArray[np.float64], below: NDArray[np.float64], otherwise: float = np.nan
+    numerator: NDArray[np.float64], denominator: NDArray[np.float64], otherwise: float = np.nan
 ) -> NDArray[np.float64]:
-    return np.divide(above, below, out=np.full_like(above, otherwise), where=below > 0)
+    out = np.full_like(numerator, otherwise)
+    return np.divide(numerator, denominator, out=out, where=denominator > 0)
 
 
 def _mse(sums: PairSums) -> NDArray[np.float64]:
@@ -508,30 +512,32 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     >>> area_weights(xr.DataArray([0, 0], {"lat": [0.0, 60.0]}, "lat")).values.round(3).tolist()
     [1.0, 0.5]
     """
-    return _areas(cube, cube.variables if isinstance(cube, xr.Dataset) else {})[0]
+    return _described_areas(cube, cube.variables if isinstance(cube, xr.Dataset) else {})[0]
 
 
-def _areas(cube: Cube, others: Mapping[Any, xr.Variable]) -> tuple[xr.DataArray | None, str]:
-    """Return areas by the latitude of a cube, and their description; `others` may hold bounds."""
+def _described_areas(
+    cube: Cube, bounds: Mapping[Any, xr.Variable]
+) -> tuple[xr.DataArray | None, str]:
+    """Return the areas of cells, or None, with a description; `bounds` may have those of cells."""
     latitudes = find_latitudes(cube.coords)
     if not latitudes:
         return None, "none, no coordinate is a latitude"
     latitude = latitudes[0]
     coords = {name: c.variable for name, c in cube.coords.items()}
     try:
-        found = area_of(latitude, {**others, **coords})
+        areas = area_of(latitude, {**bounds, **coords})
     except UnknownAreaError as error:
         return None, f"none, {error}"
-    kind = f"{'cosine' if latitude.ndim > 1 else 'area of the bands'} of {latitude.name}"
-    attrs = {"long_name": kind, "units": "1"}
-    return xr.DataArray(found, name="area_weight", attrs=attrs), kind
+    description = f"{'cosine' if latitude.ndim > 1 else 'area of the bands'} of {latitude.name}"
+    attrs = {"long_name": description, "units": "1"}
+    return xr.DataArray(areas, name="area_weight", attrs=attrs), description
 
 
 def score_cube(
     prediction: xr.Dataset | xr.DataArray,
     truth: xr.Dataset | xr.DataArray,
     *,
-    metrics: str | Sequence[str] = _USUAL,
+    metrics: str | Sequence[str] = _DEFAULT_METRICS,
     by: str | xr.DataArray | Sequence[str | xr.DataArray] | None = None,
     weights: xr.DataArray | str | None = "area",
 ) -> xr.Dataset:
@@ -586,28 +592,30 @@ def score_cube(
                 f"{argument} must be a Dataset or DataArray, got {type(cube).__name__}"
             )
     pairs = _pairs(prediction, truth)
-    largest = max((p for p, _ in pairs.values()), key=lambda array: array.ndim)
-    each: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
-    groupings = [_Grouping.of(one, largest) for one in each if one is not None]
-    labels = {grouping.name: grouping.labels for grouping in groupings}
-    shape = tuple(array.size for array in labels.values())
-    others: dict[Any, xr.Variable] = {}
+    largest = max((predicted for predicted, _ in pairs.values()), key=lambda array: array.ndim)
+    labels: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
+    groupings = [_Grouping.of(one, largest) for one in labels if one is not None]
     # the truth wins: arithmetic on a prediction changes its bounds too
+    bounds: dict[Any, xr.Variable] = {}
     for cube in (prediction, truth):
-        others |= cube.variables if isinstance(cube, xr.Dataset) else {}
-    cell_weights = {name: _cell_weights(weights, p, t, others) for name, (p, t) in pairs.items()}
-    sums = [_sum_variable(p, t, groupings, cell_weights[name][0]) for name, (p, t) in pairs.items()]
-    columns = {
+        bounds |= cube.variables if isinstance(cube, xr.Dataset) else {}
+    sums, descriptions = [], {}
+    for name, (predicted, true) in pairs.items():
+        cell_weights, descriptions[name] = _cell_weights(weights, predicted, true, bounds)
+        sums.append(_sum_variable(predicted, true, groupings, cell_weights))
+    coords = {grouping.name: grouping.labels for grouping in groupings}
+    shape = tuple(grouping.labels.size for grouping in groupings)
+    scores = {
         metric: (
-            ("variable", *labels),
-            np.stack([_FORMULAS[metric](one).reshape(shape) for one in sums]),
+            ("variable", *coords),
+            np.stack([_FORMULAS[metric](variable).reshape(shape) for variable in sums]),
         )
         for metric in metrics
     }
-    kinds = {kind for _, kind in cell_weights.values()}
-    about = [f"{name}: {kind}" for name, (_, kind) in cell_weights.items()]
-    attrs = {"weights": "; ".join(kinds if len(kinds) == 1 else about)}
-    return xr.Dataset(columns, {"variable": [str(name) for name in pairs], **labels}, attrs)
+    distinct = set(descriptions.values())
+    by_variable = [f"{name}: {text}" for name, text in descriptions.items()]
+    attrs = {"weights": distinct.pop() if len(distinct) == 1 else "; ".join(by_variable)}
+    return xr.Dataset(scores, {"variable": [str(name) for name in pairs], **coords}, attrs)
 
 
 def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, xr.DataArray]]:
@@ -670,44 +678,18 @@ class _Grouping:
         return cls(name, xr.DataArray(labels, dims=name), xr.DataArray(codes, dims=by.dims))
 
 
-def _sum_variable(
-    prediction: xr.DataArray,
-    truth: xr.DataArray,
-    groupings: list[_Grouping],
-    weight: xr.DataArray | None,
-) -> PairSums:
-    """Sum over a variable, one block at a time, in a fixed order."""
-    along = [g.codes for g in groupings] + ([] if weight is None else [weight])
-    lacking = {d: n for a in along for d, n in a.sizes.items() if d not in prediction.dims}
-    prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
-    if weight is not None:
-        check_aligned("weights", weight, prediction)
-    shape = tuple(grouping.labels.size for grouping in groupings)
-    n_groups = int(np.prod(shape, dtype=np.int64))
-    sums = PairSums.empty(n_groups)
-    for slices in _blocks(prediction):
-        p, t = prediction.isel(slices), truth.isel(slices)
-        w = None if weight is None else _spread(weight, p, slices)
-        group: NDArray[Any] = np.zeros((), dtype=np.intp)
-        for grouping, n in zip(groupings, shape, strict=True):
-            code = _spread(grouping.codes, p, slices)
-            group = np.where((group < 0) | (code < 0), -1, group * n + code)
-        sums = sums.merge(PairSums.of(p.values, t.values, w, group, n_groups))
-    return sums
-
-
 def _cell_weights(
     weights: Weights,
     prediction: xr.DataArray,
     truth: xr.DataArray,
-    others: Mapping[Any, xr.Variable],
+    bounds: Mapping[Any, xr.Variable],
 ) -> tuple[xr.DataArray | None, str]:
     """Return the weights of a variable's cells, and their description."""
     if weights is None:
         return None, "none"
     if isinstance(weights, str):
         check_choice("weights", weights, ["area", None])
-        return _areas(prediction if find_latitudes(prediction.coords) else truth, others)
+        return _described_areas(prediction if find_latitudes(prediction.coords) else truth, bounds)
     if not isinstance(weights, xr.DataArray):
         raise InvalidTypeError(
             f"weights must be a DataArray, 'area' or None, got {type(weights).__name__}"
@@ -715,11 +697,30 @@ def _cell_weights(
     return weights, "given"
 
 
-def _spread(array: xr.DataArray, like: xr.DataArray, slices: dict[Hashable, slice]) -> NDArray[Any]:
-    """Return the part of `array` in `slices`, with an axis for every dim of `like`."""
-    part = array.isel({dim: slices[dim] for dim in array.dims})
-    lacking = [dim for dim in like.dims if dim not in part.dims]
-    return part.expand_dims(lacking).transpose(*like.dims).values
+def _sum_variable(
+    prediction: xr.DataArray,
+    truth: xr.DataArray,
+    groupings: list[_Grouping],
+    weights: xr.DataArray | None,
+) -> PairSums:
+    """Sum over a variable, one block at a time, in a fixed order."""
+    arrays = [grouping.codes for grouping in groupings] + ([] if weights is None else [weights])
+    missing = {d: n for a in arrays for d, n in a.sizes.items() if d not in prediction.dims}
+    prediction, truth = prediction.expand_dims(missing), truth.expand_dims(missing)
+    if weights is not None:
+        check_aligned("weights", weights, prediction)
+    shape = tuple(grouping.labels.size for grouping in groupings)
+    n_groups = math.prod(shape)
+    sums = PairSums.empty(n_groups)
+    for slices in _blocks(prediction):
+        p, t = prediction.isel(slices), truth.isel(slices)
+        w = None if weights is None else _in_block(weights, p, slices)
+        group: NDArray[Any] = np.zeros((), dtype=np.intp)
+        for grouping, n in zip(groupings, shape, strict=True):
+            code = _in_block(grouping.codes, p, slices)
+            group = np.where((group < 0) | (code < 0), -1, group * n + code)
+        sums = sums.merge(PairSums.of(p.values, t.values, w, group, n_groups))
+    return sums
 
 
 def _blocks(cube: xr.DataArray) -> Iterable[dict[Hashable, slice]]:
@@ -728,11 +729,18 @@ def _blocks(cube: xr.DataArray) -> Iterable[dict[Hashable, slice]]:
         return [{}]
     if 0 in cube.shape:
         return []
-    size = {str(d): n for d, n in cube.sizes.items()}
-    for dim, parts in zip(cube.dims, cube.chunks or (), strict=False):
-        size[str(dim)] = max(parts)
-    for dim in cube.dims:
-        rest = int(np.prod(list(size.values()), dtype=np.int64)) // size[str(dim)]
-        size[str(dim)] = max(1, min(size[str(dim)], _BLOCK_CELLS // rest))
-    grid = Grid.blocks({str(d): n for d, n in cube.sizes.items()}, size)
-    return ({dim: tile.slices[str(dim)] for dim in cube.dims} for tile in grid)
+    shape = {str(dim): n for dim, n in cube.sizes.items()}
+    size = shape | {str(dim): max(chunks) for dim, chunks in cube.chunksizes.items()}
+    for dim in shape:
+        cells_of_others = math.prod(size.values()) // size[dim]
+        size[dim] = max(1, min(size[dim], _BLOCK_CELLS // cells_of_others))
+    return (
+        {dim: block.slices[str(dim)] for dim in cube.dims} for block in Grid.blocks(shape, size)
+    )
+
+
+def _in_block(array: xr.DataArray, block: xr.DataArray, slices: dict[Hashable, slice]) -> Any:
+    """Return the values of an array in a block, with an axis of length 1 for dims that it lacks."""
+    part = array.isel({dim: slices[dim] for dim in array.dims})
+    missing = [dim for dim in block.dims if dim not in part.dims]
+    return part.expand_dims(missing).transpose(*block.dims).values

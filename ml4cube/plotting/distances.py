@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ from ml4cube.core.distance.variogram import Variogram
 from ml4cube.core.errors import InvalidValueError
 
 _BLUE, _ORANGE, _GREEN, _BLACK = "#0072B2", "#D55E00", "#009E73", "0.15"
-_LINES = ((_ORANGE, "-"), (_BLUE, "--"), (_GREEN, ":"), ("#CC79A7", "-."))
+_LINE_STYLES = ((_ORANGE, "-"), (_BLUE, "--"), (_GREEN, ":"), ("#CC79A7", "-."))
 
 
 def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variograms") -> Figure:
@@ -50,8 +51,8 @@ def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variogr
     rows = -(-len(variograms) // columns)
     figure = Figure(figsize=(3.4 * columns, 0.5 + 2.9 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, (dim, found) in zip(panels, variograms.items(), strict=False):
-        _draw_variogram(axes, dim, found)
+    for axes, (dim, variogram) in zip(panels, variograms.items(), strict=False):
+        _draw_variogram(axes, dim, variogram)
     for axes in panels[len(variograms) :]:
         axes.set_axis_off()
     for axes in panels[::columns]:
@@ -60,35 +61,35 @@ def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variogr
     return figure
 
 
-def _draw_variogram(axes: Axes, dim: str, found: Variogram) -> None:
+def _draw_variogram(axes: Axes, dim: str, variogram: Variogram) -> None:
     axes.set(title=dim, xlabel=f"distance along {dim} (cells)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    if found.lags.size:
+    if variogram.lags.size:
         # dot size shows the number of pairs, by which the fit weights them
-        size = 12 + 30 * np.sqrt(found.pairs / found.pairs.max())
-        axes.scatter(found.lags, found.semivariance, s=size, color=_BLUE, zorder=3)
-        top = max(float(found.semivariance.max()), found.sill if found.sill == found.sill else 0.0)
-        axes.set(xlim=(0, 1.05 * float(found.lags.max())), ylim=(0, 1.25 * top or 1.0))
-    if found.range == found.range:
-        lag = np.linspace(0, float(found.lags.max()) * 1.05, 200)[1:]
-        axes.plot(lag, found.at(lag), color=_ORANGE, lw=2)
-        axes.axhline(found.sill, color=_BLACK, ls=":", lw=1)
-        axes.axvline(found.range, color=_BLACK, ls="--", lw=1)
-        right = found.range > 0.6 * found.lags.max()
-        cells = f"{found.range:.3g}"
+        size = 12 + 30 * np.sqrt(variogram.pairs / variogram.pairs.max())
+        axes.scatter(variogram.lags, variogram.semivariance, s=size, color=_BLUE, zorder=3)
+        top = max(float(variogram.semivariance.max()), np.nan_to_num(variogram.sill))
+        axes.set(xlim=(0, 1.05 * float(variogram.lags.max())), ylim=(0, 1.25 * top or 1.0))
+    if not np.isnan(variogram.range):
+        lag = np.linspace(0, float(variogram.lags.max()) * 1.05, 200)[1:]
+        axes.plot(lag, variogram.at(lag), color=_ORANGE, lw=2)
+        axes.axhline(variogram.sill, color=_BLACK, ls=":", lw=1)
+        axes.axvline(variogram.range, color=_BLACK, ls="--", lw=1)
+        is_right = variogram.range > 0.6 * variogram.lags.max()
+        cells = f"{variogram.range:.3g}"
         axes.annotate(
-            f"range {cells} cell{'' if cells == '1' else 's'}\n({found.model})",
-            (found.range, axes.get_ylim()[1]),
-            xytext=(-4 if right else 4, -2),
+            f"range {cells} cell{'' if cells == '1' else 's'}\n({variogram.model})",
+            (variogram.range, axes.get_ylim()[1]),
+            xytext=(-4 if is_right else 4, -2),
             textcoords="offset points",
-            ha="right" if right else "left",
+            ha="right" if is_right else "left",
             va="top",
             fontsize=8,
         )
     else:
         axes.text(
-            0.04, 0.97, "\n".join(textwrap.wrap(found.reason, 34)), transform=axes.transAxes,
+            0.04, 0.97, "\n".join(textwrap.wrap(variogram.reason, 34)), transform=axes.transAxes,
             va="top", fontsize=8, color=_ORANGE,
         )  # fmt: skip
 
@@ -144,14 +145,16 @@ def distance_curves(
 def _draw_distances(
     axes: Axes, distances: Mapping[str, ArrayLike], unit: str, range_: float | None
 ) -> None:
-    known = {name: np.asarray(values, dtype=float).ravel() for name, values in distances.items()}
-    known = {name: np.sort(values[np.isfinite(values)]) for name, values in known.items()}
-    if not any(values.size for values in known.values()):
+    known = {}
+    for name, given in distances.items():
+        values = np.asarray(given, dtype=float)
+        known[name] = np.sort(values[np.isfinite(values)])
+    largest = max((float(values[-1]) for values in known.values() if values.size), default=None)
+    if largest is None:
         raise InvalidValueError(f"{list(distances)} have no finite distance")
-    largest = max(float(values[-1]) for values in known.values() if values.size)
     farthest = max(largest, range_ or 0.0)
     end = 1.05 * farthest or 1.0
-    for (name, values), (color, style) in zip(known.items(), _LINES * 9, strict=False):
+    for (name, values), (color, style) in zip(known.items(), cycle(_LINE_STYLES)):
         if values.size:
             x = np.concatenate([[0.0], values, [end]])
             y = np.concatenate([[0.0], np.arange(1, values.size + 1) / values.size, [1.0]])
@@ -211,7 +214,7 @@ def leakage_figure(
     names = ["\n".join(textwrap.wrap(name, 20)) for name in shares]
     axes[0].set_yticks(rows, names)
     axes[0].set(ylim=(len(shares) - 0.5, -0.5), xlabel="fraction of the test part (%)")
-    # beyond a full bar stands its number
+    # with room for the number beside a full bar
     axes[0].set(xlim=(0, 125), xticks=[0, 25, 50, 75, 100])
     axes[0].spines[["top", "right"]].set_visible(False)
     axes[0].set_title("too close to train", fontsize=10)

@@ -60,15 +60,15 @@ def field_maps(
     figure = Figure(figsize=(9, 0.6 + 1.35 * (len(fields) + len(errors))), layout="constrained")
     panels = figure.subplots(len(fields) + len(errors), 1, squeeze=False, sharex=True)[:, 0]
     units = next(iter(fields.values())).attrs.get("units", "")
-    shown = np.concatenate([np.ravel(field.values) for field in fields.values()])
-    low, high = np.nanpercentile(shown, [0.5, 99.5])
+    values = np.concatenate([np.ravel(field.values) for field in fields.values()])
+    low, high = np.nanpercentile(values, [0.5, 99.5])
     _draw_group(figure, panels[: len(fields)], fields, units, vmin=low, vmax=high, cmap="viridis")
     if errors:
-        wrong = np.concatenate([np.ravel(field.values) for field in errors.values()])
-        reach = float(np.nanpercentile(np.abs(wrong), 99.5)) or 1.0
+        differences = np.concatenate([np.ravel(field.values) for field in errors.values()])
+        largest = float(np.nanpercentile(np.abs(differences), 99.5)) or 1.0
         _draw_group(
             figure, panels[len(fields) :], errors, f"error ({units})" if units else "error",
-            vmin=-reach, vmax=reach, cmap="RdBu_r",
+            vmin=-largest, vmax=largest, cmap="RdBu_r",
         )  # fmt: skip
     panels[-1].set_xlabel(axis_name(next(iter(fields.values())), 1))
     if title:

@@ -67,44 +67,44 @@ def split_map(
     """
     label = _label_of(label, "label")
     time = find_time_dim(label.coords.values(), label.dims)
-    rest = [str(dim) for dim in label.dims if dim != time]
+    map_dims = [str(dim) for dim in label.dims if dim != time]
     steps = _positions(steps, label, time)
-    if (steps or aggregated or time is None) and len(rest) != 2:
+    if (steps or aggregated or time is None) and len(map_dims) != 2:
         raise InvalidValueError(
-            f"label must have two dims apart from time for maps, got {rest}; select one cell of "
-            "the others" + ("" if time is None else ", or leave out steps and aggregated")
+            f"label must have two dims apart from time for maps, got {map_dims}; select one cell "
+            "of the others" + ("" if time is None else ", or leave out steps and aggregated")
         )
     cells = _counting_cells(label, valid)
-    singles: list[tuple[str, xr.DataArray]] = []
-    shares: dict[str, xr.DataArray] = {}
+    part_maps: list[tuple[str, xr.DataArray]] = []
+    percentages: dict[str, xr.DataArray] = {}
     if time is None:
-        singles = [("", cells.transpose(*rest))]
-    elif aggregated:
-        last = cells.max(time)
-        if bool((last == cells.min(time)).where(last.notnull(), True).all()):
-            singles = [("all steps", last.transpose(*rest))]  # no cell changes its part
-        else:
-            found = _percentages(cells, [time])
-            shares = {
-                name: share.transpose(*rest) for name, share in found.items() if (share > 0).any()
-            }
-    if time is not None:
-        singles += [
-            (_step_name(label, time, step), cells.isel({time: step}).transpose(*rest))
-            for step in steps
-        ]
-    heights = [1.5] * (time is not None) + [1.0] * (len(singles) + len(shares))
+        part_maps = [("", cells.transpose(*map_dims))]
+    else:
+        if aggregated:
+            greatest, least = cells.max(time), cells.min(time)
+            if bool((greatest == least).where(greatest.notnull(), True).all()):
+                part_maps = [("all steps", greatest.transpose(*map_dims))]
+            else:
+                percentages = {
+                    part: share.transpose(*map_dims)
+                    for part, share in _percentages(cells, [time]).items()
+                    if (share > 0).any()
+                }
+        for step in steps:
+            field = cells.isel({time: step}).transpose(*map_dims)
+            part_maps.append((_step_name(label, time, step), field))
+    heights = [1.5] * (time is not None) + [1.0] * (len(part_maps) + len(percentages))
     figure = Figure(figsize=(8, 0.6 + 1.35 * sum(heights)), layout="constrained")
     rows = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     rows[0].set_title(title)
     if time is not None:
-        _draw_timeline(rows.pop(0), cells, time, rest)
+        _draw_timeline(rows.pop(0), cells, time, map_dims)
     maps = rows
-    for axes, (name, field) in zip(maps, singles, strict=False):
+    for axes, (name, field) in zip(maps, part_maps, strict=False):
         _draw_parts(axes, field)
         if name:
             axes.set_title(name, fontsize=9, loc="left")
-    for axes, (part, share) in zip(maps[len(singles) :], shares.items(), strict=True):
+    for axes, (part, share) in zip(maps[len(part_maps) :], percentages.items(), strict=True):
         ramp = LinearSegmentedColormap.from_list(part, ["white", PART_COLORS[part]])
         mesh = draw_field(axes, share, cmap=ramp, vmin=0, vmax=100)
         axes.set_title(f"fraction of time in {part}", fontsize=9, loc="left")
@@ -116,7 +116,7 @@ def split_map(
         axes.tick_params(labelbottom=False)
     if maps:
         field = cells.isel({time: 0}) if time is not None else cells
-        maps[-1].set_xlabel(axis_name(field.transpose(*rest), 1), fontsize=9)
+        maps[-1].set_xlabel(axis_name(field.transpose(*map_dims), 1), fontsize=9)
     present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
     _legend(figure, present, bool(maps) and valid is not None)
     return figure
@@ -274,26 +274,28 @@ def _percentages(cells: xr.DataArray, dims: Collection[Hashable]) -> dict[str, x
 
 
 def _draw_parts(axes: Axes, field: xr.DataArray) -> None:
-    number = xr.full_like(field, np.nan, dtype="float64")
-    for code, part in enumerate(PART_COLORS):
-        number = number.where(field != _PART_LABELS[part], code)
+    """Draw a map of labels, each in the colour of its part."""
+    color_index = xr.full_like(field, np.nan, dtype="float64")
+    for index, part in enumerate(PART_COLORS):
+        color_index = color_index.where(field != _PART_LABELS[part], index)
     edges = np.arange(len(PART_COLORS) + 1) - 0.5
     colors = ListedColormap(list(PART_COLORS.values()))
-    draw_field(axes, number, cmap=colors, norm=BoundaryNorm(edges, len(PART_COLORS)))
+    draw_field(axes, color_index, cmap=colors, norm=BoundaryNorm(edges, len(PART_COLORS)))
 
 
-def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) -> None:
+def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[str]) -> None:
+    """Draw a stacked bar per time step."""
     steps = np.arange(cells.sizes[time])
     # with many steps, white lines would cover the bars
-    lines = 0.4 if steps.size <= 120 else 0.0
-    below = np.zeros(steps.size)
-    for part, share in _percentages(cells, rest).items():
+    line_width = 0.4 if steps.size <= 120 else 0.0
+    bottom = np.zeros(steps.size)
+    for part, share in _percentages(cells, map_dims).items():
         height = share.fillna(0).values
         axes.bar(
-            steps, height, bottom=below, width=1.0, color=PART_COLORS[part],
-            edgecolor="white" if lines else PART_COLORS[part], lw=lines,
+            steps, height, bottom=bottom, width=1.0, color=PART_COLORS[part],
+            edgecolor="white" if line_width else PART_COLORS[part], lw=line_width,
         )  # fmt: skip
-        below = below + height
+        bottom = bottom + height
     axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), ylabel="cells (%)")
     axes.set_yticks([0, 50, 100])
     ticks = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))

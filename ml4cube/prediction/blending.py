@@ -1,8 +1,8 @@
 """Windows that cover every cell of a cube, and the blending of overlapping ones.
 
-Only index arithmetic. A region of cells is flattened row-major, and a window is the positions of
-its cells, so gathering windows and adding them back is one numpy call each, for any number and
-order of dims.
+Only index arithmetic. The windows of a block cover a box of cells. The box is flattened row-major,
+and a window is the positions of its cells, so gathering windows and adding them back is one numpy
+call each, for any number and order of dims.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -18,69 +19,75 @@ from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block
 
-# Least strides of a tile along an overlapping dim, so that few windows are computed twice.
+# Least strides of a block along an overlapping dim, so that few windows are computed twice.
 _FEWEST_STRIDES = 4
 
 
 @dataclass(frozen=True)
 class Cover:
-    """Windows that cover every cell of a cube."""
+    """Windows that cover every cell of a cube, a stride apart.
 
-    # Windows are a stride apart; the last one is shifted inward, so that all are whole.
+    The last window along a dim is shifted inward, so that all are whole. All three fields have
+    every dim of the cube.
+    """
 
-    # Dims and lengths of the cube.
+    # Length of the cube.
     shape: dict[str, int]
-    # Cells of a window along every dim.
-    size: dict[str, int]
-    # Cells that neighbours share along every dim.
+    # Cells of a window.
+    window: dict[str, int]
+    # Cells that neighbouring windows share.
     overlap: dict[str, int]
 
     @property
     def stride(self) -> dict[str, int]:
-        """Cells from one window's start to the next, except the last."""
-        return {dim: n - self.overlap[dim] for dim, n in self.size.items()}
+        """Cells from the start of a window to that of the next one, except the last."""
+        return {dim: n - self.overlap[dim] for dim, n in self.window.items()}
 
     def starts(self, dim: str) -> NDArray[np.intp]:
         """Return the first cell of each window along one dim."""
-        last = self.shape[dim] - self.size[dim]
+        last = self.shape[dim] - self.window[dim]
         regular = np.arange(0, last + 1, self.stride[dim], dtype=np.intp)
         return regular if regular[-1] == last else np.append(regular, last)
 
     def taper(self, dim: str) -> NDArray[np.float64]:
-        """Return the weights of a window's cells along one dim."""
-        size, shared = self.size[dim], self.overlap[dim]
-        nearest_end = np.minimum(np.arange(size), np.arange(size)[::-1])
-        share = np.minimum((nearest_end + 0.5) / max(shared, 0.5), 1.0)
+        """Return the weights of a window's cells along one dim: a squared sine at both ends."""
+        cells, shared = self.window[dim], self.overlap[dim]
+        from_end = np.minimum(np.arange(cells), np.arange(cells)[::-1])
+        share = np.minimum((from_end + 0.5) / max(shared, 0.5), 1.0)
         weights: NDArray[np.float64] = np.sin(share * (math.pi / 2)) ** 2
         return weights
 
-    def tile_size(self, chunks: Mapping[str, int], cells: int) -> dict[str, int]:
-        """Choose the size of the blocks that are predicted and written."""
+    def block_size(self, chunks: Mapping[str, int], most_cells: int) -> dict[str, int]:
+        """Choose blocks of whole strides, about as large as a chunk of the cube.
+
+        A block of more cells is halved along its longest dim. A block of few cells is doubled
+        along the last dims, in which cells lie side by side.
+        """
         stride = self.stride
         fewest = {d: _FEWEST_STRIDES if self.overlap[d] else 1 for d in self.shape}
-        count = {d: max(-(-chunks.get(d, 1) // stride[d]), fewest[d]) for d in self.shape}
+        strides = {d: max(-(-chunks.get(d, 1) // stride[d]), fewest[d]) for d in self.shape}
 
-        def tile() -> dict[str, int]:
-            return {d: min(count[d] * stride[d], n) for d, n in self.shape.items()}
+        def size() -> dict[str, int]:
+            return {d: min(strides[d] * stride[d], n) for d, n in self.shape.items()}
 
-        while math.prod(tile().values()) > cells:
-            largest = max(count, key=lambda d: count[d] / fewest[d])
-            if count[largest] <= fewest[largest]:
+        while math.prod(size().values()) > most_cells:
+            longest = max(strides, key=lambda d: strides[d] / fewest[d])
+            if strides[longest] <= fewest[longest]:
                 break
-            count[largest] = max(count[largest] // 2, fewest[largest])
+            strides[longest] = max(strides[longest] // 2, fewest[longest])
         for dim in reversed(self.shape):
-            while tile()[dim] < self.shape[dim] and 2 * math.prod(tile().values()) <= cells:
-                count[dim] *= 2
-        return tile()
+            while size()[dim] < self.shape[dim] and 2 * math.prod(size().values()) <= most_cells:
+                strides[dim] *= 2
+        return size()
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Windows that overlap one block, as positions in the flattened box that they cover."""
+    """All windows that overlap one block, and the box of cells that they cover."""
 
     cover: Cover
     block: Block
-    # Dims of a window, in the model's order.
+    # Dims of a window, in the model's order; along the others it has one cell.
     window_dims: tuple[str, ...]
 
     @cached_property
@@ -89,14 +96,15 @@ class Tile:
         starts = {}
         for dim, cells in self.block.slices.items():
             every = self.cover.starts(dim)
-            starts[dim] = every[(every < cells.stop) & (every + self.cover.size[dim] > cells.start)]
+            ends = every + self.cover.window[dim]
+            starts[dim] = every[(every < cells.stop) & (ends > cells.start)]
         return starts
 
     @property
     def box(self) -> dict[str, slice]:
         """Cells of the cube that the windows cover."""
         return {
-            dim: slice(int(starts[0]), int(starts[-1]) + self.cover.size[dim])
+            dim: slice(int(starts[0]), int(starts[-1]) + self.cover.window[dim])
             for dim, starts in self.starts.items()
         }
 
@@ -106,17 +114,9 @@ class Tile:
         return tuple(cells.stop - cells.start for cells in self.box.values())
 
     @property
-    def inner(self) -> tuple[slice, ...]:
-        """Slices of the block in the box."""
-        return tuple(
-            slice(cells.start - box.start, cells.stop - box.start)
-            for cells, box in zip(self.block.slices.values(), self.box.values(), strict=True)
-        )
-
-    @property
     def window_shape(self) -> tuple[int, ...]:
-        """Sizes of a window along `window_dims`."""
-        return tuple(self.cover.size[dim] for dim in self.window_dims)
+        """Cells of a window along each of `window_dims`."""
+        return tuple(self.cover.window[dim] for dim in self.window_dims)
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
@@ -125,14 +125,13 @@ class Tile:
         return reduce(np.multiply.outer, tapers, np.ones(())).ravel()
 
     def batches(self, batch_size: int) -> Iterator[NDArray[np.intp]]:
-        """Yield the positions of the cells of some windows at a time, in fixed order."""
+        """Yield the positions of the cells of some windows, shape (windows, cells)."""
         dims = list(self.starts)
         positions = np.arange(math.prod(self.shape)).reshape(self.shape)
-        windows = sliding_window_view(positions, [self.cover.size[dim] for dim in dims])
-        # dims that are not in `window_dims` have one cell
+        windows = sliding_window_view(positions, [self.cover.window[dim] for dim in dims])
         order = [*self.window_dims, *(dim for dim in dims if dim not in self.window_dims)]
-        axes = [len(dims) + dims.index(dim) for dim in order]
-        windows = windows.transpose(*range(len(dims)), *axes)
+        window_axes = [len(dims) + dims.index(dim) for dim in order]
+        windows = windows.transpose(*range(len(dims)), *window_axes)
         counts = [len(starts) for starts in self.starts.values()]
         for first in range(0, math.prod(counts), batch_size):
             ids = np.arange(first, min(first + batch_size, math.prod(counts)))
@@ -140,9 +139,17 @@ class Tile:
             corners = (s[i] - s[0] for s, i in zip(self.starts.values(), index, strict=True))
             yield windows[tuple(corners)].reshape(len(ids), -1)
 
+    def in_block(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Cut the block out of values in the box: shape (targets, cells) -> (targets, *block)."""
+        inner = [
+            slice(cells.start - box.start, cells.stop - box.start)
+            for cells, box in zip(self.block.slices.values(), self.box.values(), strict=True)
+        ]
+        return values.reshape(-1, *self.shape)[(slice(None), *inner)]
+
 
 class Blend:
-    """Weighted mean of overlapping windows in one box, without gaps."""
+    """Weighted mean of the predicted windows of a tile, each target by itself."""
 
     def __init__(self, targets: int, tile: Tile) -> None:
         self._tile = tile
@@ -150,7 +157,7 @@ class Blend:
         self._weight = np.zeros_like(self._sum)
 
     def add(self, positions: NDArray[np.intp], values: NDArray[np.float64]) -> None:
-        """Add predicted windows."""
+        """Add windows, shape (windows, targets, cells), at their positions; gaps do not count."""
         index = positions.ravel()
         for target, (total, weight) in enumerate(zip(self._sum, self._weight, strict=True)):
             value = values[:, target]
@@ -159,8 +166,8 @@ class Blend:
             np.add.at(total, index, (np.where(known, value, 0.0) * share).ravel())
             np.add.at(weight, index, share.ravel())
 
-    def block(self) -> NDArray[np.float64]:
-        """Return the mean over windows for the block's cells."""
+    def mean_in_block(self) -> NDArray[np.float64]:
+        """Return the means, shape (targets, *block); NaN where no window has a value."""
         mean = np.full_like(self._sum, np.nan)
         np.divide(self._sum, self._weight, out=mean, where=self._weight > 0)
-        return mean.reshape(-1, *self._tile.shape)[(slice(None), *self._tile.inner)]
+        return self._tile.in_block(mean)

@@ -1,4 +1,4 @@
-"""Coordinates, attributes and encodings of a predicted cube by the CF conventions."""
+"""Coordinates, attributes and encodings of a predicted cube, by the CF conventions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from ml4cube.cube.variables import cube_dims
 from ml4cube.sampling.cf_encoding import as_json, as_texts, in_numpy_dtype
 
 CONVENTIONS = "CF-1.11"
-MARK = "ml4cube_prediction"  # attribute of every predicted cube
+#: Attribute of every predicted cube, by which `predict_cube` recognizes its own.
+PREDICTION_ATTR = "ml4cube_prediction"
 
-# Attributes on the packing and range of values in the source.
-_STORAGE = ("_FillValue", "missing_value", "scale_factor", "add_offset", "dtype")
-_RANGES = ("valid_min", "valid_max", "valid_range", "actual_range")
+# Attributes on the packing and range of values in the source, which predictions do not have.
+_SOURCE_ATTRS = {
+    "_FillValue", "missing_value", "scale_factor", "add_offset", "dtype",
+    "valid_min", "valid_max", "valid_range", "actual_range",
+}  # fmt: skip
+# Attributes that name other variables.
 _REFERENCES = ("bounds", "climatology", "grid_mapping")
 _LATITUDE = {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"}
 _LONGITUDE = {"standard_name": "longitude", "units": "degrees_east", "axis": "X"}
-# What CF asks for, of coordinates whose name says what they are.
-_PLAIN_NAMES = {
+# Attributes that CF asks for, of coordinates with a usual name and no attributes.
+_ATTRS_BY_NAME = {
     "lat": _LATITUDE,
     "latitude": _LATITUDE,
     "lon": _LONGITUDE,
@@ -33,50 +37,92 @@ _PLAIN_NAMES = {
 }
 
 
-def describe(
+def empty_prediction(
     cube: xr.Dataset,
     dtypes: Mapping[str, np.dtype[Any]],
-    attrs: Mapping[str, Mapping[str, Any]],
-    tile_size: Mapping[str, int],
-    about: Mapping[str, Any],
+    source_attrs: Mapping[str, Mapping[str, Any]],
+    block_size: Mapping[str, int],
+    description: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Return the predicted cube without its values."""
+    """Return the predicted cube with gaps for values: targets by `dtypes`, lazy, in blocks."""
     dims = cube_dims(cube)
     targets = {
-        name: _target(cube, name, dtype, attrs.get(name, {}), tile_size)
+        name: _empty_target(cube, name, dtype, source_attrs.get(name, {}), block_size)
         for name, dtype in dtypes.items()
     }
     coords = {
-        name: _plain(coord.variable)
+        name: _in_memory(coord.variable)
         for name, coord in cube.coords.items()
         if set(coord.dims) <= set(dims)
     }
     for name, coord in coords.items():
         if not coord.attrs.keys() & {"standard_name", "units", "axis"}:
-            known = _PLAIN_NAMES.get(str(name).lower(), {})
+            by_name = _ATTRS_BY_NAME.get(str(name).lower(), {})
             # only coordinates of a dim have an axis
-            coord.attrs |= {k: v for k, v in known.items() if k != "axis" or coord.dims == (name,)}
-    described = [*targets.values(), *coords.values()]
-    named = [str(v.attrs[key]) for v in described for key in _REFERENCES if key in v.attrs]
-    carried = {
-        name: _plain(cube[name].variable)
-        for name in named
+            is_axis = coord.dims == (name,)
+            coord.attrs |= {key: v for key, v in by_name.items() if key != "axis" or is_axis}
+    referring = [*targets.values(), *coords.values()]
+    referred = [str(v.attrs[key]) for v in referring for key in _REFERENCES if key in v.attrs]
+    auxiliary = {
+        name: _in_memory(cube[name].variable)
+        for name in referred
         if name in cube.variables and name not in {*coords, *targets}
     }
-    result = xr.Dataset({**targets, **carried}, coords)
+    result = xr.Dataset({**targets, **auxiliary}, coords)
     for variable in result.variables.values():
         for key in _REFERENCES:
-            if variable.attrs.get(key, key) not in {*result.variables, key}:
-                del variable.attrs[key]  # it refers to a missing variable
+            if key in variable.attrs and variable.attrs[key] not in result.variables:
+                del variable.attrs[key]
     version = importlib.metadata.version("ml4cube")
     return result.assign_attrs(
         {
             **cube.attrs,
             "Conventions": CONVENTIONS,
-            "source": f"ml4cube {version}: model {about['model']}",
-            MARK: json.dumps({"version": version, **about}),
+            "source": f"ml4cube {version}: model {description['model']}",
+            PREDICTION_ATTR: json.dumps({"version": version, **description}),
         }
     )
+
+
+def _empty_target(
+    cube: xr.Dataset,
+    name: str,
+    dtype: np.dtype[Any],
+    source_attrs: Mapping[str, Any],
+    block_size: Mapping[str, int],
+) -> xr.Variable:
+    """Return gaps with the dims and attributes of a target in the cube, or else of the source."""
+    dims = cube_dims(cube)
+    attrs = source_attrs
+    if name in cube.data_vars:
+        attrs = _all_attrs(cube[name].variable)
+        own_dims = tuple(str(dim) for dim in cube[name].dims)
+        dims = own_dims if set(own_dims) == set(dims) else dims
+    shape = tuple(cube.sizes[dim] for dim in dims)
+    chunks = tuple(block_size[dim] for dim in dims)
+    gaps = da.full(shape, np.nan, dtype=dtype, chunks=chunks)  # type: ignore[no-untyped-call]
+    attrs = {key: value for key, value in attrs.items() if key not in _SOURCE_ATTRS}
+    if not {"standard_name", "long_name"} & set(attrs):
+        attrs["long_name"] = name
+    encoding = {"_FillValue": dtype.type(np.nan), "chunks": chunks}
+    return xr.Variable(dims, gaps, attrs, encoding)
+
+
+def _in_memory(source: xr.Variable) -> xr.Variable:
+    """Copy into memory; of the encoding keep only that of dates."""
+    copy = source.copy(deep=False).load()
+    copy.attrs = _all_attrs(source)
+    dates = copy.dtype.kind == "M" or copy.dtype == object
+    kept = ("units", "calendar", "dtype") if dates else ()
+    copy.encoding = {key: source.encoding[key] for key in kept if key in source.encoding}
+    copy.encoding["_FillValue"] = None  # CF coordinates have no gaps
+    return copy
+
+
+def _all_attrs(source: xr.Variable) -> dict[Any, Any]:
+    """Return the attributes, with those that ``decode_coords="all"`` moves into the encoding."""
+    moved = {key: source.encoding[key] for key in _REFERENCES if key in source.encoding}
+    return {**source.attrs, **moved}
 
 
 def storable(cube: xr.Dataset) -> xr.Dataset:
@@ -101,42 +147,3 @@ def _storable(variable: xr.Variable) -> xr.Variable:
 def _json_attrs(attrs: Mapping[Any, Any]) -> dict[str, Any]:
     encoded: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=as_json))
     return encoded
-
-
-def _target(
-    cube: xr.Dataset,
-    name: str,
-    dtype: np.dtype[Any],
-    known: Mapping[str, Any],
-    tile_size: Mapping[str, int],
-) -> xr.Variable:
-    dims = cube_dims(cube)
-    if name in cube.data_vars:
-        known = _attrs(cube[name].variable)
-        own = tuple(str(dim) for dim in cube[name].dims)
-        dims = own if set(own) == set(dims) else dims
-    shape = tuple(cube.sizes[dim] for dim in dims)
-    chunks = tuple(tile_size[dim] for dim in dims)
-    values = da.full(shape, np.nan, dtype=dtype, chunks=chunks)  # type: ignore[no-untyped-call]
-    attrs = {key: value for key, value in known.items() if key not in (*_STORAGE, *_RANGES)}
-    if not {"standard_name", "long_name"} & set(attrs):
-        attrs["long_name"] = name
-    encoding = {"_FillValue": dtype.type(np.nan), "chunks": chunks}
-    return xr.Variable(dims, values, attrs, encoding)
-
-
-def _plain(source: xr.Variable) -> xr.Variable:
-    """Copy into memory; of the encoding keep only that of dates."""
-    copy = source.copy(deep=False).load()
-    copy.attrs = _attrs(source)
-    dates = copy.dtype.kind == "M" or copy.dtype == object
-    kept = ("units", "calendar", "dtype") if dates else ()
-    copy.encoding = {key: source.encoding[key] for key in kept if key in source.encoding}
-    copy.encoding["_FillValue"] = None  # CF coordinates have no gaps
-    return copy
-
-
-def _attrs(source: xr.Variable) -> dict[Any, Any]:
-    """Return the attributes, with those that ``decode_coords="all"`` moves into the encoding."""
-    moved = {key: source.encoding[key] for key in _REFERENCES if key in source.encoding}
-    return {**source.attrs, **moved}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,37 +24,27 @@ from ml4cube.core.errors import (
     check_flags,
     check_whole,
 )
-from ml4cube.core.grid import Block, Grid, SizesLike, cell_ids, parse_overlap, parse_sizes
-from ml4cube.core.missing import check_mask, fill_gaps, find_gaps, flags_of
-from ml4cube.core.sample_spec import parse_names
-from ml4cube.core.scaling import Scaling
-from ml4cube.core.statistics import (
-    Statistics,
-    check_decoded,
-    offset_and_scale,
-    scale_values,
-    unscale_values,
-)
+from ml4cube.core.grid import Block, Grid, SizesLike, cell_ids
+from ml4cube.core.missing import fill_gaps, find_gaps, flags_of
+from ml4cube.core.statistics import scale_values, unscale_values
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
-from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.prediction.blending import Blend, Cover, Tile
-from ml4cube.prediction.cf import describe
+from ml4cube.prediction.cf import empty_prediction
 from ml4cube.prediction.output import Output, StoreOutput, check_free, parse_path
-from ml4cube.preprocessing.scaler import CubeScaler
-from ml4cube.preprocessing.scaling import given_statistics
+from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.progress import Stage
 from ml4cube.sampling.request import source_chunks
-from ml4cube.sampling.rescaling import scaling_of
-from ml4cube.store.format import StoreMetadata
 from ml4cube.training.ranks.dist import World, pick_device
 
 Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
+RunModel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+_OffsetScale = tuple[Any, Any]
 
 _BATCH_VALUES = 2**18  # input values in a batch of default size: 1 MB in float32
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
-_TILE_CELLS = (2**14, 2**20)  # a tile is a 64th of the cube, but never below or above these
+_BLOCK_CELLS = (2**14, 2**20)  # a block is a 64th of the cube, but never below or above these
 
 
 def predict_cube(
@@ -173,256 +162,103 @@ def predict_cube(
     if isinstance(mask, xr.DataArray):
         check_aligned("mask", mask, cube)
         cube, mask = cube.assign({_MASK: mask.variable}), _MASK
-    recipe = _Recipe.of(cube, store_or_stats, features, targets, sample_size, overlap, mask)
+    spec = PredictionSpec.of(cube, store_or_stats, features, targets, sample_size, overlap, mask)
     if batch_size is None:
-        cells = math.prod(recipe.cover.size.values())
-        batch_size = max(1, _BATCH_VALUES // (cells * len(recipe.features)))
+        window_values = math.prod(spec.cover.window.values()) * len(spec.features)
+        batch_size = max(1, _BATCH_VALUES // window_values)
     check_whole("batch_size", batch_size, 1)
     path = None if out is None else parse_path(out)
     if path is not None:
         check_free(path, overwrite)
-
     if not callable(model):
         raise InvalidTypeError(f"model must be a torch module or another callable, got {model!r}")
+
     world = World.current()
-    dtype = _input_dtype(model, cube, recipe)
-    least, most = _TILE_CELLS
-    cells = min(max(math.prod(recipe.cover.shape.values()) // 64, least), most)
-    largest = max((cube[name].variable for name in cube_variables(cube)[0]), key=lambda v: v.ndim)
-    tile_size = recipe.cover.tile_size(source_chunks(largest), cells)
-    default = np.dtype("f8" if dtype == torch.float64 else "f4")
-    own = {n: cube[n].dtype if n in cube.data_vars else default for n in recipe.targets}
-    dtypes = {n: d.newbyteorder("=") if d.kind == "f" else default for n, d in own.items()}
-    template = describe(cube, dtypes, recipe.attrs, tile_size, recipe.about(model))
-    grid = Grid.blocks(recipe.cover.shape, tile_size)
-    output = Output(template, recipe.targets, world)
+    input_dtype = _input_dtype(model, cube, spec)
+    dtypes = _target_dtypes(cube, spec.targets, input_dtype)
+    block_size = _block_size(cube, spec.cover)
+    description = _description(model, spec)
+    template = empty_prediction(cube, dtypes, spec.source_attrs, block_size, description)
+    output = Output(template, spec.targets, world)
     if path is not None:
-        output = StoreOutput(template, recipe.targets, world, path, overwrite)
-    with _ready(model, dtype, device) as runner:
-        reads = dict.fromkeys(filter(None, (*recipe.features, recipe.mask)))
-        predictor = _Predictor(runner, recipe, CubeReader.of(cube, reads), keep_gaps)
-        return _run(predictor, output, grid, batch_size, world, progress)
+        output = StoreOutput(template, spec.targets, world, path, overwrite)
+    with _model_runner(model, input_dtype, device) as run_model:
+        read = dict.fromkeys(filter(None, (*spec.features, spec.mask)))
+        predictor = _BlockPredictor(run_model, spec, CubeReader.of(cube, read), keep_gaps)
+        blocks = Grid.blocks(spec.cover.shape, block_size)
+        return _predict_blocks(predictor, blocks, output, batch_size, world, progress)
 
 
-@dataclass(frozen=True)
-class _Recipe:
-    """Windows of a prediction, their scaling, and the treatment of gaps."""
-
-    features: tuple[str, ...]
-    targets: tuple[str, ...]
-    cover: Cover
-    window_dims: tuple[str, ...]
-    scaling: Mapping[str, Scaling]
-    mask: str | None
-    mask_features: bool
-    # Of the store, if one was given.
-    metadata: StoreMetadata | None
-
-    @classmethod
-    def of(
-        cls,
-        cube: xr.Dataset,
-        source: Any,
-        features: str | Iterable[str] | None,
-        targets: str | Iterable[str] | None,
-        sample_size: SizesLike | None,
-        overlap: SizesLike | float | None,
-        mask: str | None,
-    ) -> _Recipe:
-        """Take from the source what was not given, and check everything against the cube."""
-        if isinstance(source, PTXrDataset):
-            features = source.features if features is None else features
-            targets = (source.targets or source.features) if targets is None else targets
-        metadata = _metadata(source)
-        shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
-        outputs = parse_names("targets", targets) or (metadata.targets if metadata else ())
-        inputs = parse_names("features", features)
-        if not inputs and metadata:
-            inputs = tuple(name for name in metadata.features if name not in outputs)
-        if not inputs:
-            inputs = _all_features(cube, outputs, mask)
-        unknown = [n for n in (*inputs, *outputs) if metadata and n not in metadata.variables]
-        if metadata and unknown:
-            raise InvalidValueError(
-                f"unknown variables {unknown}; the store has {list(metadata.variables)}; rename "
-                "variables of the cube, or give statistics"
-            )
-        spec = metadata.spec if metadata else None
-        if spec is not None and set(spec.dims) != set(shape):
-            raise InvalidValueError(
-                f"the dims of the cube must be those of the store, {spec.dims}, got "
-                f"{tuple(shape)}; rename them"
-            )
-        sizes, window_dims = _windows(shape, metadata, sample_size)
-        if overlap is None and spec is not None and sample_size is None:
-            shared = dict(zip(spec.dims, spec.overlap, strict=True))
-            cells = {dim: shared[dim] for dim in shape}
-        else:
-            cells = parse_overlap("overlap", overlap, sizes)
-        applied = spec.filter_var if spec and spec.apply_mask and mask is None else None
-        recipe = cls(
-            features=inputs,
-            targets=outputs or inputs,
-            cover=Cover(shape, sizes, cells),
-            window_dims=window_dims,
-            scaling=_scaling(source if metadata is None else metadata, cube, (*inputs, *outputs)),
-            mask=applied if applied in cube.variables else mask,
-            mask_features=applied in cube.variables,
-            metadata=metadata,
-        )
-        recipe._check(cube)
-        if recipe.settings.get("callback") is None:  # a callback may change units
-            recipe._warn_of_units(cube)
-        return recipe
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings of the call that made the store."""
-        return self.metadata.provenance.get("settings", {}) if self.metadata else {}
-
-    @property
-    def attrs(self) -> dict[str, dict[str, Any]]:
-        """Attributes of the variables that the store was made from."""
-        known = self.metadata.provenance.get("variables", {}) if self.metadata else {}
-        return {name: dict(about.get("attrs", {})) for name, about in known.items()}
-
-    def _check(self, cube: xr.Dataset) -> None:
-        for argument, names in (("features", self.features), ("mask", (self.mask,))):
-            for name in names:
-                if name is not None and name not in cube.variables:
-                    raise InvalidValueError(
-                        f"{argument}: unknown variable {name!r}; the cube has "
-                        f"{list(cube.data_vars)}"
-                    )
-                if name is not None and not set(cube[name].dims) <= set(self.cover.shape):
-                    raise InvalidValueError(
-                        f"{argument} must lie along {tuple(self.cover.shape)}, got {name!r} with "
-                        f"dims {cube[name].dims}"
-                    )
-        if self.mask is not None:
-            check_mask("mask", cube[self.mask].dtype)
-        for name in self.features:
-            if cube[name].dtype.kind not in "fiub":
-                raise InvalidTypeError(
-                    f"features must be numbers, got {name!r} of dtype {cube[name].dtype}"
-                )
-            check_decoded(name, cube[name].dtype, cube[name].attrs)
-
-    def _warn_of_units(self, cube: xr.Dataset) -> None:
-        """Warn if a feature has other units than in training."""
-        for name in self.features:
-            now, then = (
-                attrs.get("units") for attrs in (cube[name].attrs, self.attrs.get(name, {}))
-            )
-            if now is not None and then is not None and str(now).strip() != str(then).strip():
-                warnings.warn(
-                    f"features: {name!r} has units {now!r} in this cube and had {then!r} in "
-                    "training; unless both mean the same unit, convert the cube, or every "
-                    "prediction is wrong",
-                    stacklevel=4,
-                )
-
-    def about(self, model: Model) -> dict[str, Any]:
-        """Return a description for the attributes of the predicted cube, as JSON values."""
-        kind = type(model) if isinstance(model, torch.nn.Module) else model
-        return {
-            "model": getattr(kind, "__name__", type(model).__name__),
-            "features": self.features,
-            "targets": self.targets,
-            "window": self.cover.size,
-            "overlap": self.cover.overlap,
-        }
-
-
-def _metadata(source: Any) -> StoreMetadata | None:
-    """Return the metadata of a store or data set; refuse samples that a cube cannot give."""
-    if isinstance(source, Mapping | CubeScaler) and not isinstance(source, xr.Dataset):
-        return None
-    if not isinstance(source, PTXrDataset):
-        return source if isinstance(source, StoreMetadata | None) else StoreMetadata.of(source)
-    if source.metadata is None:
-        raise InvalidValueError(
-            "the data set was made from arrays without metadata; give statistics, features, "
-            "targets and sample_size instead"
-        )
-    added = source.channels[len(source.features) :]
-    if added or source.shifted:
-        found = f"coordinate features ({', '.join(added)})" if added else "a target offset"
-        raise InvalidValueError(
-            f"the data set has {found}, which predict_cube does not support; run the model over "
-            "PTXrDataset.take and use its to_dataset"
-        )
-    return source.metadata
-
-
-def _scaling(source: Any, cube: xr.Dataset, used: Iterable[str]) -> dict[str, Scaling]:
-    """Return offset and scale of every scaled variable, in every cell of the cube."""
-    if source is None or (isinstance(source, StoreMetadata) and source.spec.scale_fn is None):
-        return {}
-    are_pairs = isinstance(source, Mapping) and not isinstance(source, Statistics)
-    given, how = (source, "standardize") if are_pairs else given_statistics(source, "standardize")
-    # statistics of unused variables need not match this cube
-    chosen = {name: given[name] for name in used if name in given}
-    if given and not chosen:
-        raise InvalidValueError(
-            f"store_or_stats has statistics of {list(given)}, but not of the features or targets "
-            f"{list(used)}"
-        )
-    if are_pairs:
-        return {
-            name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, how))
-            for name, pair in chosen.items()
-        }
-    return scaling_of(Statistics(chosen, given.part), how, cube, cube_dims(cube))
-
-
-def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
-    """Return all numeric variables except targets, mask and split label."""
-    names, _ = cube_variables(cube, mask)
-    found = tuple(n for n in names if n not in targets and cube[n].dtype.kind in "fiub")
-    if not found:
-        raise InvalidValueError(
-            f"no feature is left for the targets {list(targets)}; the cube has "
-            f"{list(cube.data_vars)}"
-        )
-    return found
-
-
-def _windows(
-    shape: dict[str, int], metadata: StoreMetadata | None, sample_size: SizesLike | None
-) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the window size along every dim, and the window's dims in the model's order."""
-    if sample_size is None and metadata is not None:
-        spec = metadata.spec
-        sizes = dict(zip(spec.dims, spec.size, strict=True))
-        too_long = {dim: n for dim, n in sizes.items() if n > shape[dim]}
-        if too_long:
-            raise InvalidValueError(
-                f"windows of the store have {too_long} cells, the cube only {shape}; predict a "
-                "larger cube, or give sample_size if the model takes smaller windows"
-            )
-        return {dim: sizes[dim] for dim in shape}, spec.window_dims
-    given = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
-    sizes = {dim: given.get(dim, 1) for dim in shape}
-    order = metadata.spec.dims if metadata is not None else tuple(shape)
-    return sizes, tuple(dim for dim in order if sizes[dim] > 1)
-
-
-def _input_dtype(model: Model, cube: xr.Dataset, recipe: _Recipe) -> torch.dtype:
+def _input_dtype(model: Model, cube: xr.Dataset, spec: PredictionSpec) -> torch.dtype:
     """Return the dtype of the model's parameters, or that of the cube if it has none."""
     if not isinstance(model, torch.nn.Module):
         return torch.float32
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
             return tensor.dtype
-    double = any(cube[name].dtype == np.float64 for name in recipe.features)
+    double = any(cube[name].dtype == np.float64 for name in spec.features)
     return torch.float64 if double else torch.float32
+
+
+def _target_dtypes(
+    cube: xr.Dataset, targets: Iterable[str], input_dtype: torch.dtype
+) -> dict[str, np.dtype[Any]]:
+    """Return the dtype of each predicted target: its own in the cube if that is a float."""
+    default = np.dtype("f8" if input_dtype == torch.float64 else "f4")
+    dtypes = {}
+    for name in targets:
+        given = cube[name].dtype if name in cube.data_vars else default
+        dtypes[name] = given.newbyteorder("=") if given.kind == "f" else default
+    return dtypes
+
+
+def _block_size(cube: xr.Dataset, cover: Cover) -> dict[str, int]:
+    """Choose the size of the blocks that are predicted and written, near the cube's chunks."""
+    fewest, most = _BLOCK_CELLS
+    cells = min(max(math.prod(cover.shape.values()) // 64, fewest), most)
+    variables = (cube[name].variable for name in cube_variables(cube)[0])
+    largest = max(variables, key=lambda variable: variable.ndim)
+    return cover.block_size(source_chunks(largest), cells)
+
+
+def _description(model: Model, spec: PredictionSpec) -> dict[str, Any]:
+    """Describe model and windows in JSON values, for the attributes of the predicted cube."""
+    named = type(model) if isinstance(model, torch.nn.Module) else model
+    return {
+        "model": getattr(named, "__name__", type(model).__name__),
+        "features": spec.features,
+        "targets": spec.targets,
+        "window": spec.cover.window,
+        "overlap": spec.cover.overlap,
+    }
+
+
+@contextmanager
+def _model_runner(
+    model: Model, dtype: torch.dtype, device: str | torch.device | None
+) -> Iterator[RunModel]:
+    """Yield a function that runs the model in eval mode; restore its mode and device at the end."""
+    if not isinstance(model, torch.nn.Module):
+        yield partial(_run_model, model, pick_device(device or "cpu"), dtype)
+        return
+    # the forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
+    # numbers of blocks
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    tensors = [*module.parameters(), *module.buffers()]
+    original_device = tensors[0].device if tensors else torch.device("cpu")
+    target_device = original_device if device is None else pick_device(device)
+    training_modes = {part: part.training for part in module.modules()}
+    try:
+        yield partial(_run_model, module.to(target_device).eval(), target_device, dtype)
+    finally:
+        for part, mode in training_modes.items():
+            part.training = mode
+        module.to(original_device)
 
 
 def _run_model(
     model: Model, device: torch.device, dtype: torch.dtype, x: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Call a model with a numpy array."""
     with torch.no_grad():
         y = model(torch.from_numpy(x).to(dtype).to(device))
     if not isinstance(y, torch.Tensor):
@@ -431,127 +267,168 @@ def _run_model(
     return result
 
 
-@contextmanager
-def _ready(
-    model: Model, dtype: torch.dtype, device: str | torch.device | None
-) -> Iterator[Callable[[NDArray[np.float64]], NDArray[np.float64]]]:
-    """Set the model to eval mode on the device; restore its mode and device afterwards."""
-    if not isinstance(model, torch.nn.Module):
-        yield partial(_run_model, model, pick_device(device or "cpu"), dtype)
-        return
-    # the forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
-    # numbers of blocks
-    module = model.module if isinstance(model, DistributedDataParallel) else model
-    tensors = [*module.parameters(), *module.buffers()]
-    original = tensors[0].device if tensors else torch.device("cpu")
-    target = original if device is None else pick_device(device)
-    modes = {part: part.training for part in module.modules()}
+def _predict_blocks(
+    predictor: _BlockPredictor,
+    blocks: Grid,
+    output: Output,
+    batch_size: int,
+    world: World,
+    progress: bool,
+) -> xr.Dataset:
+    """Predict all blocks, shared among the ranks."""
     try:
-        yield partial(_run_model, module.to(target).eval(), target, dtype)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-        module.to(original)
+        with _all_ranks_or_none(world):
+            if world.is_main:
+                output.begin()
+        with _all_ranks_or_none(world):
+            ids = range(world.rank, len(blocks), world.size)
+            show = progress and world.is_main
+            with Stage("predicting", len(ids), "blocks", show=show) as stage:
+                for id in ids:
+                    block = blocks.block(id)
+                    output.write(block.slices, predictor.predict(block, batch_size))
+                    stage.update()
+        with _all_ranks_or_none(world):
+            if world.is_main:
+                output.publish()
+    except BaseException:
+        if world.is_main:
+            output.discard()
+        raise
+    return output.result()
+
+
+@contextmanager
+def _all_ranks_or_none(world: World) -> Iterator[None]:
+    """Fail on every rank if one fails."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    messages = world.gather_objects(failure and f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for rank, message in enumerate(messages):
+        if message is not None:
+            raise RunError(f"prediction stopped because rank {rank} failed: {message}")
 
 
 @dataclass(frozen=True)
-class _Predictor:
-    """Prediction of one block of cells at a time."""
+class _BlockPredictor:
+    """Prediction of one block of cells at a time.
 
-    run: Callable[[NDArray[np.float64]], NDArray[np.float64]]
-    recipe: _Recipe
+    The windows of a block cover a box, somewhat larger than the block. Arrays of cells are
+    flattened: row-major over the box.
+    """
+
+    run_model: RunModel
+    spec: PredictionSpec
     reader: CubeReader
     keep_gaps: bool
 
-    def block(self, block: Block, batch_size: int) -> NDArray[np.float64]:
-        """Return the targets of a block, shape (targets, *block), in physical units."""
-        recipe = self.recipe
-        tile = Tile(recipe.cover, block, recipe.window_dims)
-        cells = self.reader.read(tile.box)
-        values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in recipe.features}
-        inside = np.ones(values[recipe.features[0]].shape, bool)
-        if recipe.mask is not None:
-            inside = flags_of(cells[recipe.mask]).reshape(-1)
-        if recipe.mask_features:
-            for name, array in values.items():
-                if array.dtype.kind == "f":
-                    values[name] = np.where(inside, array, array.dtype.type(np.nan))
-        gap_cells = self._gap_cells(values, inside)
-        wanted = ~np.logical_and.reduce(gap_cells)
-        scaling = {}
-        for name in recipe.scaling.keys() & values.keys():
-            pair = recipe.scaling[name].in_box(tile.box, values[name].reshape(tile.shape))
-            scaling[name] = [
-                np.broadcast_to(one, tile.shape).reshape(-1) if np.ndim(one) else one
-                for one in pair
-            ]
-        blend = Blend(len(recipe.targets), tile)
+    def predict(self, block: Block, batch_size: int) -> dict[str, xr.Variable]:
+        """Return the targets in a block, in physical units."""
+        spec = self.spec
+        tile = Tile(spec.cover, block, spec.window_dims)
+        values, in_mask = self._read(tile)
+        gaps = self._gaps(values, in_mask)
+        predictable = ~np.logical_and.reduce(gaps)
+        scaling = self._scaling(values, tile)
+        blend = Blend(len(spec.targets), tile)
         for positions in tile.batches(batch_size):
             # skip windows of only gaps
-            positions = positions[np.take(wanted, positions).any(axis=1)]
+            positions = positions[predictable[positions].any(axis=1)]
             if len(positions):
-                blend.add(positions, self._windows(values, positions, tile, scaling))
-        result = blend.block()
-        gaps = gap_cells.reshape(-1, *tile.shape)[(slice(None), *tile.inner)]
-        for target, name in enumerate(recipe.targets):
-            if name in recipe.scaling:
-                offset, scale = recipe.scaling[name].in_box(block.slices)
-                result[target] = unscale_values(result[target], offset, scale)
-            result[target][gaps[target]] = np.nan
-        return result
+                blend.add(positions, self._predict_windows(values, positions, tile, scaling))
+        means = blend.mean_in_block()
+        gaps_in_block = tile.in_block(gaps)
+        for target, name in enumerate(spec.targets):
+            if name in spec.scaling:
+                offset, scale = spec.scaling[name].in_box(block.slices)
+                means[target] = unscale_values(means[target], offset, scale)
+            means[target][gaps_in_block[target]] = np.nan
+        return {n: xr.Variable(block.dims, m) for n, m in zip(spec.targets, means, strict=True)}
 
-    def _gap_cells(
-        self, values: Mapping[str, NDArray[Any]], inside: NDArray[np.bool_]
+    def _read(self, tile: Tile) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+        """Return the features in the box of a tile, and its cells inside the mask."""
+        spec = self.spec
+        cells = self.reader.read(tile.box)
+        values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in spec.features}
+        if spec.mask is None:
+            return values, np.ones(math.prod(tile.shape), bool)
+        in_mask = flags_of(cells[spec.mask]).reshape(-1)
+        if spec.masks_features:
+            for name, array in values.items():
+                if array.dtype.kind == "f":
+                    values[name] = np.where(in_mask, array, array.dtype.type(np.nan))
+        return values, in_mask
+
+    def _gaps(
+        self, values: Mapping[str, NDArray[Any]], in_mask: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Return the cells of the box that become gaps, for each target."""
-        targets = self.recipe.targets
+        """Return the cells of the box that become gaps, shape (targets, cells)."""
+        targets = self.spec.targets
         if not self.keep_gaps:
-            return np.broadcast_to(~inside, (len(targets), inside.size))
+            return np.broadcast_to(~in_mask, (len(targets), in_mask.size))
         gaps = {name: find_gaps(array) for name, array in values.items()}
-        everywhere = np.stack(list(gaps.values())).all(axis=0)
-        return np.stack([~inside | gaps.get(name, everywhere) for name in targets])
+        in_all_features = np.stack(list(gaps.values())).all(axis=0)
+        return np.stack([~in_mask | gaps.get(name, in_all_features) for name in targets])
 
-    def _windows(
+    def _scaling(self, values: Mapping[str, NDArray[Any]], tile: Tile) -> dict[str, _OffsetScale]:
+        """Return offset and scale of each feature: numbers, or one for each cell of the box."""
+        scaling = {}
+        for name in self.spec.scaling.keys() & values.keys():
+            pair = self.spec.scaling[name].in_box(tile.box, values[name].reshape(tile.shape))
+            offset, scale = (
+                np.broadcast_to(number, tile.shape).reshape(-1) if np.ndim(number) else number
+                for number in pair
+            )
+            scaling[name] = offset, scale
+        return scaling
+
+    def _predict_windows(
         self,
         values: Mapping[str, NDArray[Any]],
         positions: NDArray[np.intp],
         tile: Tile,
-        scaling: Mapping[str, Sequence[Any]],
+        scaling: Mapping[str, _OffsetScale],
     ) -> NDArray[np.float64]:
-        """Predict some windows; return the scaled results, shape (windows, targets, cells)."""
-        recipe = self.recipe
-        x = np.empty((len(positions), len(recipe.features), positions.shape[1]))
+        """Return the scaled targets of some windows, shape (windows, targets, cells)."""
+        spec = self.spec
+        x = np.empty((len(positions), len(spec.features), positions.shape[1]))
         for channel, (name, array) in enumerate(values.items()):
-            samples = self._filled(name, array[positions], tile, positions)
+            samples = self._fill(name, array[positions], tile, positions)
             offset, scale = (
-                one[positions] if np.ndim(one) else one for one in scaling.get(name, (0.0, 1.0))
+                number[positions] if np.ndim(number) else number
+                for number in scaling.get(name, (0.0, 1.0))
             )
             x[:, channel] = scale_values(samples, offset, scale, np.float64)
         x = x.reshape(*x.shape[:2], *tile.window_shape)
         try:
-            y = self.run(x)
+            y = self.run_model(x)
         except Exception as error:
-            window = {dim: recipe.cover.size[dim] for dim in recipe.window_dims}
+            window = {dim: spec.cover.window[dim] for dim in spec.window_dims}
             error.add_note(
-                f"the model was given X of shape {x.shape}: features {list(recipe.features)}, "
+                f"the model was given X of shape {x.shape}: features {list(spec.features)}, "
                 f"windows {window or 'of a single point (sample_size= makes larger ones)'}"
             )
             raise
-        expected = (len(x), len(recipe.targets), *tile.window_shape)
+        expected = (len(x), len(spec.targets), *tile.window_shape)
         if y.shape != expected and not (
-            len(recipe.targets) == 1 and y.shape == (len(x), *tile.window_shape)
+            len(spec.targets) == 1 and y.shape == (len(x), *tile.window_shape)
         ):
             raise InvalidValueError(
-                f"the model must return shape {expected} for the targets {list(recipe.targets)} "
+                f"the model must return shape {expected} for the targets {list(spec.targets)} "
                 f"and X of shape {x.shape}, got {y.shape}"
             )
-        return y.reshape(len(x), len(recipe.targets), -1)
+        return y.reshape(len(x), len(spec.targets), -1)
 
-    def _filled(
+    def _fill(
         self, name: str, samples: NDArray[Any], tile: Tile, positions: NDArray[np.intp]
     ) -> NDArray[Any]:
         """Fill the gaps of samples as in training."""
-        metadata, settings = self.recipe.metadata, self.recipe.settings
+        metadata, settings = self.spec.metadata, self.spec.store_settings
         method = metadata.spec.fill_of(name) if metadata else None
         if metadata is None or method is None or samples.dtype.kind != "f":
             return samples
@@ -559,7 +436,7 @@ class _Predictor:
             _check_filled(name, samples, method, settings["callback"])
         # stores of older versions have only the statistics of the samples
         known = (metadata.fill or metadata.statistics).get(name)
-        ids = cell_ids(self.recipe.cover.shape, tile.box).ravel() if method == "noise" else None
+        ids = cell_ids(self.spec.cover.shape, tile.box).ravel() if method == "noise" else None
         return fill_gaps(
             samples,
             method,
@@ -580,53 +457,3 @@ def _check_filled(name: str, samples: NDArray[Any], method: str, callback: str) 
             f"{callback!r}; fill them in ds before you apply the callback to it, and give mask= to "
             "make them gaps again"
         )
-
-
-@contextmanager
-def _together(world: World) -> Iterator[None]:
-    """Fail on every rank if one fails."""
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    reports = world.gather_objects(failure and f"{type(failure).__name__}: {failure}")
-    if failure is not None:
-        raise failure
-    for rank, report in enumerate(reports):
-        if report is not None:
-            raise RunError(f"prediction stopped because rank {rank} failed: {report}")
-
-
-def _run(
-    predictor: _Predictor,
-    output: Output,
-    grid: Grid,
-    batch_size: int,
-    world: World,
-    progress: bool,
-) -> xr.Dataset:
-    """Predict all blocks, shared among the ranks."""
-    targets = predictor.recipe.targets
-    try:
-        with _together(world):
-            if world.is_main:
-                output.begin()
-        with _together(world):
-            mine = range(world.rank, len(grid), world.size)
-            show = progress and world.is_main
-            with Stage("predicting", len(mine), "blocks", show=show) as stage:
-                for id in mine:
-                    block = grid.block(id)
-                    values = predictor.block(block, batch_size)
-                    cells = (xr.Variable(block.dims, one) for one in values)
-                    output.write(block.slices, dict(zip(targets, cells, strict=True)))
-                    stage.update()
-        with _together(world):
-            if world.is_main:
-                output.publish()
-    except BaseException:
-        if world.is_main:
-            output.discard()
-        raise
-    return output.result()

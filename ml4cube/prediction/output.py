@@ -22,26 +22,27 @@ import zarr
 from zarr.errors import ZarrUserWarning
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
-from ml4cube.prediction.cf import MARK, storable
+from ml4cube.prediction.cf import PREDICTION_ATTR, storable
 from ml4cube.store.folders import sync_path
 from ml4cube.training.ranks.dist import World
 
 _NETCDF = (".nc", ".nc4")
 
-Block = Mapping[str, xr.Variable]
+Slices = Mapping[str, slice]
+Targets = Mapping[str, xr.Variable]
 
 
 class Output:
-    """Cube in memory, on every rank; takes blocks from any rank, in any order."""
+    """Predicted cube in memory, on every rank; takes blocks from any rank, in any order."""
 
     def __init__(self, template: xr.Dataset, targets: tuple[str, ...], world: World) -> None:
         self._template, self._targets, self._world = template, targets, world
-        self._blocks: list[tuple[Mapping[str, slice], Block]] = []
+        self._blocks: list[tuple[Slices, Targets]] = []
 
     def begin(self) -> None:
         """Prepare the output; called on rank 0."""
 
-    def write(self, slices: Mapping[str, slice], block: Block) -> None:
+    def write(self, slices: Slices, block: Targets) -> None:
         """Store one block of every target."""
         self._blocks.append((slices, block))
 
@@ -65,7 +66,7 @@ class Output:
 
 
 class StoreOutput(Output):
-    """Cube as a zarr store that all ranks write, or as a netCDF file converted from one."""
+    """Predicted cube as a zarr store that all ranks write, or as a netCDF file made from one."""
 
     def __init__(
         self,
@@ -75,15 +76,21 @@ class StoreOutput(Output):
         path: Path,
         overwrite: bool,
     ) -> None:
+        for name in targets:
+            if path.suffix in _NETCDF and template[name].dtype == np.float16:
+                raise InvalidValueError(
+                    f"out={path.name!r}: netCDF has no float16, the dtype of target {name!r}; "
+                    "write '.zarr', or convert the cube, as with ds.astype('float32')"
+                )
         super().__init__(storable(template), targets, world)
         self._path, self._overwrite = path, overwrite
         name = world.share(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-        self._hidden = path.parent / name
-        self._store = self._hidden / "cube.zarr"
+        self._hidden_folder = path.parent / name
+        self._store = self._hidden_folder / "cube.zarr"
 
     def begin(self) -> None:
         """Write everything but the targets' values to the hidden folder."""
-        self._hidden.mkdir()
+        self._hidden_folder.mkdir()
         with warnings.catch_warnings():
             # zarr warns that other readers may ignore it; they read the separate files
             warnings.filterwarnings("ignore", "Consolidated metadata", ZarrUserWarning)
@@ -93,7 +100,7 @@ class StoreOutput(Output):
     def _arrays(self) -> zarr.Group:
         return zarr.open_group(self._store, mode="r+")
 
-    def write(self, slices: Mapping[str, slice], block: Block) -> None:
+    def write(self, slices: Slices, block: Targets) -> None:
         """Write one block of every target; blocks are whole chunks, so ranks do not conflict."""
         for name, values in block.items():
             dims = [str(dim) for dim in self._template[name].dims]
@@ -102,18 +109,18 @@ class StoreOutput(Output):
 
     def publish(self) -> None:
         """Move the complete cube to its path."""
-        ready = self._store
+        complete = self._store
         if self._path.suffix in _NETCDF:
-            ready = self._hidden / "cube.nc"
-            _to_netcdf(self._store, ready, self._targets)
-        for path in (ready, *ready.rglob("*")):
+            complete = self._hidden_folder / "cube.nc"
+            _to_netcdf(self._store, complete, self._targets)
+        for path in (complete, *complete.rglob("*")):
             sync_path(path)
         check_free(self._path, self._overwrite)  # again: it may have been created meanwhile
-        replaced = self._hidden / "replaced"
+        replaced = self._hidden_folder / "replaced"
         if os.path.lexists(self._path):
             self._path.rename(replaced)
         try:
-            ready.rename(self._path)
+            complete.rename(self._path)
         except OSError:
             if os.path.lexists(replaced):  # or it would be removed with the hidden folder
                 replaced.rename(self._path)
@@ -122,11 +129,11 @@ class StoreOutput(Output):
 
     def result(self) -> xr.Dataset:
         """Open the complete cube."""
-        return open_prediction(self._path)
+        return _open_prediction(self._path)
 
     def discard(self) -> None:
         """Remove the hidden folder."""
-        shutil.rmtree(self._hidden, ignore_errors=True)
+        shutil.rmtree(self._hidden_folder, ignore_errors=True)
 
 
 def parse_path(out: str | os.PathLike[str]) -> Path:
@@ -158,18 +165,18 @@ def check_free(path: Path, overwrite: bool) -> None:
     if not overwrite:
         raise StoreExistsError(f"{path} exists; choose another path or pass overwrite=True")
     try:
-        with open_prediction(path) as there:
-            ours = MARK in there.attrs
+        with _open_prediction(path) as cube:
+            replaceable = PREDICTION_ATTR in cube.attrs
     except Exception:  # what cannot be opened is not a predicted cube
-        ours = False
-    if not ours:
+        replaceable = False
+    if not replaceable:
         raise StoreExistsError(
             f"{path} was not written by predict_cube, so overwrite=True does not replace it; move "
             "it or choose another path"
         )
 
 
-def open_prediction(path: Path) -> xr.Dataset:
+def _open_prediction(path: Path) -> xr.Dataset:
     """Open a predicted cube lazily."""
     if path.suffix in _NETCDF:
         return xr.open_dataset(path, chunks={})

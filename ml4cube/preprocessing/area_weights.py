@@ -21,93 +21,91 @@ Weights = str | xr.DataArray | None
 def cell_weights(
     cube: xr.Dataset, weights: Weights, chosen: Iterable[str]
 ) -> dict[str, xr.Variable]:
-    """Check the argument ``weights``; return the weights of each variable, on its dims."""
+    """Return the weights of the cells of each chosen variable, averaged over dims it lacks."""
     if weights is None:
         return {}
     if isinstance(weights, str):
         check_choice("weights", weights, ("area",))
         found = _areas(cube, chosen)
     elif isinstance(weights, xr.DataArray):
-        found = dict.fromkeys(chosen, _given(cube, weights))
+        found = dict.fromkeys(chosen, _check_given(cube, weights))
     else:
         raise InvalidTypeError(
             f"weights must be 'area', a DataArray or None, got {type(weights).__name__}"
         )
-    return {name: _fitted(one, cube.variables[name]) for name, one in found.items()}
+    fitting = {}
+    for name, variable in found.items():
+        lacking = [dim for dim in variable.dims if dim not in cube.variables[name].dims]
+        fitting[name] = variable.mean(lacking) if lacking else variable
+    return fitting
 
 
-def _fitted(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Average weights over the dims that a variable lacks."""
-    spare = [dim for dim in weights.dims if dim not in variable.dims]
-    return weights.mean(spare) if spare else weights
-
-
-def _given(cube: xr.Dataset, weights: xr.DataArray) -> xr.Variable:
-    """Check the user's weights."""
+def _check_given(cube: xr.Dataset, weights: xr.DataArray) -> xr.Variable:
+    """Return the user's weights in float64, after checking them."""
     check_aligned("weights", weights, cube)
     if weights.dtype.kind not in "fiub":
         raise InvalidTypeError(f"weights must be numbers, not negative, got dtype {weights.dtype}")
-    found = weights.variable.astype(np.float64)
-    if found.chunks is None:
-        check_weights(found.values)
-    return found
+    variable = weights.variable.astype(np.float64)
+    if variable.chunks is None:
+        check_weights(variable.values)
+    return variable
 
 
 def _areas(cube: xr.Dataset, chosen: Iterable[str]) -> dict[str, xr.Variable]:
-    """Return the areas of the cells of each variable; staggered grids have two latitudes."""
+    """Return the areas of the cells of each variable, by the latitude of its grid."""
     latitudes = find_latitudes(cube.coords)
     if not latitudes:
         raise InvalidValueError(
             f"weights='area' needs a latitude among the coordinates, got {list(cube.coords)}; name "
             "it 'lat', or set its units to 'degrees_north'"
         )
-    found = {}
+    areas = {}
     for name in chosen:
-        dims = cube.variables[name].dims
-        # the fewest dims that the variable lacks, then the fewest dims
-        nearest = min(latitudes, key=lambda c: (len(set(c.dims) - set(dims)), c.ndim))
-        found[name] = area_of(nearest, cube.variables)
-    return found
+        dims = set(cube.variables[name].dims)
+        # staggered grids have two latitudes: the one with the fewest dims that the variable lacks
+        latitude = min(latitudes, key=lambda coord: (len(set(coord.dims) - dims), coord.ndim))
+        areas[name] = area_of(latitude, cube.variables)
+    return areas
 
 
 def find_latitudes(coords: Mapping[Hashable, xr.DataArray]) -> list[xr.DataArray]:
     """Return the latitudes of a cube, also of a rotated grid."""
     found = [
-        c
-        for name, c in coords.items()
-        if c.ndim and c.dtype.kind in "fiu" and is_latitude(name, c.attrs, rotated=True)
+        coord
+        for name, coord in coords.items()
+        if coord.ndim and coord.dtype.kind in "fiu" and is_latitude(name, coord.attrs, rotated=True)
     ]
-    return sorted(found, key=lambda c: (c.name not in c.dims, c.ndim))
+    return sorted(found, key=lambda coord: (coord.name not in coord.dims, coord.ndim))
 
 
-def area_of(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> xr.Variable:
-    """Return the areas of cells, up to a factor, by `cell_areas`."""
-    called = f"weights='area': latitudes {latitude.name!r}"
-    if along := _points_along(latitude, among):
+def area_of(latitude: xr.DataArray, variables: Mapping[Any, xr.Variable]) -> xr.Variable:
+    """Return the areas of cells, up to a factor; bounds and longitudes are among `variables`."""
+    described = f"weights='area': latitudes {latitude.name!r}"
+    if dim := _dim_of_points(latitude, variables):
         raise UnknownAreaError(
-            f"{called} belong to points along {along!r} (stations or cells of a mesh), whose areas "
-            "are unknown; give weights, or none"
+            f"{described} belong to points along {dim!r} (stations or cells of a mesh), whose "
+            "areas are unknown; give weights, or none"
         )
     units = latitude.attrs.get("units")
-    bounds = _bounds(latitude, among) if latitude.ndim == 1 else None
-    return xr.Variable(latitude.dims, cell_areas(latitude.values, units, called, bounds))
+    bounds = _bounds(latitude, variables) if latitude.ndim == 1 else None
+    return xr.Variable(latitude.dims, cell_areas(latitude.values, units, described, bounds))
 
 
-def _bounds(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> NDArray[Any] | None:
+def _bounds(latitude: xr.DataArray, variables: Mapping[Any, xr.Variable]) -> NDArray[Any] | None:
     """Return the bounds that the latitude's attributes name, if present."""
-    named = str({**latitude.encoding, **latitude.attrs}.get("bounds"))
-    if named not in among:
+    name = str({**latitude.encoding, **latitude.attrs}.get("bounds"))
+    if name not in variables:
         return None
-    found: NDArray[Any] = among[named].transpose(*latitude.dims, ..., missing_dims="ignore").values
-    return found
+    bounds = variables[name].transpose(*latitude.dims, ..., missing_dims="ignore")
+    return np.asarray(bounds.values)
 
 
-def _points_along(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> str | None:
+def _dim_of_points(latitude: xr.DataArray, variables: Mapping[Any, xr.Variable]) -> str | None:
     """Return the dim along which both latitude and longitude vary (stations, a mesh), if any."""
     if latitude.ndim != 1 or latitude.name in latitude.dims:
         return None
-    varies = any(
-        one.dims == latitude.dims and is_longitude(name, one.attrs, rotated=True)
-        for name, one in among.items()
+    has_longitude = any(
+        variable.dims == latitude.dims and is_longitude(name, variable.attrs, rotated=True)
+        for name, variable in variables.items()
     )
-    return str(latitude.dims[0]) if varies else None
+    return str(latitude.dims[0]) if has_longitude else None

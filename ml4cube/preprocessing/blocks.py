@@ -19,7 +19,6 @@ from ml4cube.cube.chunks.opened import straight
 
 T = TypeVar("T")
 Slices = dict[str, slice]
-Work = Callable[..., T]
 
 
 def threads() -> int:
@@ -29,19 +28,25 @@ def threads() -> int:
 
 
 def each_block(
-    variable: xr.Variable, others: Sequence[xr.Variable | None], work: Work[T]
+    variable: xr.Variable, others: Sequence[xr.Variable | None], function: Callable[..., T]
 ) -> Iterator[tuple[Slices, T]]:
-    """Run `work` on each block of a variable, a few blocks at a time."""
+    """Yield the slices and the result of each block of a variable, computed a few at a time.
+
+    The function takes the block, and the same cells of the others, which may lack dims.
+    """
     if variable.size == 0:
         return
     variable = straight(variable)
-    run = partial(_run, work, [None if one is None else one.dims for one in (variable, *others)])
-    if any(one is not None and one.chunks is not None for one in (variable, *others)):
-        yield from _each_dask_block(variable, others, run)
+    variables = (variable, *others)
+    other_dims = [() if other is None else other.dims for other in others]
+    of_block = partial(_apply, function, variable.dims, other_dims)
+    if any(one is not None and one.chunks is not None for one in variables):
+        yield from _each_dask_block(variable, others, of_block)
         return
 
     def read(slices: Slices) -> T:
-        return run(*(_cut(one, slices) for one in (variable, *others)))
+        arrays: list[Any] = [_cut(one, slices) for one in variables]
+        return of_block(*arrays)
 
     # reading, decoding and summing release the GIL
     count = threads()
@@ -56,32 +61,35 @@ def each_block(
             yield done, future.result()
 
 
-def _cut(one: xr.Variable | None, slices: Slices) -> NDArray[Any] | None:
-    """Return the part of a variable that lies in a block."""
-    if one is None:
+def _cut(variable: xr.Variable | None, slices: Slices) -> NDArray[Any] | None:
+    """Read the part of a variable that lies in a block."""
+    if variable is None:
         return None
-    return np.asarray(one.isel({dim: slices[str(dim)] for dim in one.dims}).values)
+    return np.asarray(variable.isel({dim: slices[str(dim)] for dim in variable.dims}).values)
 
 
-def _run(
-    work: Work[T], dims: Sequence[tuple[Hashable, ...] | None], *arrays: NDArray[Any] | None
+def _apply(
+    function: Callable[..., T],
+    dims: tuple[Hashable, ...],
+    other_dims: Sequence[tuple[Hashable, ...]],
+    block: NDArray[Any],
+    *others: NDArray[Any] | None,
 ) -> T:
-    """Run `work` with every array broadcast to the shape of the first, the block."""
-    block, whole = arrays[0], dims[0]
-    assert block is not None
-    assert whole is not None
-    sizes = dict(zip(whole, block.shape, strict=True))
-    full = [
-        None if array is None else xr.Variable(known or (), array).set_dims(sizes).values  # type: ignore[no-untyped-call]
-        for array, known in zip(arrays, dims, strict=True)
-    ]
-    return work(*full)
+    """Apply a function to a block and other arrays, broadcast to its shape."""
+    sizes = dict(zip(dims, block.shape, strict=True))
+    return function(
+        block,
+        *(
+            None if array is None else xr.Variable(known, array).set_dims(sizes).values  # type: ignore[no-untyped-call]
+            for known, array in zip(other_dims, others, strict=True)
+        ),
+    )
 
 
 def _each_dask_block(
-    variable: xr.Variable, others: Sequence[xr.Variable | None], run: Work[T]
+    variable: xr.Variable, others: Sequence[xr.Variable | None], of_block: Callable[..., T]
 ) -> Iterator[tuple[Slices, T]]:
-    """Run in dask's workers, which return a few results at a time."""
+    """Compute in dask's workers, which return a few results at a time."""
     import dask
     import dask.array
 
@@ -96,14 +104,13 @@ def _each_dask_block(
         else:
             array = one.chunk({dim: chunks[dim] for dim in one.dims}).data
             arguments += [array, [dims.index(dim) for dim in one.dims]]
-    # one object instead of each block
-    found = dask.array.blockwise(  # type: ignore[no-untyped-call]
-        run, range(len(dims)), *arguments, dtype=object, meta=np.empty(0)
+    # an array with one object, the result, in place of each block
+    results = dask.array.blockwise(  # type: ignore[no-untyped-call]
+        of_block, range(len(dims)), *arguments, dtype=object, meta=np.empty(0)
     )
-    ends = [pairwise(np.cumsum([0, *sizes]).tolist()) for sizes in chunks.values()]
-    blocks_of = zip(product(*ends), found.to_delayed().ravel(), strict=True)
-    while batch := list(islice(blocks_of, max(4 * threads(), 16))):
-        tasks = [task for _, task in batch]
-        results = dask.compute(*tasks)  # type: ignore[attr-defined,no-untyped-call]
-        for (parts, _), result in zip(batch, results, strict=True):
-            yield {str(d): slice(*part) for d, part in zip(dims, parts, strict=True)}, result
+    bounds_along = [pairwise(np.cumsum([0, *sizes]).tolist()) for sizes in chunks.values()]
+    tasks = zip(product(*bounds_along), results.to_delayed().ravel(), strict=True)
+    while batch := list(islice(tasks, max(4 * threads(), 16))):
+        computed = dask.compute(*(task for _, task in batch))  # type: ignore[attr-defined,no-untyped-call]
+        for (bounds, _), result in zip(batch, computed, strict=True):
+            yield {str(d): slice(*bound) for d, bound in zip(dims, bounds, strict=True)}, result

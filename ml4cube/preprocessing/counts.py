@@ -1,4 +1,9 @@
-"""Counts of removed and filled cells, carried as coordinates of a cube."""
+"""Counts of removed and filled cells, carried as coordinates of a cube.
+
+Every cell, or sample, has a reason code: `KEPT`, or why it was dropped. A cube keeps its shape, so
+dropped cells look like gaps. The cube therefore also carries the stages that dropped cells so far;
+a later stage computes their codes again, from their masks and gaps, so that no cell counts twice.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,9 @@ from ml4cube.preprocessing.cubes import SAMPLES
 
 logger = logging.getLogger(__name__)
 
-#: Codes of kept and dropped samples.
+#: Reason codes.
 KEPT, GAP, MASK = 0, 1, 2
+#: Names of the counts of dropped cells or samples.
 REASONS = {GAP: "gap", MASK: "mask"}
 
 # Prefix of the scalar coordinates that hold a cube's counts.
@@ -33,12 +39,11 @@ _STAGES = "ml4cube_stages"
 
 
 class Stage(NamedTuple):
-    """A call that removes cells: what it depends on, and whose cells it counts."""
+    """A call that removes cells."""
 
     # Variables whose gaps count; none if only a mask is applied.
-    names: Sequence[str]
+    gap_variables: Sequence[str]
     mode: str
-    # Name of the mask.
     mask: str | None
     # Variable whose cells are counted.
     counted: str
@@ -83,19 +88,19 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
         return {}
     if isinstance(result, xr.DataArray):
         name = roles.DATA_VAR if result.name is None else result.name
-        is_own = name in result.coords or name in result.dims
-        result = result.coords.to_dataset() if is_own else as_dataset(result)
-    counts, stages = carried(result)
-    computed = xr.Dataset({name: ((), count.data) for name, count in counts.items()}).compute()
-    found = {name: int(computed[name]) for name in counts}
-    if "total" not in found:
-        return found
-    total = found.pop("total")
-    removed = sum(count for name, count in found.items() if name != "filled")
+        is_coordinate = name in result.coords or name in result.dims
+        result = result.coords.to_dataset() if is_coordinate else as_dataset(result)
+    lazy_counts, stages = read_counts(result)
+    computed = xr.Dataset({name: ((), n.data) for name, n in lazy_counts.items()}).compute()
+    counts = {name: int(computed[name]) for name in lazy_counts}
+    if "total" not in counts:
+        return counts
+    total = counts.pop("total")
+    removed = sum(n for name, n in counts.items() if name != "filled")
     # dropped samples are gone, unlike cells
-    if _has_more(result, total if stages else total - removed, stages):
+    if _has_uncounted_cells(result, stages, total if stages else total - removed):
         return {}
-    return {"total": total, "kept": total - removed, **found}
+    return {"total": total, "kept": total - removed, **counts}
 
 
 def is_count(name: object) -> bool:
@@ -103,32 +108,22 @@ def is_count(name: object) -> bool:
     return str(name).startswith(_PREFIX)
 
 
-def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
+def read_counts(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
     """Return the counts that a cube carries, and the stages that removed cells."""
     counts = {
         str(name).removeprefix(_PREFIX): coord.variable
         for name, coord in cube.coords.items()
         if is_count(name)
     }
-    total = counts.get("total")
-    written = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
+    stages = json.loads(counts["total"].attrs.get(_STAGES, "[]")) if "total" in counts else []
     # xarray concatenates unequal counts, and makes floats of them by reindexing
     joined = any(count.ndim or count.dtype.kind == "f" for count in counts.values())
-    return ({} if joined else counts), [Stage(*stage) for stage in written]
+    return ({} if joined else counts), [Stage(*stage) for stage in stages]
 
 
-def _has_more(cube: xr.Dataset, known: int, stages: Sequence[Stage]) -> bool:
-    """Return True if there are more cells than counted, as in joined pieces of equal counts."""
-    if SAMPLES in cube.dims:
-        return cube.sizes[SAMPLES] > known
-    sizes = {str(name): variable.size for name, variable in cube.data_vars.items()}
-    # if it was renamed or dropped, a larger variable may be another one
-    counted = sizes.get(stages[-1].counted) if stages else None
-    now = sizes.values() if counted is None else [counted]
-    return known not in now and max(now, default=0) > known
-
-
-def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:
+def with_counts(
+    ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()
+) -> xr.Dataset:
     """Store counts in a cube, as scalar coordinates ``accounting_<name>``."""
     coords = {
         _PREFIX + name: xr.Variable((), count, {"long_name": f"accounting: {name}"})
@@ -136,140 +131,145 @@ def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = 
     }
     if stages and "total" in counts:
         coords[_PREFIX + "total"].attrs[_STAGES] = json.dumps(list(stages))
-    before = [name for name in ds.coords if is_count(name)]
-    return ds.drop_vars(before).assign_coords(coords)
+    return ds.drop_vars([name for name in ds.coords if is_count(name)]).assign_coords(coords)
 
 
-def add(before: Mapping[str, int], reason: NDArray[Any]) -> dict[str, int]:
-    """Add dropped samples to earlier counts; start from zero if the samples are others."""
-    counts = {name: n for name, n in before.items() if name != "kept"}
-    left = counts.get("total", 0) - sum(counts.get(name, 0) for name in REASONS.values())
-    if "total" not in counts or left != reason.size:
+def _has_uncounted_cells(cube: xr.Dataset, stages: Sequence[Stage], counted_cells: int) -> bool:
+    """Return True if there are more cells than counted, as in joined pieces of equal counts."""
+    if SAMPLES in cube.dims:
+        return cube.sizes[SAMPLES] > counted_cells
+    sizes = {str(name): variable.size for name, variable in cube.data_vars.items()}
+    # if the counted variable was renamed or dropped, a larger one may be another
+    size = sizes.get(stages[-1].counted) if stages else None
+    candidates = sizes.values() if size is None else [size]
+    return counted_cells not in candidates and max(candidates, default=0) > counted_cells
+
+
+def add_dropped_samples(earlier: Mapping[str, int], codes: NDArray[Any]) -> dict[str, int]:
+    """Count the reason codes of samples; add earlier counts, unless those are of other samples."""
+    counts = {name: n for name, n in earlier.items() if name != "kept"}
+    dropped_before = sum(counts.get(name, 0) for name in REASONS.values())
+    left = counts.get("total", 0) - dropped_before
+    if "total" not in counts or left != codes.size:
         counts = {name: n for name, n in counts.items() if name == "filled"}
-        counts["total"] = reason.size
+        counts["total"] = codes.size
     for code, name in REASONS.items():
-        if dropped := int((reason == code).sum()):
+        if dropped := int((codes == code).sum()):
             counts[name] = counts.get(name, 0) + dropped
-            logger.info("dropped %d of %d samples: %s", dropped, reason.size, name)
+            logger.info("dropped %d of %d samples: %s", dropped, codes.size, name)
     return counts
 
 
-def record_stage(
-    result: xr.Dataset, cube: xr.Dataset, stage: Stage, reason: xr.Variable
+def with_stage_counts(
+    result: xr.Dataset, cube: xr.Dataset, stage: Stage, codes: xr.Variable
 ) -> xr.Dataset:
-    """Store the counts of a stage and of those before."""
-    before, stages = carried(cube)
-    like = cube.variables[stage.counted]
-    removed = _removed(cube, stages, like)
-    reason = reason * (removed == KEPT)
+    """Store the counts of a stage that made `result` of `cube`, and of those before."""
+    earlier_counts, stages = read_counts(cube)
+    counted = cube.variables[stage.counted]
+    earlier_codes = _earlier_codes(cube, stages, counted)
+    codes = codes * (earlier_codes == KEPT)
     # earlier counts stay if they still describe these cells
-    earlier = {name: n for name, n in before.items() if name in REASONS.values()}
-    valid = sum(earlier.values()) == _size(removed != KEPT, like)
-    counts = {"total": like.size}
-    if "filled" in before:
-        counts["filled"] = before["filled"].data
+    dropped_before = sum(n for name, n in earlier_counts.items() if name in REASONS.values())
+    still_valid = dropped_before == _count(earlier_codes != KEPT, counted)
+    counts = {"total": counted.size}
+    if "filled" in earlier_counts:
+        counts["filled"] = earlier_counts["filled"].data
     for code, name in REASONS.items():
-        if any(one.mask if code == MASK else one.names for one in (*stages, stage)):
-            size = _size(removed == code, like)
-            known = earlier.get(name, size) * valid + size * ~valid
-            counts[name] = (known + _size(reason == code, like)).data
-    return record(result, counts, [*stages, stage])
+        if any(one.mask if code == MASK else one.gap_variables for one in (*stages, stage)):
+            found = _count(earlier_codes == code, counted)
+            earlier = earlier_counts.get(name, found)
+            earlier = earlier.where(still_valid, found)  # type: ignore[no-untyped-call]
+            counts[name] = (earlier + _count(codes == code, counted)).data
+    return with_counts(result, counts, [*stages, stage])
 
 
-def counted_by(cube: xr.Dataset, names: Sequence[str], mask: str | None) -> str | None:
+def variable_to_count(cube: xr.Dataset, names: Sequence[str], mask: str | None) -> str | None:
     """Return the largest variable with all dims of the given ones and the mask, if any."""
-    dims = _dims(*(cube.variables.get(name) for name in (*names, mask)))
+    dims = _all_sizes(*(cube.variables.get(name) for name in (*names, mask))).keys()
     others = not_data(cube, mask)
-    found = [
+    candidates = [
         str(name)
         for name, variable in cube.data_vars.items()
         if (name in names or (name not in others and variable.dtype.kind in "fiub"))
-        and dims.keys() <= set(variable.dims)
+        and dims <= set(variable.dims)
     ]
-    return max(
-        found, key=lambda name: (cube.variables[name].ndim, cube.variables[name].size), default=None
-    )
+    return max(candidates, key=lambda name: (cube[name].ndim, cube[name].size), default=None)
 
 
-def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
+def _earlier_codes(cube: xr.Dataset, stages: Iterable[Stage], counted: xr.Variable) -> xr.Variable:
+    """Return the reason code of every cell of a variable, from the stages so far."""
+    codes = xr.Variable((), np.uint8(KEPT))
+    for stage in stages:
+        if not {*stage.gap_variables, *filter(None, [stage.mask])} <= set(cube.variables):
+            continue
+        mask = None if stage.mask is None else cubes.as_flags(cube.variables[stage.mask])
+        variables = [cube.variables[name] for name in stage.gap_variables]
+        if mask is not None and not variables:
+            stage_codes = mask_codes(mask, counted)
+        elif _all_sizes(*variables, mask).keys() <= set(counted.dims):
+            stage_codes = gap_codes(variables, mask, stage.mode, None)
+        else:  # cells along other dims do not belong to this variable
+            continue
+        codes = codes + stage_codes * (codes == KEPT)
+    return codes
+
+
+def _all_sizes(*variables: xr.Variable | None) -> dict[Hashable, int]:
     """Return the sizes of all dims of some variables."""
     return {dim: n for one in variables if one is not None for dim, n in one.sizes.items()}
 
 
-def _is_complete(cube: xr.Dataset, stage: Stage) -> bool:
-    """Return True if the cube still has the variables that a stage depends on."""
-    return {*stage.names, *filter(None, [stage.mask])} <= set(cube.variables)
-
-
-def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:
+def _count(flags: xr.Variable, variable: xr.Variable) -> xr.Variable:
     """Return the number of flagged cells of a variable, which may have more dims than the flags."""
-    return cells.sum() * (like.size // max(cells.size, 1))
+    return flags.sum() * (variable.size // max(flags.size, 1))
 
 
-def _removed(cube: xr.Dataset, stages: Iterable[Stage], like: xr.Variable) -> xr.Variable:
-    """Return the reason code of every cell of a variable, from the stages so far."""
-    removed = xr.Variable((), np.uint8(KEPT))
-    for names, mode, mask, _ in (stage for stage in stages if _is_complete(cube, stage)):
-        inside = None if mask is None else cubes.flags(cube.variables[mask])
-        variables = [cube.variables[name] for name in names]
-        if inside is not None and not names:
-            reason = outside(inside, like)
-        # cells along other dims do not belong to this variable
-        elif _dims(*variables, inside).keys() <= set(like.dims):
-            reason = reasons(variables, inside, mode, None)
-        else:
-            continue
-        removed = removed + reason * (removed == KEPT)
-    return removed
+def mask_codes(mask: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Return the reason code of each cell of a variable by a mask alone."""
+    return ~cubes.any_over_other_dims(mask, variable.dims) * np.uint8(MASK)
 
 
-def outside(inside: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Return the reason code of the cells of a variable that lie outside a mask."""
-    return ~cubes.fitted(inside, variable) * np.uint8(MASK)
-
-
-def reasons(
+def gap_codes(
     variables: Sequence[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
-    """Return the reason code of each sample of a Dataset, or of each cell of a cube."""
+    """Return the reason code of each of so many samples, or of each cell if None."""
     # one by one, because windows of samples may have different dims
-    each = (_reasons(one, mask, mode, samples) for one in variables)
+    each = (_gap_codes(variable, mask, mode, samples) for variable in variables)
     combine: Callable[..., xr.Variable] = np.minimum if mode == "if_all_nan" else np.maximum
     return functools.reduce(combine, each)
 
 
-def _reasons(
+def _gap_codes(
     variable: xr.Variable, mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
     """Return the reason codes by the gaps of one variable."""
     if samples is None:
-        outer, window = _dims(variable, mask), {}
+        outer, window = _all_sizes(variable, mask), {}
     else:
         outer = {SAMPLES: samples}
         window = {dim: n for dim, n in variable.sizes.items() if dim != SAMPLES}
-    sizes = outer | window
-    full = xr.Variable(tuple(sizes), np.broadcast_to(False, tuple(sizes.values())))
-    used = [read_in_blocks(variable), *([] if mask is None else [mask])]
-    result: xr.Variable = xr.apply_ufunc(
-        _reasons_of_block,
-        *(cubes.spread(one, full) for one in used),
-        input_core_dims=[list(window)] * len(used),
+    inputs = [read_in_blocks(variable), *([] if mask is None else [mask])]
+    codes: xr.Variable = xr.apply_ufunc(
+        _gap_codes_of_block,
+        *(cubes.broadcast_to(one, outer | window) for one in inputs),
+        input_core_dims=[list(window)] * len(inputs),
         kwargs={"mode": mode, "window": len(window)},
         dask="parallelized",
         dask_gufunc_kwargs={"allow_rechunk": True},
         output_dtypes=[np.uint8],
     )
-    return result
+    return codes
 
 
-def _reasons_of_block(
+def _gap_codes_of_block(
     values: NDArray[Any], mask: NDArray[np.bool_] | None = None, *, mode: str, window: int
 ) -> NDArray[np.uint8]:
     """Return the reason codes of one block, whose last dims are the window."""
-    cells = tuple(range(values.ndim - window, values.ndim))
+    window_axes = tuple(range(values.ndim - window, values.ndim))
     gaps = find_gaps(values)
     if mask is not None:
-        inside = mask.any(cells)
-        return np.where(inside, (gaps & mask).any(cells) * GAP, MASK).astype(np.uint8)
-    lost = gaps.all(cells) if mode == "if_all_nan" else gaps.any(cells)
-    return np.asarray(lost * GAP, np.uint8)
+        in_mask = mask.any(window_axes)
+        has_gap = (gaps & mask).any(window_axes)
+        return np.where(in_mask, has_gap * GAP, MASK).astype(np.uint8)
+    dropped = gaps.all(window_axes) if mode == "if_all_nan" else gaps.any(window_axes)
+    return np.asarray(dropped * GAP, np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,12 +59,13 @@ def only_data(
     return tuple(name for name in wanted if name not in wrong)
 
 
-def has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
-    """Return True if the mask is present; refuse an unknown name other than the default."""
-    if filter_var is None or (filter_var == roles.FILTER_VAR and filter_var not in present):
-        return False
-    check_known("filter_var", [filter_var], present)
-    return True
+def present_mask(names: Iterable[Any], filter_var: str | None) -> str | None:
+    """Return the name of the mask if it is present; refuse an unknown name but the default."""
+    names = list(names)
+    if filter_var == roles.FILTER_VAR and filter_var not in names:
+        return None
+    check_known("filter_var", [] if filter_var is None else [filter_var], names)
+    return filter_var
 
 
 def with_arrays(cube: xr.Dataset, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
@@ -140,23 +141,23 @@ def _check_codes(label: str, variable: xr.Variable) -> None:
         )
 
 
-def fitted(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Reduce flags to the dims that a variable has."""
-    spare = [dim for dim in cells.dims if dim not in variable.dims]
-    return cells.any(spare) if spare else cells
-
-
-def spread(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Broadcast flags to a variable's dims, by name."""
-    cells = fitted(cells, variable)
-    sizes = {dim: n for dim, n in variable.sizes.items() if dim not in cells.dims}
-    full: xr.Variable = cells.set_dims({**sizes, **cells.sizes})  # type: ignore[no-untyped-call]
-    return full.transpose(*variable.dims)
-
-
-def flags(mask: xr.Variable) -> xr.Variable:
+def as_flags(mask: xr.Variable) -> xr.Variable:
     """Convert a mask to booleans; NaN is False."""
     check_mask("the mask", mask.dtype)
     mask = read_in_blocks(mask)
     present: xr.Variable = mask.notnull()
     return present & mask.astype(bool)
+
+
+def any_over_other_dims(flags: xr.Variable, dims: Sequence[Hashable]) -> xr.Variable:
+    """Return where any flag is set along the dims that are not in `dims`."""
+    others = [dim for dim in flags.dims if dim not in dims]
+    return flags.any(others) if others else flags
+
+
+def broadcast_to(variable: xr.Variable, sizes: Mapping[Any, int]) -> xr.Variable:
+    """Broadcast a variable to dims by name; of flags along other dims, any counts."""
+    variable = any_over_other_dims(variable, list(sizes))
+    missing = {dim: n for dim, n in sizes.items() if dim not in variable.dims}
+    full: xr.Variable = variable.set_dims({**missing, **variable.sizes})  # type: ignore[no-untyped-call]
+    return full.transpose(*sizes)

@@ -1,12 +1,16 @@
-"""Statistics that keep dims, follow a climatology, are weighted, or have quantiles."""
+"""Statistics that keep dims, follow a climatology, are weighted, or have quantiles.
+
+Their numbers are arrays with one entry for each month, level or pixel. The sums of every block are
+merged into the entries of its cells.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import xarray as xr
@@ -22,52 +26,61 @@ from ml4cube.preprocessing.cubes import check_known
 
 
 @dataclass(frozen=True)
-class Form:
-    """Options of statistics: kept dims, climatology, weights, quantiles."""
+class FieldOptions:
+    """Options of the statistics of a cube."""
 
     # Dims to reduce over; all if None.
-    dims: tuple[str, ...] | None = None
-    by: str | None = None
-    # Of each variable, if there are any.
-    weights: Mapping[str, xr.Variable] = field(default_factory=dict)
-    # Whether to keep a histogram.
-    counted: bool = False
-    # Group of each time step.
-    groups: xr.Variable | None = None
+    dims: tuple[str, ...] | None
+    # The climatology, and the group of each time step.
+    by: str | None
+    groups: xr.Variable | None
+    # Kind of the weights, and those of the cells of each variable; none if not weighted.
+    weighting: str | None
+    weights: Mapping[str, xr.Variable]
+    has_histogram: bool
     # Coordinate values of the cube's dims.
-    labels: Mapping[str, NDArray[Any]] | None = None
-    weighting: str | None = None
+    labels: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(
+        cls,
+        cube: xr.Dataset,
+        chosen: Iterable[str],
+        dims: tuple[str, ...] | None,
+        by: str | None,
+        weights: Weights,
+        has_histogram: bool,
+    ) -> Self:
+        """Check the options against the cube."""
+        check_choice("by", by, (*GROUPS, None))
+        check_free(by, cube.dims)
+        if dims is not None:
+            check_known("dims", dims, cube.dims)
+        labels = {str(name): cube[str(name)].values for name in cube.indexes if name in cube.dims}
+        groups = None
+        if by is not None:
+            time_dim = dated_dim(labels, list(cube.dims))
+            if dims is not None and time_dim not in dims:
+                raise InvalidValueError(
+                    f"dims must include {time_dim!r} if by={by!r}, got {list(dims)}"
+                )
+            if bool(cube[time_dim].isnull().any()):
+                raise InvalidValueError(f"{time_dim!r} has missing dates; drop those steps")
+            groups = xr.Variable((time_dim,), group_numbers(labels[time_dim], by))
+        return cls(
+            dims=dims,
+            by=by,
+            groups=groups,
+            weighting="given" if isinstance(weights, xr.DataArray) else weights,
+            weights=cell_weights(cube, weights, chosen),
+            has_histogram=has_histogram,
+            labels=labels,
+        )
 
     @property
-    def plain(self) -> bool:
-        """True if no option is set."""
-        return self.dims is None and self.by is None and not self.weights and not self.counted
-
-
-def form_of(
-    cube: xr.Dataset,
-    chosen: Iterable[str],
-    dims: tuple[str, ...] | None,
-    by: str | None,
-    weights: Weights,
-    counted: bool,
-) -> Form:
-    """Check the options."""
-    check_choice("by", by, (*GROUPS, None))
-    check_free(by, cube.dims)
-    if dims is not None:
-        check_known("dims", dims, cube.dims)
-    groups = None
-    if by is not None:
-        if dims is not None and _time_dim(cube) not in dims:
-            raise InvalidValueError(
-                f"dims must include {_time_dim(cube)!r} if by={by!r}, got {list(dims)}"
-            )
-        groups = _group_ids(cube, by)
-    labels = {str(name): cube[str(name)].values for name in cube.indexes if name in cube.dims}
-    weighting = None if weights is None else weights if isinstance(weights, str) else "given"
-    found = cell_weights(cube, weights, chosen)
-    return Form(dims, by, found, counted, groups, labels, weighting)
+    def are_default(self) -> bool:
+        """True if no option is set, so that the statistics are plain numbers."""
+        return self.dims is None and self.by is None and not self.weights and not self.has_histogram
 
 
 def check_free(by: str | None, dims: Iterable[Hashable]) -> None:
@@ -79,155 +92,141 @@ def check_free(by: str | None, dims: Iterable[Hashable]) -> None:
         )
 
 
-def _time_dim(cube: xr.Dataset) -> str:
-    """Return the time dim: the one whose coordinate holds dates."""
-    own = {str(name): index.values for name, index in cube.indexes.items() if name in cube.dims}
-    return dated_dim(own, list(cube.dims))
-
-
-def _group_ids(cube: xr.Dataset, by: str) -> xr.Variable:
-    """Return the group number of each time step."""
-    dim = _time_dim(cube)
-    when = cube[dim]
-    if bool(when.isnull().any()):
-        raise InvalidValueError(f"{dim!r} has missing dates; drop those steps")
-    return xr.Variable((dim,), group_numbers(when.values, by))
-
-
 def field_statistics(
-    name: str, variable: xr.Variable, where: xr.Variable | None, form: Form
+    name: str, variable: xr.Variable, cells: xr.Variable | None, options: FieldOptions
 ) -> FieldStatistics:
-    """Compute the statistics of one variable."""
-    plan = _Plan.of(variable, form)
-    weights = form.weights.get(name)
-    groups = form.groups if plan.grouped else None
-    shape = tuple(plan.sizes.values())
-    bins = default_bins(math.prod(shape)) if form.counted else None
+    """Compute the statistics of one variable from some of its cells, or all if None."""
+    reduction = _Reduction.of(variable, options)
+    weights = options.weights.get(name)
+    groups = options.groups if reduction.has_groups else None
+    shape = tuple(reduction.sizes.values())
+    bins = default_bins(math.prod(shape)) if options.has_histogram else None
     total = Moments.empty(shape)
     histograms: dict[str, tuple[Any, Histogram]] = {}
-    work = partial(_sum_block, plan, bins)
-    for slices, found in each_block(variable, [where, weights, groups], work):
-        for group, moments, histogram in found:
-            entries = plan.entries(slices, group)
-            target = tuple(array[entries] for array in total)
-            merged = Moments(*target).merge(moments)
-            for array, values in zip(target, merged, strict=True):
-                array[...] = values
+    sum_block = partial(_sum_block, reduction, bins)
+    for slices, sums in each_block(variable, [cells, weights, groups], sum_block):
+        for group, moments, histogram in sums:
+            index = reduction.index(slices, group)
+            entries = Moments(*(array[index] for array in total))
+            for array, merged in zip(entries, entries.merge(moments), strict=True):
+                array[...] = merged
             if histogram is not None:
-                # two blocks cover either the same entries or none in common
-                before = histograms.get(str(entries))
-                together = histogram if before is None else before[1].merge(histogram)
-                histograms[str(entries)] = (entries, together)
-    labels = dict(form.labels or {})
-    if plan.grouped:
-        labels[str(form.by)] = GROUPS[str(form.by)]
-    labels = {dim: labels[dim] for dim in plan.sizes if dim in labels}
+                # two blocks have either the same index or no entry in common
+                if str(index) in histograms:
+                    histogram = histograms[str(index)][1].merge(histogram)
+                histograms[str(index)] = index, histogram
+    labels = dict(options.labels)
+    if reduction.has_groups:
+        labels[str(options.by)] = GROUPS[str(options.by)]
     statistics = FieldStatistics(
-        *total, dims=tuple(plan.sizes), labels=labels, weighting=form.weighting
+        *total,
+        dims=tuple(reduction.sizes),
+        labels={dim: labels[dim] for dim in reduction.sizes if dim in labels},
+        weighting=options.weighting,
     )
-    if bins is not None:
-        dtype = np.int64 if weights is None else np.float64
-        whole = Histogram.gathered(shape, bins, list(histograms.values()), dtype)
-        statistics = replace(statistics, histogram=whole)
-    return statistics
+    if bins is None:
+        return statistics
+    dtype = np.int64 if weights is None else np.float64
+    whole = Histogram.gathered(shape, bins, list(histograms.values()), dtype)
+    return replace(statistics, histogram=whole)
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Axes of one variable, and the shape of its statistics."""
+class _Reduction:
+    """Axes of a variable over which it is reduced, and the shape of its statistics."""
 
     dims: tuple[str, ...]
-    kept: tuple[str, ...]
+    kept_dims: tuple[str, ...]
+    # Axis of the climatology's groups, if the variable has it.
     time_axis: int | None
+    # Of the statistics: the climatology, if any, and the kept dims.
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, variable: xr.Variable, form: Form) -> _Plan:
-        """Make the plan of a variable; one without a time dim has no climatology."""
+    def of(cls, variable: xr.Variable, options: FieldOptions) -> Self:
+        """Apply the options to a variable; one without a time dim has no climatology."""
         dims = tuple(str(dim) for dim in variable.dims)
-        kept = tuple(d for d in dims if form.dims is not None and d not in form.dims)
+        kept = tuple(d for d in dims if options.dims is not None and d not in options.dims)
         sizes = {dim: variable.sizes[dim] for dim in kept}
-        axis = None
-        if form.groups is not None and form.groups.dims[0] in dims:
-            axis = dims.index(str(form.groups.dims[0]))
-            sizes = {str(form.by): len(GROUPS[str(form.by)]), **sizes}
-        return cls(dims, kept, axis, sizes)
+        time_axis = None
+        if options.groups is not None and options.groups.dims[0] in dims:
+            time_axis = dims.index(str(options.groups.dims[0]))
+            sizes = {str(options.by): len(GROUPS[str(options.by)]), **sizes}
+        return cls(dims, kept, time_axis, sizes)
 
     @property
-    def grouped(self) -> bool:
-        """True if the first dim is that of the climatology."""
+    def has_groups(self) -> bool:
+        """True if the first dim of the statistics is that of the climatology."""
         return self.time_axis is not None
 
     @property
     def axes(self) -> tuple[int, ...]:
         """Axes of the variable to reduce over."""
-        return tuple(i for i, dim in enumerate(self.dims) if dim not in self.kept)
+        return tuple(axis for axis, dim in enumerate(self.dims) if dim not in self.kept_dims)
 
-    def entries(self, slices: Slices, group: int) -> tuple[Any, ...]:
-        """Index of a block's sums in the result; `...` makes a single entry a view."""
-        front: tuple[Any, ...] = (group,) if self.grouped else ()
-        return (*front, *(slices[dim] for dim in self.kept), ...)
+    def index(self, slices: Slices, group: int) -> tuple[Any, ...]:
+        """Return the index of a block's sums in the statistics."""
+        # `...` makes a single entry a view, too
+        front: tuple[Any, ...] = (group,) if self.has_groups else ()
+        return (*front, *(slices[dim] for dim in self.kept_dims), ...)
 
-    def of_group(
-        self, arrays: tuple[NDArray[Any] | None, ...], groups: NDArray[Any] | None
-    ) -> list[tuple[int, tuple[NDArray[Any] | None, ...]]]:
-        """Split a block by groups of the climatology."""
-        if self.time_axis is None or groups is None:
-            return [(0, arrays)]
-        axis = self.time_axis
-        along = groups[tuple(slice(None) if i == axis else 0 for i in range(groups.ndim))]
-        cut = []
-        for group in np.unique(along):
-            steps = np.flatnonzero(along == group)
-            if len(steps) == len(along):
-                cut.append((int(group), arrays))
-                continue
-            taken = tuple(None if a is None else np.take(a, steps, axis) for a in arrays)
-            cut.append((int(group), taken))
-        return cut
+    def steps_by_group(
+        self, groups: NDArray[Any] | None
+    ) -> Iterator[tuple[int, NDArray[np.intp] | None]]:
+        """Yield the groups in a block, each with its positions along time, None for all."""
+        if groups is None:
+            yield 0, None
+            return
+        along_time = [slice(None) if i == self.time_axis else 0 for i in range(groups.ndim)]
+        group_of_step = groups[tuple(along_time)]
+        for group in np.unique(group_of_step):
+            steps = np.flatnonzero(group_of_step == group)
+            yield int(group), None if len(steps) == len(group_of_step) else steps
 
 
 def _sum_block(
-    plan: _Plan,
+    reduction: _Reduction,
     bins: int | None,
     values: NDArray[Any],
-    where: NDArray[Any] | None,
+    cells: NDArray[Any] | None,
     weights: NDArray[Any] | None,
     groups: NDArray[Any] | None,
 ) -> list[tuple[int, Moments, Histogram | None]]:
     """Return moments, and a histogram if `bins` is given, of every group in a block."""
-    found = []
-    for group, arrays in plan.of_group((values, where, weights), groups):
-        moments = Moments.of(arrays[0], plan.axes, arrays[1], arrays[2])  # type: ignore[arg-type]
-        histogram = None if bins is None else _count_block(plan, bins, *arrays)
-        found.append((group, moments, histogram))
-    return found
+    sums = []
+    for group, steps in reduction.steps_by_group(groups):
+        arrays: list[Any] = [values, cells, weights]
+        if steps is not None:
+            arrays = [a if a is None else np.take(a, steps, reduction.time_axis) for a in arrays]
+        moments = Moments.of(arrays[0], reduction.axes, *arrays[1:])
+        histogram = None if bins is None else _histogram(reduction, bins, *arrays)
+        sums.append((group, moments, histogram))
+    return sums
 
 
-def _count_block(
-    plan: _Plan,
+def _histogram(
+    reduction: _Reduction,
     bins: int,
-    values: NDArray[Any] | None,
-    where: NDArray[Any] | None,
+    values: NDArray[Any],
+    cells: NDArray[Any] | None,
     weights: NDArray[Any] | None,
 ) -> Histogram:
     """Return the histogram of one group in a block."""
-    assert values is not None
-    cells = values
+    counted = values
     if values.dtype not in (np.float32, np.float64):
         with np.errstate(invalid="ignore", over="ignore"):
-            cells = values.astype(np.float64)
-    unused = np.isinf(cells)
-    if where is not None:
-        unused |= ~where
+            counted = values.astype(np.float64)
+    unused = np.isinf(counted)
+    if cells is not None:
+        unused |= ~cells
     if weights is not None:
         unused |= weights == 0
     if unused.any():
-        cells = np.where(unused, np.array(np.nan, cells.dtype), cells)
-    kept = tuple(values.shape[plan.dims.index(dim)] for dim in plan.kept)
+        counted = np.where(unused, np.array(np.nan, counted.dtype), counted)
+    kept_shape = tuple(values.shape[reduction.dims.index(dim)] for dim in reduction.kept_dims)
 
-    def flat(array: NDArray[Any]) -> NDArray[Any]:
-        last = tuple(range(array.ndim - len(plan.axes), array.ndim))
-        return np.moveaxis(array, plan.axes, last).reshape(*kept, -1)
+    def by_entry(array: NDArray[Any]) -> NDArray[Any]:
+        last_axes = tuple(range(array.ndim - len(reduction.axes), array.ndim))
+        return np.moveaxis(array, reduction.axes, last_axes).reshape(*kept_shape, -1)
 
-    return Histogram.of(flat(cells), bins, None if weights is None else flat(weights))
+    return Histogram.of(by_entry(counted), bins, None if weights is None else by_entry(weights))

@@ -8,6 +8,7 @@ dropped cell becomes a gap in every floating-point variable.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,13 +45,13 @@ from ml4cube.preprocessing.counts import (
     KEPT,
     MASK,
     Stage,
-    add,
-    carried,
-    counted_by,
-    outside,
-    reasons,
-    record,
-    record_stage,
+    add_dropped_samples,
+    gap_codes,
+    mask_codes,
+    read_counts,
+    variable_to_count,
+    with_counts,
+    with_stage_counts,
 )
 from ml4cube.preprocessing.cubes import SAMPLES
 from ml4cube.preprocessing.samples import as_cube, like_given
@@ -112,34 +113,34 @@ def assign_mask(
             f"mask_name must be unused or a mask, got {name!r}, which the cube already has"
         )
     dims = set(cube_dims(ds))
-    like = next(ds[n] for n in cube_variables(ds)[0] if set(ds[n].dims) == dims)
-    flags = cubes.flags(_mask_variable(mask, like, stack_dim))
-    full = cubes.spread(flags, like.variable)
-    if like.chunks is not None:
-        full = full.chunk(like.variable.chunksizes)
-    full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
-    return ds.assign({name: full})
+    largest = next(ds[n] for n in cube_variables(ds)[0] if set(ds[n].dims) == dims)
+    flags = cubes.as_flags(_with_dims(mask, largest, stack_dim))
+    flags = cubes.broadcast_to(flags, largest.sizes)
+    if largest.chunks is not None:
+        flags = flags.chunk(largest.variable.chunksizes)
+    flags.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
+    return ds.assign({name: flags})
 
 
-def _mask_variable(mask: Any, like: xr.DataArray, stack_dim: str | None) -> xr.Variable:
-    """Return the mask with named dims; refuse one that does not fit."""
+def _with_dims(mask: Any, cube: xr.DataArray, stack_dim: str | None) -> xr.Variable:
+    """Return the mask with dims of the cube; refuse one that does not fit."""
     if isinstance(mask, xr.Dataset):
         raise InvalidTypeError(
             f"mask must be one variable, got a Dataset of {list(mask.data_vars)}"
         )
     if isinstance(mask, xr.DataArray):
-        check_aligned("mask", mask, like)
+        check_aligned("mask", mask, cube)
         return mask.variable
     array = mask if hasattr(mask, "ndim") else np.asarray(mask)
-    dims = like.dims
-    if array.ndim == like.ndim - 1:
-        if stack_dim not in like.dims:
+    dims = cube.dims
+    if array.ndim == cube.ndim - 1:
+        if stack_dim not in cube.dims:
             raise InvalidValueError(
-                f"stack_dim must be the dim of {like.dims} that a mask of shape {array.shape} "
+                f"stack_dim must be the dim of {cube.dims} that a mask of shape {array.shape} "
                 f"lacks, got {stack_dim!r}"
             )
-        dims = tuple(dim for dim in like.dims if dim != stack_dim)
-    expected = tuple(like.sizes[dim] for dim in dims)
+        dims = tuple(dim for dim in cube.dims if dim != stack_dim)
+    expected = tuple(cube.sizes[dim] for dim in dims)
     if array.shape != expected:
         raise InvalidValueError(
             f"mask must have shape {expected} for {dims}, got {array.shape}; transpose it, or give "
@@ -190,29 +191,29 @@ def apply_filter(
     """
     check_flags({"drop_sample": drop_sample})
     cube = as_cube(ds, filter_var)
-    if not cubes.has_mask(cube.variables, filter_var):
+    mask_name = cubes.present_mask(cube.variables, filter_var)
+    if mask_name is None:
         return like_given(cube, ds)
-    inside = cubes.flags(cube.variables[str(filter_var)])
-    data = data_variables(cube, exclude=[str(filter_var)])
+    mask = cubes.as_flags(cube.variables[mask_name])
+    data = data_variables(cube, exclude=[mask_name])
     if SAMPLES in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
-        kept = inside.all([dim for dim in inside.dims if dim != SAMPLES]).values
-        reason = np.where(np.broadcast_to(kept, cube.sizes[SAMPLES]), KEPT, MASK)
-        return like_given(_drop(cube, reason), ds)
+        in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLES]).values
+        codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLES]), KEPT, MASK)
+        return like_given(_drop_samples(cube, codes), ds)
     for name in data:
         cubes.check_decoded(name, cube[name])
     masked = {
-        name: _blanked(cube[name], ~cubes.spread(inside, cube.variables[name])) for name in data
+        name: _with_gaps(cube[name], ~cubes.broadcast_to(mask, cube[name].sizes)) for name in data
     }
     result = cubes.with_arrays(cube, masked)
     if SAMPLES not in cube.dims:
-        largest = max(data, key=lambda name: cube[name].size, default=str(filter_var))
-        stage = Stage([], "masked", str(filter_var), largest)
-        outer = outside(inside, cube.variables[stage.counted])
-        result = record_stage(result, cube, stage, outer)
+        counted = max(data, key=lambda name: cube[name].size, default=mask_name)
+        stage = Stage(gap_variables=[], mode="masked", mask=mask_name, counted=counted)
+        result = with_stage_counts(result, cube, stage, mask_codes(mask, cube.variables[counted]))
     return like_given(result, ds)
 
 
-def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
+def _with_gaps(array: xr.DataArray, cells: xr.Variable) -> Any:
     """Turn cells of a variable into gaps, lazily if it is lazy."""
     return xr.apply_ufunc(
         blank,
@@ -224,10 +225,11 @@ def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
     )
 
 
-def _drop(cube: xr.Dataset, reason: NDArray[Any]) -> xr.Dataset:
-    """Drop samples of a Dataset; add to the counts that it carries."""
-    before = {name: int(count.values) for name, count in carried(cube)[0].items()}
-    return record(cube.isel({SAMPLES: np.flatnonzero(reason == KEPT)}), add(before, reason))
+def _drop_samples(cube: xr.Dataset, codes: NDArray[Any]) -> xr.Dataset:
+    """Drop the samples whose reason code is not `KEPT`; add to the counts of the Dataset."""
+    earlier = {name: int(count.values) for name, count in read_counts(cube)[0].items()}
+    kept = cube.isel({SAMPLES: np.flatnonzero(codes == KEPT)})
+    return with_counts(kept, add_dropped_samples(earlier, codes))
 
 
 def drop_nan_values(
@@ -281,10 +283,10 @@ def drop_nan_values(
     cube = as_cube(ds, filter_var)
     kinds = "fiub" if vars is None else _GAP_KINDS
     data = data_variables(cube, [filter_var] if filter_var else [], kinds)
-    wanted = _counting(cube, data, vars, mode, filter_var)
+    gap_variables = _gap_variables(cube, data, vars, mode, filter_var)
     if mode is None:
         return like_given(cube, ds)
-    for name in data if vars is None else wanted:
+    for name in data if vars is None else gap_variables:
         cubes.check_decoded(name, cube[name])
     mask_name = filter_var if mode == "masked" else None
     if mode == "masked" and mask_name not in cube.variables:
@@ -292,36 +294,26 @@ def drop_nan_values(
             f"mode='masked' needs the mask filter_var={filter_var!r}, got only "
             f"{list(cube.variables)}; add it with assign_mask, or use mode='auto'"
         )
-    if not wanted:
+    if not gap_variables:
         return like_given(cube, ds)
-    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
-    variables = [cube.variables[name] for name in wanted]
+    mask = None if mask_name is None else cubes.as_flags(cube.variables[mask_name])
+    variables = [cube.variables[name] for name in gap_variables]
     if SAMPLES in cube.dims:
-        reason = reasons(variables, inside, mode, cube.sizes[SAMPLES])
-        return like_given(_drop(cube, reason.values), ds)
-    counted = counted_by(cube, wanted, mask_name)
+        codes = gap_codes(variables, mask, mode, cube.sizes[SAMPLES])
+        return like_given(_drop_samples(cube, codes.values), ds)
+    counted = variable_to_count(cube, gap_variables, mask_name)
     if counted is None:
-        dims = {name: cube[name].dims for name in filter(None, [*wanted, mask_name])}
+        dims = {name: cube[name].dims for name in filter(None, [*gap_variables, mask_name])}
         raise InvalidValueError(
             f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
             "one grid in vars, and call once for each grid"
         )
-    reason = reasons(variables, inside, mode, None)
-    dropped = reason != KEPT
-    with_cells = [
-        name
-        for name in data
-        if set(reason.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
-    ]
-    for name in with_cells:
-        check_numpy(name, cube[name].dtype)
-    blanked = {name: _blanked(cube[name], dropped) for name in with_cells}
-    stage = Stage(wanted, mode, mask_name, counted)
-    result = record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason)
-    return like_given(result, ds)
+    stage = Stage(gap_variables, mode, mask_name, counted)
+    codes = gap_codes(variables, mask, mode, None)
+    return like_given(_drop_cells(cube, data, stage, codes), ds)
 
 
-def _counting(
+def _gap_variables(
     cube: xr.Dataset,
     data: list[str],
     vars: Iterable[str] | None,
@@ -340,6 +332,21 @@ def _counting(
                 f"{cube[name].dtype}"
             )
     return [name for name in data if name in listed]
+
+
+def _drop_cells(
+    cube: xr.Dataset, data: Iterable[str], stage: Stage, codes: xr.Variable
+) -> xr.Dataset:
+    """Turn the cells whose reason code is not `KEPT` into gaps of every float with their dims."""
+    with_cells = [
+        name
+        for name in data
+        if set(codes.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
+    ]
+    for name in with_cells:
+        check_numpy(name, cube[name].dtype)
+    dropped = {name: _with_gaps(cube[name], codes != KEPT) for name in with_cells}
+    return with_stage_counts(cubes.with_arrays(cube, dropped), cube, stage, codes)
 
 
 def fill_nan_values(
@@ -415,26 +422,26 @@ def fill_nan_values(
     if const is not None:
         check_real_number("const", const)
     cube = as_cube(ds)
-    methods = _methods(cube, vars, method)
+    methods = _fill_methods(cube, vars, method)
     if const is None and "constant" in methods.values():
         raise InvalidValueError("const must be a number if method='constant', got None")
-    learning = [name for name, how in methods.items() if how != "constant"]
-    if statistics is None and learning:
-        statistics = Statistics.from_cube(cube, learning, split=split)
-    options = {}
-    for name, how in methods.items():
-        known = None if how == "constant" else _known(name, statistics or {})
-        options[name] = {
+    with_statistics = [name for name, how in methods.items() if how != "constant"]
+    if statistics is None and with_statistics:
+        statistics = Statistics.from_cube(cube, with_statistics, split=split)
+    options = {
+        name: {
             "method": how,
-            "known": known,
+            "known": None if how == "constant" else _without_dims(name, statistics or {}),
             "const": const,
             "seed": seed,
             "variable": name,
         }
+        for name, how in methods.items()
+    }
     return like_given(_fill_cube(cube, options), ds)
 
 
-def _methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> dict[str, str]:
+def _fill_methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> dict[str, str]:
     """Return the method of each variable to fill: of floats that are neither label nor mask."""
     argument = "vars"
     if not isinstance(method, Mapping):
@@ -463,7 +470,7 @@ def _methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> dict[
     return {name: method[name] if isinstance(method, Mapping) else method for name in floats}
 
 
-def _known(name: str, statistics: Mapping[str, VariableStatistics]) -> VariableStatistics:
+def _without_dims(name: str, statistics: Mapping[str, VariableStatistics]) -> VariableStatistics:
     """Return the statistics of a variable; refuse those that are missing or keep dims."""
     if name not in statistics:
         raise InvalidValueError(f"statistics must have {name!r}, got {list(statistics)}")
@@ -476,26 +483,26 @@ def _known(name: str, statistics: Mapping[str, VariableStatistics]) -> VariableS
 
 
 def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Dataset:
-    """Fill a Dataset, lazily if it is lazy."""
-    gappy = {name: read_in_blocks(cube[name]) for name in options}
-    filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
-    for name, array in gappy.items():
-        # it is not known yet whether a lazy one has gaps
-        if array.chunks is not None or find_gaps(array.values).any():
-            filled[name].attrs[FILLED_ATTR] = options[name]["method"]
-    counts, stages = carried(cube)
-    if counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
+    """Fill variables by the options of `fill_gaps`, lazily if they are lazy; count filled cells."""
+    lazy_counts, stages = read_counts(cube)
+    if lazy_counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
         logger.warning(
             "cells that drop_nan_values or apply_filter dropped are gaps, which are filled too; "
             "fill before dropping, or cut samples first"
         )
-    cells = {name: count.data for name, count in counts.items()}
-    for array in gappy.values():
+    counts = {name: count.data for name, count in lazy_counts.items()}
+    filled = {}
+    for name in options:
+        array = read_in_blocks(cube[name])
         gaps = xr.apply_ufunc(
             find_gaps, array.variable, dask="parallelized", output_dtypes=[np.bool_]
         )
-        cells["filled"] = cells.get("filled", 0) + gaps.sum().data
-    return record(cubes.with_arrays(cube, filled), cells, stages)
+        counts["filled"] = counts.get("filled", 0) + gaps.sum().data
+        filled[name] = _filled(array, options[name])
+        # it is not known yet whether a lazy one has gaps
+        if array.chunks is not None or gaps.any():
+            filled[name].attrs[FILLED_ATTR] = options[name]["method"]
+    return with_counts(cubes.with_arrays(cube, filled), counts, stages)
 
 
 def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
@@ -535,14 +542,12 @@ def _fill_block(
 
 
 def _positions(array: xr.DataArray) -> xr.DataArray:
-    """Return the id of each cell: row-major over sorted dims, so independent of their order."""
-    stride = 1
-    total = xr.DataArray(np.uint64(0))
-    for dim in sorted(array.dims, key=str, reverse=True):
-        cells = np.arange(array.sizes[dim], dtype=np.uint64) * np.uint64(stride)
-        steps = xr.DataArray(cells, dims=[dim])
+    """Return the id of each cell, lazily if the array is lazy, as `cell_ids`."""
+    ids = xr.DataArray(np.uint64(0))
+    for dim, n in array.sizes.items():
+        step = math.prod(m for other, m in array.sizes.items() if str(other) > str(dim))
+        along = xr.DataArray(np.arange(n, dtype=np.uint64) * np.uint64(step), dims=[dim])
         if array.chunks is not None:
-            steps = steps.chunk({dim: array.variable.chunksizes[dim]})
-        total = total + steps
-        stride *= array.sizes[dim]
-    return total.transpose(*array.dims)
+            along = along.chunk({dim: array.variable.chunksizes[dim]})
+        ids = ids + along
+    return ids.transpose(*array.dims)

@@ -1,4 +1,8 @@
-"""Apply a scaling to cubes and samples, or undo it."""
+"""Apply a scaling to cubes and samples, or undo it.
+
+Statistics that keep dims have an entry for each level, pixel or month. A cell of a cube is rescaled
+by the entry of its coordinates, a cell of a store's samples by that of its position in the cube.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,10 @@ from ml4cube.cube.variables import is_mask, split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples, like_given
 
-#: Statistics, or two numbers of each variable: [mean, std] or [min, max].
+#: Of each variable: [mean, std] or [min, max], or statistics.
 Pairs = Mapping[str, Sequence[Any] | core.VariableStatistics]
 #: `scale_values` or `unscale_values`.
-Rescale = Callable[..., Any]
+RescaleValues = Callable[..., Any]
 
 
 def rescale(
@@ -42,7 +46,7 @@ def rescale(
     pairs: Pairs,
     argument: str,
     scale_fn: str,
-    arithmetic: Rescale,
+    rescale_values: RescaleValues,
     filter_var: str | None = None,
 ) -> Any:
     """Rescale every variable that has a pair of numbers, except labels and masks."""
@@ -52,40 +56,42 @@ def rescale(
             f"{argument} must be a mapping {{variable: [a, b]}}, got {type(pairs).__name__}"
         )
     arrays: Mapping[Any, Any]
-    excluded: set[Any]
-    if not isinstance(ds, xr.Dataset | xr.DataArray):
-        cubes.has_mask(ds, filter_var)
-        arrays, excluded = ds, {"split", filter_var}
-    else:
+    if isinstance(ds, xr.Dataset | xr.DataArray):
         if isinstance(ds, xr.DataArray) and ds.name is None and len(pairs) == 1:
             pairs = {roles.DATA_VAR: next(iter(pairs.values()))}
         cube = as_dataset(ds)
-        cubes.has_mask(cube.variables, filter_var)
-        arrays = cube.data_vars
-        excluded = {n for n in arrays if is_mask(n, cube, filter_var)} | {split_label(cube)}
-    wanted = [str(name) for name in arrays if name in pairs and name not in excluded]
-    if not wanted:
+        cubes.present_mask(cube.variables, filter_var)
+        label = split_label(cube)
+        arrays = {n: a for n, a in cube.items() if n != label and not is_mask(n, cube, filter_var)}
+    else:
+        cubes.present_mask(ds, filter_var)
+        arrays = {n: a for n, a in ds.items() if n not in ("split", filter_var)}
+    names = [str(name) for name in arrays if name in pairs]
+    if not names:
         raise InvalidValueError(
             f"{argument} has {list(pairs)}, the data have {list(arrays)}: no variable in common"
         )
-    numbers = {n: _numbers(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in wanted}
-    scaled = {n: rescale_array(n, arrays[n], *numbers[n], arithmetic) for n in wanted}
+    # all numbers are checked before a value is read
+    numbers = {n: _offset_and_scale(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in names}
+    rescaled = {n: rescale_array(n, arrays[n], *numbers[n], rescale_values) for n in names}
     if isinstance(ds, xr.Dataset | xr.DataArray):
-        return like_given(cubes.with_arrays(cube, scaled), ds)
-    return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
+        return like_given(cubes.with_arrays(cube, rescaled), ds)
+    return Samples({**ds, **rescaled}, getattr(ds, "accounting", None))
 
 
-def _numbers(called: str, entry: Any, scale_fn: str) -> tuple[Any, Any]:
-    """Return offset and scale by two numbers or by statistics, which may have dims."""
-    if not isinstance(entry, core.VariableStatistics):
-        return offset_and_scale(called, entry, scale_fn, (xr.DataArray,))
-    with prefixed(called):
-        offset, scale = scale_parameters(entry, scale_fn)
-    return labelled(entry, offset), labelled(entry, scale)
+def _offset_and_scale(described: str, pair: Any, scale_fn: str) -> tuple[Any, Any]:
+    """Return offset and scale of two numbers or of statistics; DataArrays if these have dims."""
+    if not isinstance(pair, core.VariableStatistics):
+        return offset_and_scale(described, pair, scale_fn, (xr.DataArray,))
+    with prefixed(described):
+        offset, scale = scale_parameters(pair, scale_fn)
+    return labelled(pair, offset), labelled(pair, scale)
 
 
-def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Rescale) -> Any:
-    """Rescale one array of any kind by the statistics of each cell, lazily if it is lazy."""
+def rescale_array(
+    name: str, array: Any, offset: Any, scale: Any, rescale_values: RescaleValues
+) -> Any:
+    """Rescale one array of any kind by the offset and scale of each cell, lazily if it is lazy."""
     offset, scale = xr.broadcast(xr.DataArray(offset), xr.DataArray(scale))
     if not isinstance(array, xr.DataArray):
         if offset.dims:
@@ -94,79 +100,81 @@ def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Re
                 f"Dataset, got {type(array).__name__}"
             )
         array = xr.DataArray(array if hasattr(array, "dask") else plain(array))
-        return rescale_array(name, array, offset, scale, arithmetic).data
+        return rescale_array(name, array, offset, scale, rescale_values).data
     check_real(name, array.dtype)
     cubes.check_decoded(name, array)
     array = read_in_blocks(array)
     entries = _entries(name, array, offset) if offset.dims else []
     if array.chunks is not None:
         chunks = array.variable.chunksizes
-        entries = [one.chunk({d: chunks[d] for d in one.dims}) for one in entries]
+        entries = [along.chunk({dim: chunks[dim] for dim in along.dims}) for along in entries]
     result: xr.DataArray = xr.apply_ufunc(
-        partial(_at_entries, arithmetic, offset.values, scale.values),
+        partial(_rescale_block, rescale_values, offset.values, scale.values),
         array,
         *entries,
         dask="parallelized",
         output_dtypes=[scaled_dtype(array.dtype)],
         keep_attrs="override",
     )
-    update = scaled_attrs if arithmetic is scale_values else unscaled_attrs
+    update = scaled_attrs if rescale_values is scale_values else unscaled_attrs
     result.attrs = update(result.attrs)
     return result
 
 
-def _at_entries(
-    arithmetic: Rescale,
+def _rescale_block(
+    rescale_values: RescaleValues,
     offset: NDArray[Any],
     scale: NDArray[Any],
     values: NDArray[Any],
     *entries: NDArray[Any],
 ) -> Any:
-    """Rescale a block, whose memory is all that this needs."""
-    return arithmetic(values, offset[entries], scale[entries])
+    # numbers are chosen block by block, because those of all cells are as large as the cube
+    return rescale_values(values, offset[entries], scale[entries])
 
 
 def _entries(name: str, array: xr.DataArray, offset: xr.DataArray) -> list[xr.Variable]:
-    """Return the entry of the statistics for each cell."""
+    """Return, for each dim of the statistics, the entry of every cell."""
     if PLACES_ATTR in array.attrs:
-        return _of_samples(array, offset.shape)
+        return _entries_of_samples(array, offset.shape)
     dims = [str(dim) for dim in offset.dims]
     labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
     coords = {str(d): array.indexes[d].values for d in array.dims if d in array.indexes}
     sizes = {str(dim): n for dim, n in array.sizes.items()}
-    places = match_places(name, dims, offset, labels, sizes, coords)
-    return [xr.Variable((dim,), along) for dim, along in places]
+    matched = match_places(name, dims, offset, labels, sizes, coords)
+    return [xr.Variable((dim,), entries) for dim, entries in matched]
 
 
-def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable]:
-    """Return the entry of the statistics for each cell of a store's samples, by their origins."""
-    name, places = array.name, array.attrs[PLACES_ATTR]
-    if len(places) != len(shape):
+def _entries_of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable]:
+    """Return `_entries` of a store's samples, which know their positions in the cube."""
+    name, stored = array.name, array.attrs[PLACES_ATTR]
+    if len(stored) != len(shape):
         raise InvalidValueError(
-            f"the samples of {name!r} were scaled by statistics along {[p[0] for p in places]}, "
+            f"the samples of {name!r} were scaled by statistics along {[s[0] for s in stored]}, "
             f"got statistics of shape {shape}; use those of the store (StoreMetadata.of(...))"
         )
-    entries = []
-    for axis, ((dim, along), (_, _, kept, cells)) in enumerate(
-        zip(decoded_places(places), places, strict=True)
+    result = []
+    for (dim, entry_of_cell), (*_, window_dim, window), entries in zip(
+        decoded_places(stored), stored, shape, strict=True
     ):
         index = array.coords.get(f"{dim}_index")
-        if index is None or (kept and array.sizes.get(kept) != cells):
+        if index is None or (window_dim and array.sizes.get(window_dim) != window):
             raise InvalidValueError(
                 f"the origins of the samples of {name!r} along {dim!r} are unknown: they need the "
-                f"coordinate '{dim}_index'{f' and all {cells} cells along {kept!r}' * bool(kept)}; "
-                "undo the scaling before you select or rename"
+                f"coordinate '{dim}_index'"
+                f"{f' and all {window} cells along {window_dim!r}' * bool(window_dim)}; undo the "
+                "scaling before you select or rename"
             )
-        first = index.variable
-        cell = first + xr.Variable((kept,), np.arange(cells)) if kept else first
-        found = along[np.asarray(cell.values, np.intp)]
-        if found.size and found.max() >= shape[axis]:
+        cells = index.variable
+        if window_dim:
+            cells = cells + xr.Variable((window_dim,), np.arange(window))
+        found = entry_of_cell[np.asarray(cells.values, np.intp)]
+        if found.size and found.max() >= entries:
             raise InvalidValueError(
                 f"the samples of {name!r} were scaled by other statistics, longer than "
-                f"{shape[axis]} along {dim!r}; use those of the store (StoreMetadata.of(...))"
+                f"{entries} along {dim!r}; use those of the store (StoreMetadata.of(...))"
             )
-        entries.append(xr.Variable(cell.dims, found))
-    return entries
+        result.append(xr.Variable(cells.dims, found))
+    return result
 
 
 def labelled(stats: core.VariableStatistics, values: Any) -> Any:

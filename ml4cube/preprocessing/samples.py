@@ -1,8 +1,11 @@
-"""Samples: dicts of arrays that carry the count of what each stage removed; as a cube, and back."""
+"""Samples: dicts of arrays that carry the counts of what each stage removed.
+
+Every stage works on a Dataset: `as_cube` makes one of samples, and `like_given` samples of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from ml4cube.core.missing import plain
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.opening import as_dataset
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.counts import accounting, is_count, record
+from ml4cube.preprocessing.counts import accounting, is_count, with_counts
 
 
 class Samples(dict[str, NDArray[Any]]):
@@ -51,44 +54,45 @@ def as_cube(ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR) -> xr.Dat
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return as_dataset(ds)
     arrays = {name: plain(values) for name, values in ds.items()}
-    data = [name for name in arrays if name not in (filter_var, "split")]
-    lengths = {name: arrays[name].shape[:1] for name in data}
+    shapes = {n: array.shape for n, array in arrays.items() if n not in (filter_var, "split")}
+    lengths = {name: shape[:1] for name, shape in shapes.items()}
     if len(set(lengths.values())) != 1 or () in lengths.values():
         raise InvalidValueError(f"arrays of samples must have equal first lengths, got {lengths}")
-    windows = [arrays[name].shape for name in data if arrays[name].ndim > 1]
-    for name in set(arrays).difference(data):
-        fitted = [_with_samples(arrays[name], s, name) for s in windows or [*lengths.values()]]
-        arrays[name] = max(fitted, key=np.ndim)
+    data_shapes = [s for s in shapes.values() if len(s) > 1] or [*shapes.values()]
+    for name in arrays.keys() - shapes.keys():
+        # it must fit the windows of all data, and then all give the same array
+        arrays[name] = [_with_samples(arrays[name], shape, name) for shape in data_shapes][-1]
     # fastpath: dates and objects stay as they are
     variables = {n: xr.Variable(_dims(v.shape), v, fastpath=True) for n, v in arrays.items()}
     dims = {dim for variable in variables.values() for dim in variable.dims}
     if taken := [name for name in arrays if name in dims or is_count(name)]:
         raise InvalidValueError(f"variables of samples must not be named {taken}; rename them")
     counts = {name: n for name, n in getattr(ds, "accounting", {}).items() if name != "kept"}
-    return as_dataset(record(xr.Dataset(variables), counts))
+    return as_dataset(with_counts(xr.Dataset(variables), counts))
 
 
 def _dims(shape: tuple[int, ...]) -> list[str]:
-    """Return names of dims, by position from the last, whose order is that of the array."""
+    """Return names of dims, the same for windows of different ranks that end in equal lengths."""
+    # numbered from the last, so that sorted names, by which noise is seeded, are in order
     window = [f"window{99 - i}_{n}" for i, n in enumerate(reversed(shape[1:]))]
     return [cubes.SAMPLES, *reversed(window)]
 
 
-def _with_samples(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
+def _with_samples(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
     """Add a leading samples dim to a label or mask that lacks it."""
-    n, *window = shape
-    if array.shape == tuple(shape):
+    n, window = shape[0], shape[1:]
+    if array.shape == shape:
         return array
-    by_sample = array.shape[:1] == (n,) and _ends_with(tuple(window), array.shape[1:])
-    static = _ends_with(tuple(window), array.shape)
+    by_sample = array.shape[:1] == (n,) and _ends_with(window, array.shape[1:])
+    static = _ends_with(window, array.shape)
     if by_sample and static and array.ndim > 1:
         raise InvalidValueError(
-            f"{what} of shape {array.shape} is ambiguous for data of shape {tuple(shape)}: with or "
+            f"{name} of shape {array.shape} is ambiguous for data of shape {shape}: with or "
             "without samples; give it the full shape"
         )
     if not by_sample and not static:
         raise InvalidValueError(
-            f"{what} has shape {array.shape}, the data {tuple(shape)}; give one value per "
+            f"{name} has shape {array.shape}, the data {shape}; give one value per "
             "sample, per window cell, or per cell"
         )
     return array if by_sample else np.broadcast_to(array, (n, *array.shape))
@@ -99,7 +103,7 @@ def _ends_with(shape: tuple[int, ...], ending: tuple[int, ...]) -> bool:
 
 
 def like_given(result: xr.Dataset, given: cubes.Cube) -> Any:
-    """Return a DataArray or samples if these were given."""
+    """Return a result of `as_cube` as the kind of cube that was given to it."""
     if isinstance(given, xr.Dataset):
         return result
     if isinstance(given, xr.DataArray):

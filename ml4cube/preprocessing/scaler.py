@@ -19,7 +19,7 @@ from ml4cube.core.statistics import QUARTILES, scale_values, unscale_values
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.fields import check_free
-from ml4cube.preprocessing.rescaling import Rescale, rescale
+from ml4cube.preprocessing.rescaling import RescaleValues, rescale
 from ml4cube.preprocessing.statistics import Statistics
 
 METHODS = ("standardize", "normalize", "robust")
@@ -74,8 +74,8 @@ class CubeScaler:
     """
 
     statistics_: Statistics
-    # an unfitted copy with the parameters of the first fit
-    _first: CubeScaler
+    # Unfitted, with the parameters of the first fit.
+    _as_fitted: CubeScaler
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class CubeScaler:
         self.statistics_ = self._statistics_of(X)
         # a list may be changed in place
         per = self.per if isinstance(self.per, str) else tuple(self.per)
-        self._first = type(self)(**{**self.get_params(), "per": per})
+        self._as_fitted = type(self)(**{**self.get_params(), "per": per})
         return self
 
     def partial_fit(self, X: cubes.Cube, y: object = None) -> Self:
@@ -172,7 +172,7 @@ class CubeScaler:
             raise InvalidValueError(f"cannot merge {self!r} and {other!r}; their parameters differ")
         merged = type(self)(**self.get_params())
         merged.statistics_ = self.fitted_statistics().merge(other.fitted_statistics())
-        merged._first = self._first
+        merged._as_fitted = self._as_fitted
         return merged
 
     def transform(self, X: cubes.Cube) -> Any:
@@ -257,9 +257,10 @@ class CubeScaler:
         """
         if not self.__sklearn_is_fitted__():
             raise RunError(f"{self!r} is not fitted; call fit first")
-        if not self._same_parameters(self._first):
+        if not self._same_parameters(self._as_fitted):
             raise InvalidValueError(
-                f"{self!r} was fitted as {self._first!r}; restore its parameters or call fit again"
+                f"{self!r} was fitted as {self._as_fitted!r}; restore its parameters or call fit "
+                "again"
             )
         return self.statistics_
 
@@ -302,7 +303,7 @@ class CubeScaler:
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Support `sklearn.utils.validation.check_is_fitted`."""
+        """Return True if the scaler is fitted, for `check_is_fitted` of scikit-learn."""
         return hasattr(self, "statistics_")
 
     def __sklearn_tags__(self) -> Any:
@@ -319,13 +320,13 @@ class CubeScaler:
 
     def __repr__(self) -> str:
         """Return text that evaluates to an unfitted copy."""
-        unset = type(self)()
-        given = ", ".join(
+        defaults = type(self)().get_params()
+        shown = ", ".join(
             f"{name}={value!r}"
             for name, value in self.get_params().items()
-            if name == "method" or value is not getattr(unset, name)
+            if name == "method" or value is not defaults[name]
         )
-        return f"{type(self).__name__}({given})"
+        return f"{type(self).__name__}({shown})"
 
     def _statistics_of(self, X: cubes.Cube) -> Statistics:
         """Compute the statistics that the parameters ask for."""
@@ -335,17 +336,17 @@ class CubeScaler:
         dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
         # to_array() makes a dim of that name
         per = [n for n in names_of("per", self.per) if n != "variable" or n in (dims or ())]
-        along = None
+        reduced_dims = None
         if per and dims is not None:
             cubes.check_known("per", per, dims)
-            along = [str(dim) for dim in dims if dim not in per]
+            reduced_dims = [str(dim) for dim in dims if dim not in per]
         elif per:
             raise InvalidTypeError(
                 f"X must be a Dataset or DataArray if per={self.per!r}, got a dict of arrays"
             )
         return Statistics.from_cube(
             X,
-            dims=along,
+            dims=reduced_dims,
             by=self.climatology,
             weights=self.weights,
             quantiles=QUARTILES if self.method == "robust" else (),
@@ -356,14 +357,16 @@ class CubeScaler:
         mine, theirs = (
             {**one.get_params(), "per": set(names_of("per", one.per))} for one in (self, other)
         )
-        weights, others = mine.pop("weights"), theirs.pop("weights")
-        if isinstance(weights, xr.DataArray) and isinstance(others, xr.DataArray):
-            return mine == theirs and weights.equals(others)
-        return mine == theirs and type(weights) is type(others) and weights == others
+        my_weights, their_weights = mine.pop("weights"), theirs.pop("weights")
+        if isinstance(my_weights, xr.DataArray):
+            same_weights = my_weights.equals(their_weights)
+        else:
+            same_weights = isinstance(their_weights, str | None) and my_weights == their_weights
+        return mine == theirs and same_weights
 
-    def _rescaled(self, X: cubes.Cube, arithmetic: Rescale) -> Any:
-        """Scale a cube or undo the scaling."""
+    def _rescaled(self, X: cubes.Cube, rescale_values: RescaleValues) -> Any:
+        """Scale a cube, or undo that."""
         statistics = self.fitted_statistics()
         if isinstance(X, xr.Dataset | xr.DataArray):
             check_free(self.climatology, X.dims)
-        return rescale(X, statistics, "statistics_", self.method, arithmetic)
+        return rescale(X, statistics, "statistics_", self.method, rescale_values)

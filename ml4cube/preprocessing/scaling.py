@@ -113,30 +113,30 @@ def normalize(
 def _scale(
     ds: cubes.Cube, scale_fn: str, argument: str, pairs: Any, statistics: Any, mask: str | None
 ) -> Any:
-    """Scale by the user's numbers, or else by `statistics`."""
+    """Scale by the user's pairs of numbers, or else by `statistics`."""
     if (pairs is None) == (statistics is None):
         raise InvalidTypeError(f"{scale_fn} needs either {argument} or statistics, not both")
     if statistics is not None:
         argument = "statistics"
-        pairs, how = given_statistics(statistics, scale_fn)
-        if how != scale_fn:
+        pairs, given_scale_fn = given_statistics(statistics, scale_fn)
+        if given_scale_fn != scale_fn:
             raise InvalidValueError(
-                f"statistics must be those of {scale_fn!r}, got a scaling by {how!r}"
+                f"statistics must be those of {scale_fn!r}, got a scaling by {given_scale_fn!r}"
             )
     return rescale(ds, pairs, argument, scale_fn, scale_values, mask)
 
 
 def given_statistics(given: Any, scale_fn: str | None) -> tuple[core.Statistics, str]:
-    """Read the argument ``statistics=``; return the statistics and how they scale."""
+    """Return the statistics in the argument ``statistics=``, and the ``scale_fn`` they are for."""
     if scale_fn is None:
         raise InvalidValueError(
             "statistics= are for scaling, but scale_fn=None asks for no scaling; drop one of them"
         )
     if isinstance(given, core.Statistics):
         return given, scale_fn
-    found: core.Statistics
+    statistics: core.Statistics
     if isinstance(given, CubeScaler):
-        found, how = given.fitted_statistics(), given.method
+        statistics, given_scale_fn = given.fitted_statistics(), given.method
     else:
         metadata = _metadata_of(given)
         if metadata.spec.scale_fn is None:
@@ -144,13 +144,14 @@ def given_statistics(given: Any, scale_fn: str | None) -> tuple[core.Statistics,
                 "statistics= is a store that was not scaled (scale_fn=None); give its "
                 "StoreMetadata.of(...).statistics, or a CubeScaler"
             )
-        found, how = metadata.statistics, metadata.spec.scale_fn
-    if scale_fn not in (how, SCALE_FNS[0]):
+        statistics, given_scale_fn = metadata.statistics, metadata.spec.scale_fn
+    default = SCALE_FNS[0]
+    if scale_fn not in (given_scale_fn, default):
         raise InvalidValueError(
-            f"scale_fn={scale_fn!r}, but statistics= scales by {how!r}; drop scale_fn, or give "
-            "Statistics alone"
+            f"scale_fn={scale_fn!r}, but statistics= scales by {given_scale_fn!r}; drop scale_fn, "
+            "or give Statistics alone"
         )
-    return found, how
+    return statistics, given_scale_fn
 
 
 def _metadata_of(given: Any) -> StoreMetadata:

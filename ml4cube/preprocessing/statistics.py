@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +23,7 @@ from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.blocks import each_block
-from ml4cube.preprocessing.fields import Form, field_statistics, form_of
+from ml4cube.preprocessing.fields import FieldOptions, field_statistics
 from ml4cube.preprocessing.rescaling import labelled
 from ml4cube.preprocessing.samples import as_cube
 
@@ -123,27 +123,26 @@ class Statistics(core.Statistics):
         up to float64 rounding.
         """
         cube = as_cube(ds)
-        excluded = names_of("exclude_vars", exclude_vars)
-        wanted = None if variables is None else names_of("variables", variables)
-        along = None if dims is None else names_of("dims", dims)
-        counted = _check_quantiles(quantiles)
-        keeps_dims = along is not None or by is not None or weights is not None
-        if keeps_dims and not isinstance(ds, xr.Dataset | xr.DataArray):
+        reduced_dims = None if dims is None else names_of("dims", dims)
+        _check_quantiles(quantiles)
+        needs_dims = any(option is not None for option in (dims, by, weights))
+        if needs_dims and not isinstance(ds, xr.Dataset | xr.DataArray):
             raise InvalidTypeError(
                 "ds must be a Dataset or DataArray if dims, by or weights are given, got a dict of "
                 "arrays"
             )
-        chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
+        if variables is None and isinstance(ds, xr.DataArray):
+            variables = map(str, cube.data_vars)
+        chosen = _chosen(cube, variables, exclude_vars)
         cells, part = cubes.cells_of_part(cube, split)
-        form = form_of(cube, chosen, along, by, weights, counted)
-        table = {}
+        options = FieldOptions.of(cube, chosen, reduced_dims, by, weights, len(quantiles) > 0)
+        statistics = {}
         for name in chosen:
             variable = cube.variables[name]
-            where = None if cells is None else cubes.fitted(cells, variable)
-            table[name] = _statistics(name, variable, where, form)
-            _check_not_empty(name, table[name], part, variable.shape)
-            cubes.check_no_fill_value(name, table[name], variable)
-        return cls(table, part)
+            statistics[name] = _statistics(name, variable, cells, options)
+            _check_not_empty(name, statistics[name], part, variable.shape)
+            cubes.check_no_fill_value(name, statistics[name], variable)
+        return cls(statistics, part)
 
     def mean_std(self) -> dict[str, list[Any]]:
         """Return mean and population standard deviation by variable.
@@ -197,41 +196,54 @@ class Statistics(core.Statistics):
         }
 
 
-def _check_quantiles(quantiles: Sequence[float]) -> bool:
-    """Check the probabilities; return whether there are any."""
+def _check_quantiles(quantiles: Sequence[float]) -> None:
     if not isinstance(quantiles, Iterable):
         raise InvalidTypeError(f"quantiles must be a sequence of numbers, got {quantiles!r}")
     for probability in quantiles:
         if not isinstance(probability, int | float | np.number) or not 0 <= probability <= 1:
             raise InvalidValueError(f"quantiles must be numbers from 0 to 1, got {quantiles!r}")
-    return len(quantiles) > 0
 
 
 def _chosen(
-    cube: xr.Dataset, wanted: tuple[str, ...] | None, excluded: tuple[str, ...], single: bool
+    cube: xr.Dataset, variables: Iterable[str] | None, exclude_vars: Iterable[str]
 ) -> list[str]:
     """Return the variables to use, checked before any cell is read."""
+    excluded = names_of("exclude_vars", exclude_vars)
     cubes.check_known("exclude_vars", excluded, cube.variables)
-    cubes.check_known("variables", wanted or (), cube.variables)
-    if wanted is None and single:
-        wanted = tuple(str(name) for name in cube.data_vars)
-    listed = data_variables(cube, excluded) if wanted is None else list(wanted)
-    chosen = [name for name in listed if name not in excluded]
+    if variables is None:
+        chosen = data_variables(cube, excluded)
+    else:
+        wanted = names_of("variables", variables)
+        cubes.check_known("variables", wanted, cube.variables)
+        chosen = [name for name in wanted if name not in excluded]
     if not chosen:
-        raise _no_variable_left(cube.data_vars, excluded)
+        shown = ", ".join(
+            f"{str(n)!r} ({v.dtype}, {v.ndim} dims)" for n, v in cube.data_vars.items()
+        )
+        raise InvalidValueError(
+            f"no variable is left: the data have {shown or 'none'}; "
+            f"{[name for name in excluded if name in cube.data_vars]} are excluded, the others are "
+            "labels, masks, auxiliary, scalar or not real numbers; name or convert those you want"
+        )
     for name in chosen:
         cubes.check_decoded(name, cube.variables[name])
         core.check_real(name, cube.variables[name].dtype)
     return chosen
 
 
-def _no_variable_left(held: Mapping[Any, Any], excluded: tuple[str, ...]) -> InvalidValueError:
-    shown = ", ".join(f"{str(n)!r} ({v.dtype}, {v.ndim} dims)" for n, v in held.items())
-    return InvalidValueError(
-        f"no variable is left: the data have {shown or 'none'}; "
-        f"{[name for name in excluded if name in held]} are excluded, the others are labels, "
-        "masks, auxiliary, scalar or not real numbers; name or convert those you want"
-    )
+def _statistics(
+    name: str, variable: xr.Variable, cells: xr.Variable | None, options: FieldOptions
+) -> VariableStatistics:
+    """Compute the statistics of some cells of a variable, or of all, merging blocks in order."""
+    if cells is not None:
+        cells = cubes.any_over_other_dims(cells, variable.dims)
+    with prefixed(f"variable {name!r}"):
+        if not options.are_default:
+            return field_statistics(name, variable, cells, options)
+        total = VariableStatistics()
+        for _, block in each_block(variable, [cells], VariableStatistics.of):
+            total = total.merge(block)
+    return total
 
 
 def _check_not_empty(
@@ -247,19 +259,6 @@ def _check_not_empty(
         )
     if np.sum(stats.count) == 0:
         logger.warning("variable %r has no finite cell in part %r", name, part)
-
-
-def _statistics(
-    name: str, variable: xr.Variable, where: xr.Variable | None, form: Form
-) -> VariableStatistics:
-    """Compute the statistics of a variable, merging blocks in order."""
-    with prefixed(f"variable {name!r}"):
-        if not form.plain:
-            return field_statistics(name, variable, where, form)
-        total = VariableStatistics()
-        for _, stats in each_block(variable, [where], VariableStatistics.of):
-            total = total.merge(stats)
-    return total
 
 
 def get_statistics(

@@ -24,7 +24,7 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.postprocessing import undo_standardizing
 from ml4cube.splits import assign_block_split, create_split, estimate_range, leakage_report
 from tests import oracle
-from tests.cubes import cell_id_cube
+from tests.cubes import cell_id_cube, no_compute
 
 SHAPE = {"time": 10, "lat": 6, "lon": 8}
 ORDERS = [("time", "lat", "lon"), ("lon", "time", "lat")]
@@ -35,11 +35,6 @@ def split_cube(**options: Any) -> xr.Dataset:
     cube = cell_id_cube(SHAPE, **{"gaps": 0.2, "names": ("a", "b"), **options})
     label = np.array([1] * 6 + [255, 2] + [0] * 2, "uint8")
     return cube.assign(split=("time", label, {"flag_meanings": "test train val excluded"}))
-
-
-def no_compute(dsk: Any, keys: Any, **kwargs: Any) -> Any:
-    """A dask scheduler that proves that nothing was read."""
-    raise AssertionError("computed too early")
 
 
 def assert_stats(found: list[float], cells: np.ndarray) -> None:
