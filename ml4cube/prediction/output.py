@@ -77,7 +77,7 @@ class StoreOutput(Output):
     ) -> None:
         super().__init__(storable(template), targets, world)
         self._path, self._overwrite = path, overwrite
-        name = world.share(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        name = world.broadcast(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
         self._hidden = path.parent / name
         self._store = self._hidden / "cube.zarr"
 

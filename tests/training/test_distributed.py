@@ -37,7 +37,7 @@ from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from ml4cube.training.ranks.dist import World, ddp_init
 from ml4cube.training.ranks.exact_validation import exact_loader
-from ml4cube.training.ranks.unshared_data import unshared
+from ml4cube.training.ranks.unshared_data import find_unshared
 from ml4cube.training.run import loop
 from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks, on_ranks
 from tests.samplestores import write_store
@@ -168,6 +168,32 @@ class Samples(Metric):
 
     def compute(self):
         return self.n.float()
+
+
+class Errors:
+    """Mean absolute error and its double, as a vector."""
+
+    def __init__(self):
+        self.total, self.n = torch.zeros(2), 0
+
+    def update(self, pred, target):
+        error = abs(pred - target).sum()
+        self.total, self.n = self.total + torch.tensor([error, 2 * error]), self.n + len(pred)
+
+    def merge(self, other):
+        self.total, self.n = self.total + other.total, self.n + other.n
+
+    def compute(self):
+        return self.total / self.n
+
+
+@on_two_ranks
+def vectors_of_merged_metrics_are_columns(folder):
+    _, val = prep_dataloader(dataset(8), dataset(5), batch_size=2, parallel=True)
+    run = trainer(val=val, epochs=1, metrics={"e": Errors(), "mae": nn.L1Loss()}, ranks=True)
+    run.train()
+    assert run.history["e_0"] == pytest.approx(run.history["mae"], rel=1e-5)
+    assert run.history["e_1"][0] == pytest.approx(2 * run.history["mae"][0], rel=1e-5)
 
 
 @on_two_ranks
@@ -348,10 +374,10 @@ def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
 
         class Save(Callback):
             def on_step_end(self, loop):
-                loop._signals.save |= loop.state.step == 3
+                loop._signals.must_save |= loop.state.step == 3
 
             def on_epoch_start(self, loop):
-                loop._signals.save |= loop.feed.position is not None
+                loop._signals.must_save |= loop.feed.position is not None
 
         whole = fresh()
         model = weights(whole.train())
@@ -520,7 +546,7 @@ def test_what_a_rank_takes_is_told_apart_by_its_content():
     x = torch.arange(12.0).reshape(6, 2)
 
     def of(data, **more):
-        return unshared(DataLoader(data, batch_size=2, **more))
+        return find_unshared(DataLoader(data, batch_size=2, **more))
 
     assert of(x) == of(x.clone()) == of(x, shuffle=True)
     assert of(Drawn()) == of(Drawn())
@@ -528,12 +554,12 @@ def test_what_a_rank_takes_is_told_apart_by_its_content():
         assert of(x) != of(other)
     chosen = [of(x, sampler=SubsetRandomSampler(c)) for c in ([0, 1, 2], [3, 4, 5], [0, 1, 2])]
     assert chosen[0] == chosen[2] != chosen[1]
-    assert unshared([(x, x)]) == unshared([(x.clone(), x)]) != unshared([(x, x + 1)])
+    assert find_unshared([(x, x)]) == find_unshared([(x.clone(), x)]) != find_unshared([(x, x + 1)])
     shared = DistributedSampler(x, 2, 0)
     assert of(x, sampler=shared) is None
-    assert unshared(DataLoader(x, batch_sampler=BatchSampler(shared, 2, False))) is None
-    assert unshared(prep_dataloader(x, parallel=True)) is None
-    assert unshared(prep_dataloader(x)) is not None
+    assert find_unshared(DataLoader(x, batch_sampler=BatchSampler(shared, 2, False))) is None
+    assert find_unshared(prep_dataloader(x, parallel=True)) is None
+    assert find_unshared(prep_dataloader(x)) is not None
     once = Stream(x)
     assert of(once) is None
     assert torch.equal(next(iter(once)), x[0])  # it was not read

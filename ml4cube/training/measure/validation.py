@@ -14,38 +14,7 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import TrainState
 
 
-class ValidationMeasures:
-    """Loss, metrics and logged values of a validation pass."""
-
-    def __init__(
-        self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
-    ) -> None:
-        self.loss, self.logs = Meter(), Means("val_")
-        self._scores = Scores(metrics, device) if metrics else None
-        self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
-
-    def add(self, result: StepResult, portion: Portion, name: str | None = None) -> None:
-        """Add one batch."""
-        if name is not None:
-            self._sets[name].add(result, portion)
-        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
-        if result.logs:
-            self.logs.add_all(result.logs, portion.samples)
-        if self._scores is not None:
-            self._scores.update(_full(result.pred), _full(result.target), portion.samples)
-
-    def compute(self, world: World) -> dict[str, float]:
-        """Reduce metrics and logged values over all ranks; every rank must call this."""
-        scores = {} if self._scores is None else self._scores.compute(world)
-        columns = scores | self.logs.compute(world)
-        for name, measures in self._sets.items():
-            loss = mean_over_ranks(world, measures.loss, f"test_data[{name!r}]")
-            own = {"val_loss": loss} | measures.compute(world)
-            columns |= {f"{column}/{name}": value for column, value in own.items()}
-        return columns
-
-
-class Measures:
+class TrainMeasures:
     """Loss, logged values and gradient norms of a training epoch on this rank."""
 
     def __init__(self, state: TrainState) -> None:
@@ -57,14 +26,14 @@ class Measures:
 
     def add(self, result: StepResult, portion: Portion) -> None:
         """Add one batch."""
-        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
-        if result.logs:
-            self.logs.add_all(result.logs, portion.samples)
+        _add_batch(self.loss, self.logs, result, portion)
 
     def bad_step(self, batches: int) -> Bad | None:
-        """Return the first step (from 0) whose loss is not finite."""
-        bad = self.loss.flush()
-        return None if bad is None else (self._first_step + bad[0] // batches, *bad[1:])
+        """Return the first step (from 0), of so many batches, with a loss that is not finite."""
+        if (bad := self.loss.flush()) is None:
+            return None
+        batch, loss, has_gaps = bad
+        return self._first_step + batch // batches, loss, has_gaps
 
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
         """Reduce everything but the loss over all ranks; every rank must call this."""
@@ -78,7 +47,43 @@ class Measures:
         return {"loss": self.loss, "logs": self.logs, "norms": self.norms}
 
 
-def _full(value: Any) -> Any:
+class ValidationMeasures:
+    """Loss, metrics and logged values of a validation pass, also of each named set."""
+
+    def __init__(
+        self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
+    ) -> None:
+        self.loss, self.logs = Meter(), Means("val_")
+        self._scores = Scores(metrics, device) if metrics else None
+        self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
+
+    def add(self, result: StepResult, portion: Portion, set_name: str | None = None) -> None:
+        """Add one batch."""
+        if set_name is not None:
+            self._sets[set_name].add(result, portion)
+        _add_batch(self.loss, self.logs, result, portion)
+        if self._scores is not None:
+            pred, target = _without_half(result.pred), _without_half(result.target)
+            self._scores.update(pred, target, portion.samples)
+
+    def compute(self, world: World) -> dict[str, float]:
+        """Reduce metrics and logged values over all ranks; every rank must call this."""
+        scores = {} if self._scores is None else self._scores.compute(world)
+        columns = scores | self.logs.compute(world)
+        for name, measures in self._sets.items():
+            loss = mean_over_ranks(world, measures.loss, f"test_data[{name!r}]")
+            set_columns = {"val_loss": loss} | measures.compute(world)
+            columns |= {f"{column}/{name}": value for column, value in set_columns.items()}
+        return columns
+
+
+def _add_batch(loss: Meter, logs: Means, result: StepResult, portion: Portion) -> None:
+    loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
+    if result.logs:
+        logs.add_all(result.logs, portion.samples)
+
+
+def _without_half(value: Any) -> Any:
     """Convert half precision to float32, in which metrics are computed."""
     if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
         return value.float()

@@ -27,7 +27,7 @@ from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.measure.history_rows import mean_over_ranks
 from ml4cube.training.measure.scores import Bad, check_metrics
-from ml4cube.training.measure.validation import Measures, ValidationMeasures
+from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.exact_validation import exact_loader
@@ -73,7 +73,7 @@ class Engine:
                 limit_of(batches, options.limit_val_batches, "limit_val_batches")
         self.state, self.history = TrainState(), History()
         self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
-        self.measures, self.clock = Measures(self.state), StepClock(world)
+        self.measures, self.clock = TrainMeasures(self.state), StepClock(world)
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._half = DTYPES[options.precision]
@@ -104,7 +104,7 @@ class Engine:
 
     def load_weights(self, weights: Mapping[str, Any] | None) -> None:
         """Load weights that rank 0 holds into the model of all ranks; every rank."""
-        self.strategy.share_model(self.model, weights)
+        self.strategy.load_from_main(self.model, weights)
         if self.ema is not None:
             self.ema.restart()  # a later run averages from these weights
 
@@ -126,7 +126,7 @@ class Engine:
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")
         self._spread()
-        self.strategy.align(self.model)
+        self.strategy.sync_buffers(self.model)
         training = self.model.training
         with kept_rng(self.world.device), kept_generators(named_sets(chosen).values()):
             measures, _ = self._evaluate(chosen)
@@ -212,7 +212,7 @@ class Engine:
         self.compiled = compiled(model, self.options.compile, self.world.device)
         self.module: nn.Module = self.compiled  # called in training
         decay = self.options.ema
-        self.ema = None if decay is None else Ema(model, decay, self.strategy.parts)
+        self.ema = None if decay is None else Ema(model, decay, self.strategy.local_parts)
 
     def _spread(self) -> None:
         """Spread the model over the ranks, if that has not been done."""
@@ -226,12 +226,12 @@ class Engine:
             self._spread()
             self.feed.agree()
             self._wrapped, self._prepared = None, True
-        self.strategy.agree(self.model)
+        self.strategy.sync_trainable(self.model)
         self._wrap()
 
     def _wrap(self) -> None:
         """Wrap the model, if other parameters are trained than when it was wrapped; every rank."""
-        trainable = self.strategy.trainable(self.model)
+        trainable = self.strategy.trainable_flags(self.model)
         if trainable != self._wrapped:
             self.module = self.strategy.wrap(self.model, self.compiled)
             self._wrapped = trainable
@@ -249,7 +249,7 @@ class Engine:
         weighed = partial(self.feed.portion, training=False)
         for name, batches in sets.items():
             used = islice(batches, limit_of(batches, limit, "limit_val_batches"))
-            for portion in self.strategy.in_step(map(weighed, used), self._is_called):
+            for portion in self.strategy.in_lockstep(map(weighed, used), self._is_called):
                 if portion is None:
                     return measures, True
 
