@@ -11,7 +11,7 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
-from ml4cube.training.events import Callback, TrainingLoop, as_list
+from ml4cube.training.events import Callback, TrainingLoop, as_list, is_better
 from ml4cube.training.inputs.checks import refuse_class
 
 logger = logging.getLogger(__name__)
@@ -282,13 +282,12 @@ class LoggerCallback(Callback):
 
 
 def _best(loop: TrainingLoop) -> str | None:
-    """Return the best value of the column that judges a run, in words."""
-    column = loop.history.to_dict().get(loop.monitor, [])
-    values = [(value, row) for row, value in enumerate(column) if value is not None]
-    if not values:
-        return None
-    value, row = (min if loop.options.mode == "min" else max)(values, key=lambda pair: pair[0])
-    return f"{loop.monitor} {value:.6g} in epoch {loop.history['epoch'][row]}"
+    """Return the best value of the monitored column, in words."""
+    best, best_value, columns = None, None, loop.history.to_dict()
+    for epoch, value in zip(columns["epoch"], columns.get(loop.monitor, ()), strict=False):
+        if value is not None and is_better(value, best_value, loop.options.mode):
+            best, best_value = f"{loop.monitor} {value:.6g} in epoch {epoch}", value
+    return best
 
 
 def _describe_slow_rank(ranks: Sequence[Mapping[str, Any]]) -> list[str]:

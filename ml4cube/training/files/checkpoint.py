@@ -86,10 +86,9 @@ def to_plain(value: Any, name: str = "state") -> Any:
         }
         # MultiStepLR keeps its milestones in a Counter, and needs one.
         return Counter(plain) if isinstance(value, Counter) else plain
-    if isinstance(value, tuple):
-        return tuple(to_plain(item, f"{name}[{i}]") for i, item in enumerate(value))
-    if isinstance(value, list | set | frozenset):
-        return [to_plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, tuple | list | set | frozenset):
+        items = [to_plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
     raise InvalidTypeError(
         f"{name} is a {type(value).__name__}, which cannot be loaded safely; keep tensors, "
         "numbers, strings, lists and dicts in state_dict()"

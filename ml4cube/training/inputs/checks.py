@@ -19,7 +19,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.files.checkpoint import to_plain
 
 
-def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False) -> None:
+def check_trainable(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False) -> None:
     """Refuse a model, an optimizer or a scheduler that cannot train together."""
     check_model(model)
     refuse_class("scheduler", scheduler)

@@ -175,9 +175,7 @@ def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -
 
 def check_path(name: str, path: Any, *, optional: bool = True) -> None:
     """Refuse anything but a path."""
-    if path is None and optional:
-        return
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) and not (optional and path is None):
         raise InvalidTypeError(f"{name} must be a path such as 'run/model.pt', got {path!r}")
 
 

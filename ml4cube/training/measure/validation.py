@@ -20,9 +20,9 @@ class TrainMeasures:
     def __init__(self, state: TrainState) -> None:
         self.loss, self.logs, self.norms = Meter(), Means("train_"), Norms()
         self._first_step = state.step
-        for name, part in self._parts().items():
+        for name, sums in self._sums_by_name().items():
             if name in state.sums:
-                part.load_state_dict(state.sums[name])
+                sums.load_state_dict(state.sums[name])
 
     def add(self, result: StepResult, portion: Portion) -> None:
         """Add one batch."""
@@ -41,9 +41,9 @@ class TrainMeasures:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
+        return {name: sums.state_dict() for name, sums in self._sums_by_name().items()}
 
-    def _parts(self) -> dict[str, Meter | Means | Norms]:
+    def _sums_by_name(self) -> dict[str, Meter | Means | Norms]:
         return {"loss": self.loss, "logs": self.logs, "norms": self.norms}
 
 

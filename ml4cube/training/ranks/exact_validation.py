@@ -35,9 +35,8 @@ def exact_loader(loader: Any, world: World) -> Any:
         return loader.for_validation()
     if not isinstance(loader, DataLoader):
         return loader
-    sampler, batch_size = loader.sampler, loader.batch_size
-    if type(loader.batch_sampler) is BatchSampler:
-        sampler, batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+    owner = loader.batch_sampler if type(loader.batch_sampler) is BatchSampler else loader
+    sampler, batch_size = owner.sampler, owner.batch_size
     # DistributedSampler pads or drops; a subclass with another __iter__ may do neither.
     if (
         not isinstance(sampler, DistributedSampler)

@@ -100,9 +100,9 @@ class Sharded(Strategy):
             parameter.requires_grad_(flag)
         return self._flags
 
-    def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
-        """Return the model, which communicates by itself."""
-        return forward
+    def wrap(self, model: nn.Module, compiled: nn.Module) -> nn.Module:
+        """Return the compiled model, which communicates by itself."""
+        return compiled
 
     @contextmanager
     def no_sync(self, module: nn.Module) -> Iterator[None]:
@@ -176,15 +176,15 @@ class Sharded(Strategy):
             sharded[index] = shards | copy.deepcopy(unsharded)
         optimizer.load_state_dict({**state, "state": sharded})
 
-    def local_parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def local_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return this rank's shards of tensors, which are whole or already sharded."""
         shards = {n: _shard_like(self._parameters.get(n), v.detach()) for n, v in tensors.items()}
         return {name: s.to_local() if _is_sharded(s) else s for name, s in shards.items()}
 
-    def gather_tensors(self, parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Gather tensors of which each rank has its `local_parts`; every rank."""
-        shards = {n: _from_local(self._parameters.get(n), part) for n, part in parts.items()}
-        return dict(self._gather(shards))
+    def gather_tensors(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Gather tensors of which each rank has its `local_shards`; every rank."""
+        tensors = {n: _from_local(self._parameters.get(n), s) for n, s in shards.items()}
+        return dict(self._gather(tensors))
 
     def load_from_main(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
         """Load this rank's shards of a state that only rank 0 has; every rank."""

@@ -55,7 +55,7 @@ class Strategy:
         return tuple(parameter.requires_grad for parameter in model.parameters())
 
     def sync_trainable(self, model: nn.Module) -> None:
-        """Train the same parameters as rank 0; every rank."""
+        """Freeze and unfreeze parameters as rank 0 has them; every rank."""
         flags = self.world.broadcast(self.trainable_flags(model))
         for parameter, flag in zip(model.parameters(), flags, strict=True):
             parameter.requires_grad_(flag)
@@ -64,12 +64,12 @@ class Strategy:
         """Copy the buffers of rank 0 to all ranks, before evaluation; every rank."""
         self.world.broadcast_tensors(model.buffers())
 
-    def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
-        """Return the module to call in training; every rank."""
+    def wrap(self, model: nn.Module, compiled: nn.Module) -> nn.Module:
+        """Return the module to call in training, made from the compiled model; every rank."""
         if self.world.size == 1 or not any(self.trainable_flags(model)):
-            return forward
+            return compiled
         return DistributedDataParallel(
-            forward,
+            compiled,
             device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
             find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,
@@ -110,13 +110,13 @@ class Strategy:
         """Load a state of `optimizer_state`; every rank, with the same state."""
         optimizer.load_state_dict(dict(state))
 
-    def local_parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return this rank's part of the model's tensors, or of whole ones like them."""
+    def local_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return this rank's shards of tensors, which are the model's or whole ones like them."""
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
-    def gather_tensors(self, parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return on rank 0 the whole tensors of which each rank has its `local_parts`."""
-        return dict(parts)
+    def gather_tensors(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return on rank 0 the whole tensors of all ranks' `local_shards`; every rank."""
+        return dict(shards)
 
     def load_from_main(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
         """Load a state that only rank 0 has into the models of all ranks; every rank."""

@@ -18,15 +18,15 @@ class Ema:
     # After every step, ``average = decay * average + (1 - decay) * value``; the first step's values
     # are the first average. The running statistics of normalization layers are averaged like
     # weights, so that they fit the averaged weights; other buffers, such as counters, are copied.
-    # This is `torch.optim.swa_utils.AveragedModel` with ``use_buffers=True``, for a model of which
-    # each rank may have only `local_parts`.
+    # This is `torch.optim.swa_utils.AveragedModel` with ``use_buffers=True``, for a model that a
+    # strategy may shard: `local_shards` and `gather` are its methods.
 
     def __init__(
-        self, model: nn.Module, decay: float, local_parts: Callable[[Tensors], Tensors] = dict
+        self, model: nn.Module, decay: float, local_shards: Callable[[Tensors], Tensors] = dict
     ) -> None:
         self.decay, self.updates = decay, 0
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._model = {name: tensor.detach() for name, tensor in local_parts(tensors).items()}
+        self._model = {name: tensor.detach() for name, tensor in local_shards(tensors).items()}
         self.average = {name: tensor.clone() for name, tensor in self._model.items()}
         averaged = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
         self._sources = [self._model[name] for name in averaged]
@@ -76,10 +76,10 @@ class Ema:
 
     @torch.no_grad()
     def load_state_dict(
-        self, state: Mapping[str, Any], local_parts: Callable[[Tensors], Tensors] = dict
+        self, state: Mapping[str, Any], local_shards: Callable[[Tensors], Tensors] = dict
     ) -> None:
         """Restore an average."""
         self.updates = state["updates"]
-        average = local_parts(state["average"])
+        average = local_shards(state["average"])
         for name, tensor in self.average.items():
             tensor.copy_(average[name])

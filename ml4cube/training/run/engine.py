@@ -22,7 +22,7 @@ from ml4cube.training.inputs.batches import (
     limit_of,
     to_device,
 )
-from ml4cube.training.inputs.checks import bad_loss, check_loader, check_parts
+from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.measure.history_rows import mean_over_ranks
@@ -56,7 +56,7 @@ class Engine:
         metrics: Mapping[str, Any] | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        check_parts(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
+        check_trainable(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
@@ -212,7 +212,7 @@ class Engine:
         self.compiled = compiled(model, self.options.compile, self.world.device)
         self.module: nn.Module = self.compiled  # called in training
         decay = self.options.ema
-        self.ema = None if decay is None else Ema(model, decay, self.strategy.local_parts)
+        self.ema = None if decay is None else Ema(model, decay, self.strategy.local_shards)
 
     def _spread(self) -> None:
         """Spread the model over the ranks, if that has not been done."""

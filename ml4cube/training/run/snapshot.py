@@ -111,7 +111,7 @@ class Snapshot:
                 "settings of that run, or start over: give another snapshot_path or delete it"
             )
         try:
-            self._load_parts(content, changes)
+            self._load_state(content, changes)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise InvalidValueError(
                 f"{path} is a snapshot of another model, optimizer or scheduler ({error}); give "
@@ -145,7 +145,7 @@ class Snapshot:
             "buffers": dict(model.named_buffers()) if self._run.strategy.is_sharded else {},
         }
 
-    def _load_parts(self, content: dict[str, Any], changes: Changes) -> None:
+    def _load_state(self, content: dict[str, Any], changes: Changes) -> None:
         run = self._run
         if run.ema is not None:
             run.ema.apply(False)  # an earlier run in this process may have left the average applied
@@ -159,7 +159,7 @@ class Snapshot:
         if content["scaler"]:  # empty if that run did not scale its gradients
             run.scaler.load_state_dict(content["scaler"])
         if run.ema is not None and content["ema"] is not None:
-            run.ema.load_state_dict(content["ema"], run.strategy.local_parts)
+            run.ema.load_state_dict(content["ema"], run.strategy.local_shards)
         run.state = TrainState(**content["state"])
         run.history = History(content["history"])
 
