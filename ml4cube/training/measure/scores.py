@@ -134,8 +134,7 @@ class Means:
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Restore the sums."""
         for name, sums in state.items():
-            self._meters[name] = Meter()
-            self._meters[name].load_state_dict(sums)
+            self._meters.setdefault(name, Meter()).load_state_dict(sums)
 
 
 class Norms:
