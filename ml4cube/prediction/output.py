@@ -84,7 +84,7 @@ class StoreOutput(Output):
                 )
         super().__init__(storable(template), targets, world)
         self._path, self._overwrite = path, overwrite
-        name = world.share(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        name = world.broadcast(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
         self._hidden_folder = path.parent / name
         self._store = self._hidden_folder / "cube.zarr"
 

@@ -270,8 +270,8 @@ class ModelCheckpoint(_Judging):
         """Forget files that are gone, because a run may be killed after its last snapshot."""
         if not loop.state.step:  # a run of its own, as every fold has: earlier files are not its
             self.forget()
-        self.run = loop.world.share(self.run or uuid.uuid4().hex)
-        there = loop.world.share([path.exists() for path in self.paths])
+        self.run = loop.world.broadcast(self.run or uuid.uuid4().hex)
+        there = loop.world.broadcast([path.exists() for path in self.paths])
         self.kept = [entry for entry, here in zip(self.kept, there, strict=True) if here]
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
@@ -280,7 +280,7 @@ class ModelCheckpoint(_Judging):
         full = 0 < self.save_top_k <= len(self.kept)
         if math.isnan(value) or (full and not is_better(value, self.kept[-1][0], self.mode)):
             return
-        name = loop.world.share(self._free_name(row["epoch"]) if loop.world.is_main else "")
+        name = loop.world.broadcast(self._free_name(row["epoch"]) if loop.world.is_main else "")
         content = self._content(loop, row["epoch"], value)
         if loop.world.is_main:
             write_file(self.save_dir / name, content)

@@ -24,12 +24,12 @@ from ml4cube.training.ranks.dist import World, ddp_init, pick_device
 logger = logging.getLogger(__name__)
 
 
-class _Wrapped:
-    """A wrapped model, saved without the prefix of the wrapper."""
+class _ModelWrapper:
+    """Save and load a model without the prefix of its wrapper in the names of parameters."""
 
-    model: nn.Module
     world: World
-    _raw: nn.Module
+    model: nn.Module
+    _unwrapped: nn.Module
 
     def save_checkpoint(
         self, path: str | Path, epoch: int | None = None, optimizer: Optimizer | None = None
@@ -37,24 +37,24 @@ class _Wrapped:
         """Write model, optimizer and epoch to a file, replaced atomically; every rank."""
         if self.world.is_main:
             content = {
-                "model": self._raw.state_dict(),
+                "model": self._unwrapped.state_dict(),
                 "optimizer": None if optimizer is None else optimizer.state_dict(),
                 "epoch": epoch,
             }
             write_file(path, content)
-        self.world.wait()
+        self.world.barrier()
 
     def load_checkpoint(self, path: str | Path, optimizer: Optimizer | None = None) -> int | None:
         """Load model and optimizer from a file of `save_checkpoint`, and return the epoch."""
         content = read_file(path)
-        self._raw.load_state_dict(content["model"])
+        self._unwrapped.load_state_dict(content["model"])
         if optimizer is not None and content["optimizer"] is not None:
             optimizer.load_state_dict(content["optimizer"])
         epoch: int | None = content["epoch"]
         return epoch
 
 
-class MultiGPUTrainer(_Wrapped):
+class MultiGPUTrainer(_ModelWrapper):
     """Distribute each batch over the GPUs of this process.
 
     With one GPU or none, the model is used as it is. `DistributedTrainer` is faster.
@@ -94,12 +94,12 @@ class MultiGPUTrainer(_Wrapped):
         else:
             self.device = torch.device("cuda", ids[0])
         self.world = World.single(self.device)
-        self._raw = model.to(self.device)
+        self._unwrapped = model.to(self.device)
         several = self.device.type == "cuda" and len(ids) > 1
-        self.model = DataParallel(self._raw, device_ids=ids) if several else self._raw
+        self.model = DataParallel(self._unwrapped, device_ids=ids) if several else self._unwrapped
 
 
-class DistributedTrainer(_Wrapped):
+class DistributedTrainer(_ModelWrapper):
     """Wrap a model for the process group, and share data out over its ranks.
 
     ``save_checkpoint(path, epoch, optimizer)``, to be called on every rank, lets rank 0 write a
@@ -140,20 +140,17 @@ class DistributedTrainer(_Wrapped):
         check_model(model)
         ddp_init()
         self.world = World.current(pick_device(device))
-        asked = (rank, world_size)
-        found = (self.world.rank, self.world.size)
-        if any(a is not None and a != f for a, f in zip(asked, found, strict=True)):
+        if rank not in (None, self.world.rank) or world_size not in (None, self.world.size):
             raise InvalidValueError(
-                f"rank={rank}, world_size={world_size}, but this process is rank {found[0]} of "
-                f"{found[1]}; start it with torchrun, or initialize the process group first"
+                f"rank={rank}, world_size={world_size}, but this process is rank "
+                f"{self.world.rank} of {self.world.size}; start it with torchrun, or initialize "
+                "the process group first"
             )
-        self._raw = model.to(self.world.device)
-        self.model = self._raw
+        self._unwrapped = model.to(self.world.device)
+        self.model = self._unwrapped
         if self.world.size > 1:
-            cuda = self.world.device.type == "cuda"
-            self.model = DistributedDataParallel(
-                self._raw, device_ids=[self.world.device] if cuda else None
-            )
+            device_ids = [self.world.device] if self.world.device.type == "cuda" else None
+            self.model = DistributedDataParallel(self._unwrapped, device_ids=device_ids)
 
     def create_dataloader(
         self,
@@ -290,7 +287,7 @@ class GradientAccumulator:
         torch.autograd.backward(loss * samples)
         self._batches += 1
         self._samples += samples
-        return self._finish(ended=False)[0] if self._batches == self.accumulation_steps else False
+        return self._batches == self.accumulation_steps and self._take_step(ended=False)[0]
 
     def flush(self) -> bool:
         """Take a step over the remaining batches of an epoch, if there are any.
@@ -303,13 +300,13 @@ class GradientAccumulator:
         bool
             Whether the optimizer took a step.
         """
-        stepped, all_ended = self._finish(ended=True)
+        stepped, all_ended = self._take_step(ended=True)
         while not all_ended:
-            more, all_ended = self._finish(ended=True)
+            more, all_ended = self._take_step(ended=True)
             stepped = stepped or more
         return stepped
 
-    def _finish(self, *, ended: bool) -> tuple[bool, bool]:
+    def _take_step(self, *, ended: bool) -> tuple[bool, bool]:
         """Take a step with all ranks; return whether it had samples, and whether all have ended."""
         if self._batches == 0 and self._world.size == 1:
             return False, True
@@ -317,18 +314,19 @@ class GradientAccumulator:
             self.optimizer.zero_grad(set_to_none=True)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         has_grad = [p.grad is not None for p in parameters]
-        samples, going_on, *used = self._world.total([self._samples, not ended, *has_grad])
+        samples, ranks_left, *with_grad = self._world.total([self._samples, not ended, *has_grad])
         stepped = samples > 0
         if stepped:
-            for parameter, used_anywhere in zip(parameters, used, strict=True):
-                if used_anywhere:
+            for parameter, ranks in zip(parameters, with_grad, strict=True):
+                if ranks > 0:
                     if parameter.grad is None:
                         parameter.grad = torch.zeros_like(parameter)
-                    parameter.grad.copy_(self._world.add_up(parameter.grad)).div_(samples)
+                    parameter.grad.copy_(self._world.sum_tensor(parameter.grad)).div_(samples)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
             self.optimizer.step()
             if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
-                self._world.spread(self.model.buffers())  # as the model does without `no_sync`
+                # As the model does without `no_sync`.
+                self._world.broadcast_tensors(self.model.buffers())
         self._batches, self._samples = 0, 0
-        return stepped, not going_on
+        return stepped, not ranks_left

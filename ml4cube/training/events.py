@@ -249,8 +249,8 @@ def as_list(given: Any) -> list[Any]:
     """Return the objects of an argument that takes one object, several or None."""
     if given is None:
         return []
-    several = isinstance(given, Iterable) and not isinstance(given, str)
-    return list(given) if several else [given]
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    return [given] if is_one else list(given)
 
 
 def as_callbacks(given: Any) -> list[Callback]:

@@ -310,7 +310,7 @@ class Trainer:
         if self.best_epoch is None:
             raise RunError("no epoch was finished yet, so none is the best; call train() first")
         self._best.on_train_end(self._loop)
-        return self._loop.strategy.finish(self._loop.model).eval()
+        return self._loop.strategy.unshard(self._loop.model).eval()
 
     def evaluate(self, loader: Iterable[Any] | Mapping[str, Iterable[Any]]) -> dict[str, float]:
         """Validate once, exactly on any number of ranks; every rank must call this.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
-from ml4cube.training.events import Callback, TrainingLoop, as_list
+from ml4cube.training.events import Callback, TrainingLoop, as_list, is_better
 from ml4cube.training.inputs.checks import refuse_class
 
 logger = logging.getLogger(__name__)
 
-_SLOW = 0.2  # share of the time that others wait for a rank before it is called slow
+_SLOW = 0.2  # fraction of the time that others wait for a rank that is called slow
 
 
 class RankReport(Callback):
@@ -42,11 +43,11 @@ class RankReport(Callback):
         """Show the table."""
         if not loop.world.is_main:
             return
-        ranks = logging.getLogger("ml4cube.training.ranks")
-        if ranks.hasHandlers():
-            ranks.info("%s", self.table(row))
+        table, table_logger = self.table(row), logging.getLogger("ml4cube.training.ranks")
+        if table_logger.hasHandlers():
+            table_logger.info("%s", table)
         else:
-            write_line(self.table(row))
+            write_line(table)
 
     @staticmethod
     def table(row: Mapping[str, Any]) -> str:
@@ -66,22 +67,19 @@ class RankReport(Callback):
         ranks: Sequence[Mapping[str, Any]] = row["ranks"]
         total = {
             "rank": "all",
-            "train_n": sum(r["train_n"] for r in ranks),
+            "train_n": sum(rank["train_n"] for rank in ranks),
             "train_loss": row["train_loss"],
-            "val_n": sum(r.get("val_n", 0) for r in ranks),
+            "val_n": sum(rank.get("val_n", 0) for rank in ranks),
             "val_loss": row.get("val_loss"),
         }
         names = list(ranks[0])
-        lines = [names, *([_cell(n, r.get(n)) for n in names] for r in [*ranks, total])]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            [f"epoch {row['epoch']}"]
-            + [
-                "  ".join(c.rjust(w) for c, w in zip(x, widths, strict=True)).rstrip()
-                for x in lines
-            ]
-            + _find_slow(ranks)
-        )
+        cells = [names, *([_cell(n, rank.get(n)) for n in names] for rank in [*ranks, total])]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in cells
+        ]
+        return "\n".join([f"epoch {row['epoch']}", *lines, *_describe_slow_rank(ranks)])
 
 
 class Progress(Callback):
@@ -100,29 +98,29 @@ class Progress(Callback):
     """
 
     def __init__(self) -> None:
-        self._stage: Stage | None = None
-        self._began, self._first = 0.0, 0
+        self._bar: Stage | None = None
+        self._start_time, self._start_epoch = 0.0, 0
 
     def on_train_start(self, loop: TrainingLoop) -> None:
-        """Remember when and where the run began."""
-        self._began, self._first = time.time(), loop.state.epoch
+        """Remember time and epoch at which the run starts."""
+        self._start_time, self._start_epoch = time.time(), loop.state.epoch
 
     def on_epoch_start(self, loop: TrainingLoop) -> None:
         """Open the bar."""
         if loop.world.is_main:
             name = f"epoch {loop.state.epoch + 1}/{loop.options.epochs}"
-            self._stage = Stage(
+            self._bar = Stage(
                 name, loop.steps_per_epoch, "steps", done=loop.steps_done, leave=False
             )
 
     def on_step_end(self, loop: TrainingLoop) -> None:
-        """Move the bar on."""
-        if self._stage is not None:
-            self._stage.update()
+        """Advance the bar."""
+        if self._bar is not None:
+            self._bar.update()
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write a line for a check inside an epoch."""
-        if self._stage is not None and loop.state.batch:
+        if self._bar is not None and loop.state.batch:
             write_line(self.line(row, loop.options.epochs, _best(loop)))
 
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
@@ -130,29 +128,30 @@ class Progress(Callback):
         self.on_close(loop)
         if not loop.world.is_main:
             return
-        now, epochs = time.time(), loop.options.epochs
-        each = (now - self._began) / max(loop.state.epoch - self._first, 1)
-        left = each * (epochs - loop.state.epoch)
-        form = "%H:%M" if left < 43_200 else "%Y-%m-%d %H:%M"
-        end = time.strftime(form, time.localtime(now + left)) if left > 0 else None
+        now, epoch, epochs = time.time(), loop.state.epoch, loop.options.epochs
+        epoch_s = (now - self._start_time) / max(epoch - self._start_epoch, 1)
+        remaining_s = epoch_s * (epochs - epoch)
+        time_format = "%H:%M" if remaining_s < 12 * 3600 else "%Y-%m-%d %H:%M"
+        end_time = time.localtime(now + remaining_s)
+        end = time.strftime(time_format, end_time) if remaining_s > 0 else None
         write_line(self.line(row, epochs, _best(loop), end))
 
     def on_close(self, loop: TrainingLoop) -> None:
         """Remove the bar."""
-        if self._stage is not None:
-            self._stage.close()
-            self._stage = None
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     @staticmethod
     def line(row: Mapping[str, Any], epochs: int, best: str | None, end: str | None = None) -> str:
-        """Return what is written of one row of the History.
+        """Return one row of the History as text.
 
         Parameters
         ----------
         row : mapping
             The row.
         epochs : int
-            Epochs asked for.
+            Epochs to train.
         best : str or None
             The best value so far, in words.
         end : str, optional
@@ -163,7 +162,7 @@ class Progress(Callback):
         str
             One line.
         """
-        inside = f", step {row['step']}" if "step" in row else ""
+        step = f", step {row['step']}" if "step" in row else ""
         losses = [f"{n} {row[n]:.6g}" for n in ("train_loss", "val_loss") if row.get(n) is not None]
         if best is not None:
             losses[-1] += f" (best: {best})"
@@ -172,7 +171,7 @@ class Progress(Callback):
         parts = [*losses, duration(seconds), f"{rate:,.0f} samples/s"]
         if end is not None:
             parts.append(f"done by about {end}")
-        return f"epoch {row['epoch']}/{epochs}{inside}: {', '.join(parts)}"
+        return f"epoch {row['epoch']}/{epochs}{step}: {', '.join(parts)}"
 
 
 class LossPlot(Callback):
@@ -205,7 +204,7 @@ class LossPlot(Callback):
         self.path = Path(path)
 
     def on_train_end(self, loop: TrainingLoop) -> None:
-        """Draw."""
+        """Draw the losses of all epochs."""
         if not loop.world.is_main or not len(loop.history):
             return
         # Imported here: drawing libraries are loaded by those who draw.
@@ -218,12 +217,13 @@ class LossPlot(Callback):
 
 
 class LoggerCallback(Callback):
-    """Send every epoch's numbers to loggers on rank 0; one that fails is dropped.
+    """Send the numbers of every epoch to loggers on rank 0; drop loggers that fail.
 
     Parameters
     ----------
     loggers : object or iterable of object
-        Each with ``log(values, step)`` and, if it likes, ``close()``.
+        Each with ``log(values, step)`` and, optionally, ``start(step)``, ``close()``,
+        ``state_dict()`` and ``load_state_dict(state)``.
     """
 
     writes = True
@@ -239,7 +239,7 @@ class LoggerCallback(Callback):
 
     def on_train_start(self, loop: TrainingLoop) -> None:
         """Start the loggers at the step of the run."""
-        self._tell(loop, "start", loop.state.step)
+        self._call(loop, "start", loop.state.step)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Log the row of a check inside an epoch."""
@@ -249,11 +249,11 @@ class LoggerCallback(Callback):
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Log the row, without the table of ranks."""
         values = {name: value for name, value in row.items() if isinstance(value, int | float)}
-        self._tell(loop, "log", values, loop.state.step)
+        self._call(loop, "log", values, loop.state.step)
 
     def on_close(self, loop: TrainingLoop) -> None:
         """Close the loggers."""
-        self._tell(loop, "close")
+        self._call(loop, "close")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each logger; that of a dropped one is empty."""
@@ -266,11 +266,11 @@ class LoggerCallback(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of each logger."""
-        for target, own in zip(self._loggers, state.get("loggers", ()), strict=False):
-            if own and hasattr(target, "load_state_dict"):
-                target.load_state_dict(own)
+        for target, saved in zip(self._loggers, state.get("loggers", ()), strict=False):
+            if saved and hasattr(target, "load_state_dict"):
+                target.load_state_dict(saved)
 
-    def _tell(self, loop: TrainingLoop, method: str, *args: Any) -> None:
+    def _call(self, loop: TrainingLoop, method: str, *args: Any) -> None:
         """Call a method of the loggers that have it, on rank 0; drop those that fail."""
         for number, target in enumerate(self._loggers if loop.world.is_main else ()):
             try:
@@ -282,25 +282,25 @@ class LoggerCallback(Callback):
 
 
 def _best(loop: TrainingLoop) -> str | None:
-    """Return the best value of the column that judges a run, in words."""
-    column = loop.history.to_dict().get(loop.monitor, [])
-    values = [(value, row) for row, value in enumerate(column) if value is not None]
-    if not values:
-        return None
-    value, row = (min if loop.options.mode == "min" else max)(values, key=lambda pair: pair[0])
-    return f"{loop.monitor} {value:.6g} in epoch {loop.history['epoch'][row]}"
+    """Return the best value of the monitored column, in words."""
+    best, best_value, columns = None, None, loop.history.to_dict()
+    for epoch, value in zip(columns["epoch"], columns.get(loop.monitor, ()), strict=False):
+        if value is not None and is_better(value, best_value, loop.options.mode):
+            best, best_value = f"{loop.monitor} {value:.6g} in epoch {epoch}", value
+    return best
 
 
-def _find_slow(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name a slow rank: the one that waits least for others."""
-    shares = [r.get("communicate") for r in ranks]
-    known = [share for share in shares if share is not None]
-    if len(known) < max(len(ranks), 2) or max(known) - min(known) < _SLOW:
+def _describe_slow_rank(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the rank that waits least for others, if they wait long for it."""
+    if len(ranks) < 2 or any(rank.get("communicate") is None for rank in ranks):
         return []
-    slow = ranks[shares.index(min(known))]
-    usual = sorted(r["data_wait"] for r in ranks)[(len(ranks) - 1) // 2]
-    cause = "waits for data" if slow["data_wait"] - usual > _SLOW / 2 else "computes longer"
-    return [f"the others wait for rank {slow['rank']}, which {cause}"]
+    slowest, *_, fastest = sorted(ranks, key=lambda rank: rank["communicate"])
+    if fastest["communicate"] - slowest["communicate"] < _SLOW:
+        return []
+    median_data_wait = statistics.median_low(rank["data_wait"] for rank in ranks)
+    waits_for_data = slowest["data_wait"] - median_data_wait > _SLOW / 2
+    cause = "waits for data" if waits_for_data else "computes longer"
+    return [f"the others wait for rank {slowest['rank']}, which {cause}"]
 
 
 def _cell(name: str, value: Any) -> str:

@@ -226,16 +226,11 @@ def capture_rng(device: torch.device) -> dict[str, Any]:
     """Return the state of the global generators of torch, numpy and Python."""
     # Transforms in a user's dataset may draw from numpy and Python.
     kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    key_tensor = torch.from_numpy(np.asarray(keys).astype(np.int64))
     version, internal, gauss_next = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "numpy": [
-            str(kind),
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(gauss),
-        ],
+        "numpy": [str(kind), key_tensor, int(position), int(has_gauss), float(gauss)],
         "python": [version, torch.tensor(internal, dtype=torch.int64), gauss_next],
     }
     if device.type == "cuda":

@@ -1,5 +1,6 @@
 """AdvancedTrainer and ModelCheckpoint: the best few epochs on file, exactly those."""
 
+import math
 import os
 from itertools import chain
 
@@ -153,6 +154,11 @@ def test_a_batch_job_gets_one_line_for_each_epoch(capsys):
     assert "done by" not in last
     fitted(2, progress=False)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_missing_value_is_never_called_the_best(capsys):
+    trainer(epochs=2, callbacks=Script([math.nan, 0.5])).train()
+    assert "(best: val_loss 0.5 in epoch 2)" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_bar_moves_within_the_epoch_of_a_terminal(capsys, monkeypatch):

@@ -56,7 +56,7 @@ def test_planted_pickle_is_never_executed(tmp_path, monkeypatch, load):
     path, mark = tmp_path / "file.pt", tmp_path / "executed"
     with path.open("w+b") as file:
         torch.save({"ml4cube_snapshot": 1, "model": Planted(mark)}, file)
-        checkpoint._seal(file)
+        checkpoint._append_digest(file)
     with pytest.raises(StoreError, match=r"file\.pt holds more than tensors"):
         load(path)
     assert not mark.exists()

@@ -37,7 +37,7 @@ from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from ml4cube.training.ranks.dist import World, ddp_init
 from ml4cube.training.ranks.exact_validation import exact_loader
-from ml4cube.training.ranks.unshared_data import unshared
+from ml4cube.training.ranks.unshared_data import find_unshared
 from ml4cube.training.run import loop
 from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks, on_ranks
 from tests.samplestores import write_store
@@ -97,6 +97,13 @@ class AboveZero(BinaryAUROC):
         super().update(pred.sigmoid(), (target > 0).int())
 
 
+class Pair(RMSE):
+    """Two numbers at once."""
+
+    def compute(self):
+        return torch.tensor([super().compute(), 1.0])
+
+
 def val_loaders(samples):
     """One data set, as users hand it to several ranks."""
     data = dataset(samples, seed=1)
@@ -123,7 +130,7 @@ def validation_is_exact(folder=None):
     for samples in (37, 2, 1):
         scores = {"mae": nn.functional.l1_loss}
         if samples == 37:
-            scores |= {"auroc": AboveZero(), "r2": R2Score(), "rmse": RMSE()}
+            scores |= {"auroc": AboveZero(), "r2": R2Score(), "rmse": RMSE(), "pair": Pair()}
 
         def validate(val, scores=scores, ranks=True):
             run = trainer(
@@ -142,7 +149,7 @@ def validation_is_exact(folder=None):
         truth = validate(DataLoader(dataset(samples, seed=1), batch_size=5), ranks=False)
         for kind, val in val_loaders(samples).items():
             run = validate(val)
-            for name in ("val_loss", *scores):
+            for name in {"val_loss", *scores, "pair_0", "pair_1"} & truth.history.to_dict().keys():
                 wanted = pytest.approx(truth.history[name], rel=1e-5)
                 assert run.history[name] == wanted, (samples, kind, name)
             (rows,) = run.history["ranks"]
@@ -348,10 +355,10 @@ def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
 
         class Save(Callback):
             def on_step_end(self, loop):
-                loop._signals.save |= loop.state.step == 3
+                loop._signals.must_save |= loop.state.step == 3
 
             def on_epoch_start(self, loop):
-                loop._signals.save |= loop.feed.position is not None
+                loop._signals.must_save |= loop.feed.position is not None
 
         whole = fresh()
         model = weights(whole.train())
@@ -520,7 +527,7 @@ def test_what_a_rank_takes_is_told_apart_by_its_content():
     x = torch.arange(12.0).reshape(6, 2)
 
     def of(data, **more):
-        return unshared(DataLoader(data, batch_size=2, **more))
+        return find_unshared(DataLoader(data, batch_size=2, **more))
 
     assert of(x) == of(x.clone()) == of(x, shuffle=True)
     assert of(Drawn()) == of(Drawn())
@@ -528,12 +535,12 @@ def test_what_a_rank_takes_is_told_apart_by_its_content():
         assert of(x) != of(other)
     chosen = [of(x, sampler=SubsetRandomSampler(c)) for c in ([0, 1, 2], [3, 4, 5], [0, 1, 2])]
     assert chosen[0] == chosen[2] != chosen[1]
-    assert unshared([(x, x)]) == unshared([(x.clone(), x)]) != unshared([(x, x + 1)])
+    assert find_unshared([(x, x)]) == find_unshared([(x.clone(), x)]) != find_unshared([(x, x + 1)])
     shared = DistributedSampler(x, 2, 0)
     assert of(x, sampler=shared) is None
-    assert unshared(DataLoader(x, batch_sampler=BatchSampler(shared, 2, False))) is None
-    assert unshared(prep_dataloader(x, parallel=True)) is None
-    assert unshared(prep_dataloader(x)) is not None
+    assert find_unshared(DataLoader(x, batch_sampler=BatchSampler(shared, 2, False))) is None
+    assert find_unshared(prep_dataloader(x, parallel=True)) is None
+    assert find_unshared(prep_dataloader(x)) is not None
     once = Stream(x)
     assert of(once) is None
     assert torch.equal(next(iter(once)), x[0])  # it was not read

@@ -230,7 +230,7 @@ class SaveInValidation(Callback):
     """Ask for a snapshot when a validation begins, which is then made again."""
 
     def on_validation_start(self, loop):
-        loop._signals.save = True
+        loop._signals.must_save = True
 
 
 @pytest.mark.parametrize("max_steps", [None, 5])

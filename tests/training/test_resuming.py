@@ -117,7 +117,7 @@ def test_a_learning_rate_asked_for_is_used(tmp_path, name):
     assert len(said) == 1
     assert f"{path} is a snapshot of a run with other settings" in said[0]
     assert "lr: 0.01 → 0.1" in said[0]
-    assert "anew" not in said[0]
+    assert "Restarted" not in said[0]
 
 
 def test_a_rate_that_a_scheduler_has_reached_is_a_change_when_it_is_asked_for(tmp_path):
@@ -333,7 +333,7 @@ def test_other_validation_data_and_metrics_are_judged_anew(tmp_path):
     run, said = go_on(path, test_data=easy, metrics={"mae": nn.functional.l1_loss})
     assert run.best_epoch == int(torch.tensor(run.history["val_loss"]).argmin()) + 1
     assert "metric 'mae': None → l1_loss" in said[0]
-    assert "anew" not in said[0]
+    assert "Restarted" not in said[0]
 
     def watch(metric):
         stopping = EarlyStopping(patience=9, monitor="score")

@@ -207,7 +207,7 @@ class Called(Callback):
 
     def on_step_end(self, loop):
         if loop.state.step == 7:
-            loop._signals.save = loop.world.rank == 1
+            loop._signals.must_save = loop.world.rank == 1
             meet_now(loop)
 
 
@@ -236,7 +236,7 @@ class Start(Callback):
     def on_train_start(self, loop):
         state = loop.strategy.model_state(loop.model)
         found = {k: v.tolist() for k, v in state.items()} if loop.world.is_main else None
-        self.weights = loop.world.share(found)
+        self.weights = loop.world.broadcast(found)
 
 
 def go_on(path, strategy):

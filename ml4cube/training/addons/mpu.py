@@ -21,7 +21,7 @@ from torch.utils.data import (
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
-from ml4cube.training.ranks.exact_validation import dealt, resampled
+from ml4cube.training.ranks.exact_validation import samples_of_rank, with_sampler
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
             f"got {kind}"
         )
     if exact:
-        return resampled(loader, dealt(loader.dataset, world))
+        return with_sampler(loader, samples_of_rank(loader.dataset, world))
     shuffled = getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler))
     sampler: DistributedSampler[Any] = DistributedSampler(
         loader.dataset,
@@ -186,7 +186,7 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
         drop_last=True,
     )
     # Without the generator, from which workers on all ranks would be seeded alike.
-    return resampled(loader, sampler, drop_last=loader.drop_last, generator=None)
+    return with_sampler(loader, sampler, drop_last=loader.drop_last, generator=None)
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:

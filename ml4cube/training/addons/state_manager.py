@@ -52,7 +52,7 @@ class _State(TrainerBase):  # type: ignore[misc]
             }
             write_weights(self.save_path / self._model_name, weights)
             write_file(self.save_path / _STATE, state)
-        self._world.wait()
+        self._world.barrier()
 
     def load_state(self) -> int:
         """Load model, optimizer and scheduler, to continue from there; return the epoch."""
@@ -80,7 +80,7 @@ class _State(TrainerBase):  # type: ignore[misc]
         weights = self.weights_now()
         if self._world.is_main:
             write_weights(Path(filename), weights)
-        self._world.wait()
+        self._world.barrier()
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
         """Load weights from a file in the format of its suffix."""

@@ -27,21 +27,20 @@ from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.store.folders import sync_path
 
 _MARK = b"ml4cube sha256 "
-_DIGEST = 64  # hex digits
+_DIGEST_BYTES = 64  # hex digits
 _HOST = socket.gethostname()
 _DAY_S = 86_400.0
 
 
 def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write tensors and plain Python values so that `path` is always whole: old or new."""
-    target = Path(path)
     plain = to_plain(content)
 
-    def save(file: BinaryIO) -> None:
+    def write(file: BinaryIO) -> None:
         torch.save(plain, file)
-        _seal(file)
+        _append_digest(file)
 
-    _replace(target, save)
+    _replace(Path(path), write)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -54,10 +53,10 @@ def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise StoreError(f"{file} does not exist; give the path of a file written in training")
-    _verify(file)
-    # Said here and not left to the default: an environment variable can turn the default off,
-    # and a pickle from disk could then run code.
+    _check_digest(file)
     try:
+        # weights_only is the default, but an environment variable can turn that off, and a pickle
+        # from disk could then run code.
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:  # its message says how to load the file all the same
         raise StoreError(
@@ -71,10 +70,10 @@ def to_plain(value: Any, name: str = "state") -> Any:
     """Turn a state into what a safe load accepts: CPU tensors and plain Python."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
-        # A view would drag its whole storage into the file.
-        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        return tensor if whole else tensor.clone()
-    if isinstance(value, np.generic):  # also float64, which is a float: its pickle names numpy
+        # A view would bring its whole storage into the file.
+        is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        return tensor.clone() if is_view else tensor
+    if isinstance(value, np.generic):  # before float, because np.float64 is one
         return value.item()
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
@@ -85,56 +84,57 @@ def to_plain(value: Any, name: str = "state") -> Any:
             to_plain(key, f"key of {name}"): to_plain(item, f"{name}[{key!r}]")
             for key, item in value.items()
         }
-        # Milestones of a scheduler, which asks them for what a dict cannot do.
+        # MultiStepLR keeps its milestones in a Counter, and needs one.
         return Counter(plain) if isinstance(value, Counter) else plain
-    if isinstance(value, tuple):
-        return tuple(to_plain(item, f"{name}[{i}]") for i, item in enumerate(value))
-    if isinstance(value, list | set | frozenset):
-        return [to_plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, tuple | list | set | frozenset):
+        items = [to_plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
     raise InvalidTypeError(
         f"{name} is a {type(value).__name__}, which cannot be loaded safely; keep tensors, "
         "numbers, strings, lists and dicts in state_dict()"
     )
 
 
-def _replace(target: Path, save: Callable[[BinaryIO], Any]) -> None:
+def _replace(target: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a temporary file and rename it to `target`."""
     # Host and process keep two runs that share a path from writing into one another's file.
-    aside = target.with_name(f".{target.name}.{_HOST}-{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{_HOST}-{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target)
-        with aside.open("w+b") as file:
-            save(file)
+        _remove_abandoned(target)
+        with temporary.open("w+b") as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(target)
+        temporary.replace(target)
         if os.name == "posix":
             sync_path(target.parent)  # makes the rename itself durable
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError about positions when a disk is full.
-        why = error.strerror if isinstance(error, OSError) else "only a part could be written"
+        reason = error.strerror if isinstance(error, OSError) else "only a part could be written"
         raise StoreError(
-            f"{target} cannot be written: {why}; free space or give another path, then run again. "
-            "The file that was there is unchanged"
+            f"{target} cannot be written: {reason}; free space or give another path, then run "
+            "again. The file that was there is unchanged"
         ) from error
     finally:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def _sweep(target: Path) -> None:
+def _remove_abandoned(target: Path) -> None:
     """Remove temporary files of killed processes: of this machine, or older than a day."""
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-        host, _, pid = left.name[len(target.name) + 2 : -len(".tmp")].rpartition("-")
-        mine = host == _HOST and pid.isdigit() and not _is_running(int(pid))
-        with suppress(OSError):  # another rank may have been faster
-            if mine or time.time() - left.stat().st_mtime > _DAY_S:
-                left.unlink()
+    prefix, suffix = f".{target.name}.", ".tmp"
+    for file in target.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
+        host, _, pid = file.name[len(prefix) : -len(suffix)].rpartition("-")
+        process_ended = host == _HOST and pid.isdigit() and not _is_running(int(pid))
+        with suppress(OSError):  # another process may have removed it
+            if process_ended or time.time() - file.stat().st_mtime > _DAY_S:
+                file.unlink()
 
 
 def _is_running(pid: int) -> bool:
     if os.name != "posix":
-        return True  # asking by a signal would end it there
+        return True  # on Windows, os.kill with signal 0 would end it
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -142,37 +142,39 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _seal(file: Any) -> None:
-    """Append the digest as the archive's comment, whose length is in its last two bytes."""
-    end = file.seek(0, os.SEEK_END)
-    file.seek(end - 2)
-    file.write(struct.pack("<H", len(_MARK) + _DIGEST) + _MARK)
+def _append_digest(file: BinaryIO) -> None:
+    """Append mark and digest as the comment of a zip archive."""
+    # The last two bytes of an archive without a comment are the comment's length.
+    archive_size = file.seek(0, os.SEEK_END)
+    file.seek(archive_size - 2)
+    file.write(struct.pack("<H", len(_MARK) + _DIGEST_BYTES) + _MARK)
     file.flush()
-    digest = _digest(file, end + len(_MARK))
+    digest = _digest_of_start(file, archive_size + len(_MARK))
     file.seek(0, os.SEEK_END)
-    file.write(digest.encode())
+    file.write(digest)
 
 
-def _verify(path: Path) -> None:
-    size = path.stat().st_size
+def _check_digest(path: Path) -> None:
+    digest_start = path.stat().st_size - _DIGEST_BYTES
     with path.open("rb") as file:
-        file.seek(max(0, size - _DIGEST - len(_MARK)))
-        mark, digest = file.read(len(_MARK)), file.read(_DIGEST)
+        file.seek(max(0, digest_start - len(_MARK)))
+        mark, digest = file.read(len(_MARK)), file.read()
         if mark != _MARK:
             raise StoreError(
                 f"{path} is cut short or was not written by ml4cube; delete it or restore a copy"
             )
-        if _digest(file, size - _DIGEST).encode() != digest:
+        if _digest_of_start(file, digest_start) != digest:
             raise StoreError(
                 f"{path} is damaged: its bytes do not match their checksum; "
                 "delete it or restore a copy"
             )
 
 
-def _digest(file: Any, size: int) -> str:
+def _digest_of_start(file: BinaryIO, size: int) -> bytes:
+    """Return the SHA-256 of the first bytes of a file, in hexadecimal."""
     sha = hashlib.sha256()
     file.seek(0)
     while size > 0 and (piece := file.read(min(size, 1 << 20))):
         sha.update(piece)
         size -= len(piece)
-    return sha.hexdigest()
+    return sha.hexdigest().encode()

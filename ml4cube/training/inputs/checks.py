@@ -19,7 +19,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.files.checkpoint import to_plain
 
 
-def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False) -> None:
+def check_trainable(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False) -> None:
     """Refuse a model, an optimizer or a scheduler that cannot train together."""
     check_model(model)
     refuse_class("scheduler", scheduler)
@@ -29,12 +29,13 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = 
         )
     if optimizer is None:
         return
-    held = model.state_dict().items()
-    # Refused here, not when the first snapshot is written.
-    to_plain({n: v for n, v in held if not isinstance(v, torch.Tensor)}, "model.state_dict()")
+    # Extra state that no snapshot can hold is refused here, not when the first one is written.
+    state = model.state_dict().items()
+    to_plain({n: v for n, v in state if not isinstance(v, torch.Tensor)}, "model.state_dict()")
     if not isinstance(optimizer, Optimizer):
         raise InvalidTypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
-    if _needs_closure(optimizer):
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
         raise InvalidTypeError(
             "optimizer must take a step after one backward pass, as torch.optim.AdamW does, got "
             f"{type(optimizer).__name__}, whose step() computes the loss several times"
@@ -44,18 +45,18 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = 
             "scheduler_step_on_batch=True and ReduceLROnPlateau contradict, because it needs the "
             "loss of an epoch; leave scheduler_step_on_batch out, or use another scheduler"
         )
-    its = getattr(scheduler, "optimizer", optimizer)
-    if isinstance(its, Optimizer) and its.param_groups is not optimizer.param_groups:
+    scheduled = getattr(scheduler, "optimizer", optimizer)
+    if isinstance(scheduled, Optimizer) and scheduled.param_groups is not optimizer.param_groups:
         raise InvalidValueError(
             f"scheduler ({type(scheduler).__name__}) must be made with the optimizer that trains "
-            f"({type(optimizer).__name__}), got one made with another ({type(its).__name__})"
+            f"({type(optimizer).__name__}), got one made with another ({type(scheduled).__name__})"
         )
-    mine = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    if not mine:
+    trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    if not trainable:
         raise InvalidValueError("model has no parameter to train; check requires_grad")
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
-    if not any(id(p) in mine for p in trained):
-        if any(hasattr(p, "full_tensor") for p in trained):  # a DTensor, on which FSDP works
+    optimized = [p for group in optimizer.param_groups for p in group["params"]]
+    if trainable.isdisjoint(optimized):
+        if any(hasattr(p, "full_tensor") for p in optimized):  # a DTensor, on which FSDP works
             raise InvalidValueError(
                 "optimizer holds shares of the model that an earlier training with "
                 "strategy='fsdp' left; make a new optimizer and Trainer for each training. With "
@@ -132,9 +133,9 @@ def check_loader(name: str, loader: Any) -> None:
                 )
             check_loader(f"{name}[{key!r}]", item)
         return
-    is_one = isinstance(loader, str | Mapping | torch.Tensor | np.ndarray | Dataset)
-    iterates = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
-    if not iterates or (is_one and not isinstance(loader, IterableDataset)):
+    is_data = isinstance(loader, str | Mapping | torch.Tensor | np.ndarray | Dataset)
+    is_iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if not is_iterable or (is_data and not isinstance(loader, IterableDataset)):
         raise InvalidTypeError(
             f"{name} must be a loader of batches, got {reprlib.repr(loader)}; make one, such as "
             "by prep_dataloader(dataset, batch_size=32)"
@@ -143,8 +144,3 @@ def check_loader(name: str, loader: Any) -> None:
         raise InvalidTypeError(
             f"{name} must be a loader or a list, got an iterator, which is used up after one epoch"
         )
-
-
-def _needs_closure(optimizer: Optimizer) -> bool:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty

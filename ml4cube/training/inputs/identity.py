@@ -19,51 +19,52 @@ from torch.utils.data import TensorDataset
 from ml4cube.sampling.identity.callback import closure_of, is_installed, source_of
 from ml4cube.training.inputs.batches import data_facts, statistics_of
 
-_LARGE = 1 << 20  # of a tensor with more values, about so many are looked at
-_DEEP = 4  # levels of objects inside objects that are looked at
+_MAX_VALUES = 1 << 20  # of a larger tensor, about so many values are compared
+_MAX_DEPTH = 4  # levels of objects inside objects that are compared
 
 
 def data_identity(loader: Any) -> dict[str, Any]:
     """Return the facts that identify the data of a loader, by name."""
     facts = data_facts(loader)
-    facts.pop("statistics", None)  # those of the dataset are given by variable
+    facts.pop("statistics", None)  # `_dataset_facts` has them by variable
     if "features" in facts:
         facts.pop("variables", None)  # other variables of a store make no difference
     dataset = getattr(loader, "dataset", None)
     if dataset is not None:
-        facts |= _of_dataset(dataset)
-        with suppress(TypeError):  # of one that streams
+        facts |= _dataset_facts(dataset)
+        with suppress(TypeError):  # a stream has no length
             facts["samples"] = len(dataset)
     return facts
 
 
-def _of_dataset(dataset: Any) -> dict[str, Any]:
+def _dataset_facts(dataset: Any) -> dict[str, Any]:
     parts = getattr(dataset, "datasets", None)
     if isinstance(parts, Sequence):  # a ConcatDataset
-        named = enumerate(map(_of_dataset, parts))
-        return {f"{fact} of part {n}": value for n, part in named for fact, value in part.items()}
+        part_facts = enumerate(map(_dataset_facts, parts))
+        return {f"{fact} of part {n}": v for n, facts in part_facts for fact, v in facts.items()}
     if hasattr(dataset, "dataset"):  # a Subset
-        whole, indices = _of_dataset(dataset.dataset), np.asarray(getattr(dataset, "indices", ()))
-        return whole | {"indices": digest([whole.get("indices"), indices])[:12]}
-    facts: dict[str, Any] = {}
+        facts, indices = _dataset_facts(dataset.dataset), getattr(dataset, "indices", ())
+        return facts | {"indices": digest([facts.get("indices"), np.asarray(indices)])[:12]}
+    facts = {}
     if hasattr(dataset, "lead"):  # a PTXrDataset
-        facts["lead"], weights = dataset.lead, dataset.weights
-        if not isinstance(weights, str | None | Mapping):
-            weights = np.asarray(weights, float)
-        facts["weights"] = weights if isinstance(weights, str | None) else digest(weights)[:12]
+        weights = dataset.weights
+        if weights is not None and not isinstance(weights, str):
+            values = weights if isinstance(weights, Mapping) else np.asarray(weights, float)
+            weights = digest(values)[:12]
+        facts |= {"lead": dataset.lead, "weights": weights}
     if isinstance(dataset, TensorDataset):
-        facts["values"] = [_of_tensor(tensor) for tensor in dataset.tensors]
+        facts["values"] = [_tensor_contents(tensor) for tensor in dataset.tensors]
     channels = getattr(dataset, "channels", None)
     if isinstance(channels, list | tuple):
         facts["channels"] = [str(name) for name in channels]
     statistics = statistics_of(dataset)
     if statistics is not None:
-        known = json.loads(statistics)
-        facts["statistics"] = known.get("variables", known)
+        content = json.loads(statistics)
+        facts["statistics"] = content.get("variables", content)
     metadata = getattr(dataset, "metadata", None)
     provenance = getattr(metadata, "provenance", None)
     if isinstance(provenance, Mapping):
-        call = provenance.get("call") or _digest(
+        call = provenance.get("call") or _json_digest(
             [provenance.get(name) for name in ("variables", "coordinates", "settings")]
             + [getattr(metadata, name, None) for name in ("spec", "fill")]
         )
@@ -85,16 +86,17 @@ def identity(value: Any) -> str:
 
 def digest(value: Any) -> str:
     """Return a digest of the content of any object."""
-    return _digest(_contents(value))
+    return _json_digest(_contents(value))
 
 
 def _contents(value: Any, depth: int = 0) -> Any:
+    """Return what identifies an object, as nested lists and texts."""
     if isinstance(value, nn.Module) and next(value.parameters(), None) is not None:
         return repr(value)
     if isinstance(value, nn.Parameter):
         return ["parameter", list(value.shape)]
     if isinstance(value, torch.Tensor):
-        return _of_tensor(value)
+        return _tensor_contents(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         content = hashlib.sha256(value.tobytes()).hexdigest()
         return [str(value.dtype), list(value.shape), content]
@@ -102,7 +104,7 @@ def _contents(value: Any, depth: int = 0) -> Any:
         return repr(value)
     if isinstance(value, type) or is_installed(value):
         return class_name(value)
-    if depth == _DEEP:
+    if depth == _MAX_DEPTH:
         return class_name(type(value))
 
     def inner(item: Any) -> Any:
@@ -124,16 +126,18 @@ def _contents(value: Any, depth: int = 0) -> Any:
         return [inner(value.__func__), class_name(type(value.__self__))]
     if isinstance(value, functools.partial):
         return [inner(value.func), inner(value.args), inner(value.keywords)]
-    parts = [getattr(value, "__dict__", {})]
-    if isinstance(value, nn.Module):  # without what every module has, such as hooks
-        own = {name: v for name, v in parts[0].items() if name not in vars(nn.Module())}
-        parts = [own, dict(value.named_buffers(recurse=False)), dict(value.named_children())]
+    attributes = getattr(value, "__dict__", {})
+    if not isinstance(value, nn.Module):
+        return [class_name(type(value)), inner(attributes)]
+    # Without what every module has, such as hooks.
+    attributes = {name: v for name, v in attributes.items() if name not in vars(nn.Module())}
+    parts = [attributes, dict(value.named_buffers(recurse=False)), dict(value.named_children())]
     return [class_name(type(value)), *map(inner, parts)]
 
 
-def _of_tensor(tensor: torch.Tensor) -> list[Any]:
+def _tensor_contents(tensor: torch.Tensor) -> list[Any]:
     values = tensor.detach().reshape(-1)
-    values = values[:: max(1, values.numel() // _LARGE)].cpu().contiguous()
+    values = values[:: max(1, values.numel() // _MAX_VALUES)].cpu().contiguous()
     data = values.view(torch.uint8).numpy().tobytes() if values.numel() else b""
     return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(data).hexdigest()]
 
@@ -143,5 +147,5 @@ def class_name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _digest(value: Any) -> str:
+def _json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()

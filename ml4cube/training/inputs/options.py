@@ -26,7 +26,11 @@ _COUNTS = (
     "validate_every",
     "validate_every_steps",
 )
-_UNITS_S = (1, 60, 3600, 86400)  # of seconds, minutes, hours and days, from the right
+_COUNT = "an int of 1 or more"
+_BATCH_LIMIT = (
+    "a count of batches (an int from 1) or a fraction of them (a float above 0, up to 1.0)"
+)
+_BATCH_LIMITS = ("limit_train_batches", "limit_val_batches")
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,20 @@ class Options:
     validate_every_steps: int | None = None
 
     def __post_init__(self) -> None:
+        self._check("seed", _is_seed, "an int from 0")
+        column = "the name of a column of the History"
+        self._check("monitor", lambda value: isinstance(value, str), column)
+        self._check("gradient_clip", above_zero, "a norm above 0")
+        decay = "a decay between 0 and 1, such as 0.999"
+        self._check("ema", lambda value: above_zero(value) and value < 1, decay)
+        compiler = "True, the name of a backend, or a dict of torch.compile's arguments"
+        self._check("compile", lambda value: isinstance(value, bool | str | Mapping), compiler)
+        for name in _BATCH_LIMITS:
+            self._check(name, _is_batch_limit, _BATCH_LIMIT)
+        for name in _COUNTS:
+            self._check(name, _is_count, _COUNT)
+        if self.max_time is not None:
+            _as_seconds(self.max_time)
         check_choice("precision", self.precision, DTYPES)
         check_path("snapshot_path", self.snapshot_path)
         check_choice("strategy", self.strategy, ["ddp", "fsdp"])
@@ -102,42 +120,46 @@ class Options:
                 "find_unused_parameters=True and strategy='fsdp' contradict: every rank must use "
                 "the same parameters in a step; give one of them"
             )
-        for name, (fits, what) in _KINDS.items():
-            value, optional = getattr(self, name), getattr(Options, name) is None
-            if not fits(value) and not (optional and value is None):
-                what += ", or None" if optional else ""
-                raise InvalidValueError(f"{name} must be {what}, got {value!r}")
         if self.fast_dev_run is not False:
             batches = 1 if self.fast_dev_run is True else self.fast_dev_run
             check_count("fast_dev_run", batches)
-            shortened = {"epochs": 1, "snapshot_path": None, **dict.fromkeys(_LIMITS, batches)}
-            for name, value in shortened.items():
+            changes = {"epochs": 1, "snapshot_path": None, **dict.fromkeys(_BATCH_LIMITS, batches)}
+            for name, value in changes.items():
                 object.__setattr__(self, name, value)  # the dataclass is frozen
-        _ = self.max_seconds
 
     @classmethod
     def choose(
-        cls, face: type, arguments: Mapping[str, Any], starts: str = "", **resolved: Any
+        cls, trainer: type, arguments: Mapping[str, Any], train_call: str = "", **replaced: Any
     ) -> Options:
-        """Make the options of a face of its constructor's arguments, some of them resolved."""
+        """Make the options of a trainer from its constructor's arguments, some of them replaced.
+
+        `train_call` is the call that takes the number of epochs, for an error message.
+        """
         names = [field.name for field in fields(cls)]
-        further = arguments.get("options", {})
-        for name in further:
+        keywords = arguments.get("options", {})
+        for name in keywords:
             if name in names and name != "epochs":
                 continue
-            known = {*inspect.signature(face).parameters, *names} - {"options", "epochs"}
+            known = {*inspect.signature(trainer).parameters, *names} - {"options", "epochs"}
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(known))}"
             if "epoch" in name:
-                hint = f"give the number of epochs to {starts}"
-            raise InvalidTypeError(f"{face.__name__}() has no argument {name!r}; {hint}")
-        given = {**arguments, **further, **resolved}
+                hint = f"give the number of epochs to {train_call}"
+            raise InvalidTypeError(f"{trainer.__name__}() has no argument {name!r}; {hint}")
+        given = {**arguments, **keywords, **replaced}
         return cls(**{name: given[name] for name in names if name in given})
 
     @property
     def max_seconds(self) -> float | None:
         """The time limit in seconds."""
         return None if self.max_time is None else _as_seconds(self.max_time)
+
+    def _check(self, name: str, is_valid: Callable[[Any], bool], kind: str) -> None:
+        """Refuse an invalid value; None is valid where it is the default."""
+        value, is_optional = getattr(self, name), getattr(Options, name) is None
+        if not is_valid(value) and not (is_optional and value is None):
+            kind += ", or None" if is_optional else ""
+            raise InvalidValueError(f"{name} must be {kind}, got {value!r}")
 
 
 def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:
@@ -153,9 +175,7 @@ def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -
 
 def check_path(name: str, path: Any, *, optional: bool = True) -> None:
     """Refuse anything but a path."""
-    if path is None and optional:
-        return
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) and not (optional and path is None):
         raise InvalidTypeError(f"{name} must be a path such as 'run/model.pt', got {path!r}")
 
 
@@ -178,25 +198,8 @@ def _is_seed(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**63
 
 
-def _is_limit(value: Any) -> bool:
+def _is_batch_limit(value: Any) -> bool:
     return 0 < value <= 1 if isinstance(value, float) else _is_count(value)
-
-
-_COUNT = "an int of 1 or more"
-_LIMIT = "a count of batches (an int from 1) or a fraction of them (a float above 0, up to 1.0)"
-_LIMITS = dict.fromkeys(("limit_train_batches", "limit_val_batches"), (_is_limit, _LIMIT))
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "seed": (_is_seed, "an int from 0"),
-    "monitor": (lambda name: isinstance(name, str), "the name of a column of the History"),
-    "gradient_clip": (above_zero, "a norm above 0"),
-    "ema": (lambda ema: above_zero(ema) and ema < 1, "a decay between 0 and 1, such as 0.999"),
-    "compile": (
-        lambda how: isinstance(how, bool | str | Mapping),
-        "True, the name of a backend, or a dict of torch.compile's arguments",
-    ),
-    **_LIMITS,
-    **dict.fromkeys(_COUNTS, (_is_count, _COUNT)),
-}
 
 
 def _as_seconds(value: Any) -> float:
@@ -204,10 +207,10 @@ def _as_seconds(value: Any) -> float:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, str):
-        fields = value.split(":")
-        if 3 <= len(fields) <= 4 and all(field.strip().isdigit() for field in fields):
-            numbers = [int(field) for field in reversed(fields)]
-            seconds = float(sum(n * u for n, u in zip(numbers, _UNITS_S, strict=False)))
+        parts = value.split(":")
+        if 3 <= len(parts) <= 4 and all(part.strip().isdigit() for part in parts):
+            days, hours, minutes, seconds = (float(part) for part in ["0", *parts][-4:])
+            seconds += 60 * (minutes + 60 * (hours + 24 * days))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
     if not 0 < seconds < math.inf:

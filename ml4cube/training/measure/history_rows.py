@@ -12,14 +12,14 @@ from ml4cube.training.measure.scores import Meter, Sums, add_up
 from ml4cube.training.ranks.dist import World
 
 
-class Effort(NamedTuple):
-    """The time that one rank spent on training in an epoch."""
+class EpochTime(NamedTuple):
+    """The time that one rank spent on training in an epoch, and its fractions (0 to 1)."""
 
     # From the start of the epoch to its last step.
     seconds: float
-    # Fraction of it spent waiting for the loader, 0 to 1.
+    # Fraction spent waiting for the loader.
     data_wait: float
-    # Fraction of it spent waiting for other ranks; NaN if unknown.
+    # Fraction spent waiting for other ranks; NaN if unknown.
     communicate: float
 
 
@@ -28,20 +28,21 @@ def make_row(
     epoch: int,
     train: Meter,
     val: Meter | None,
-    values: Callable[[], Mapping[str, Any]],
-    effort: Effort,
+    further_columns: Callable[[], Mapping[str, Any]],
+    time: EpochTime,
 ) -> dict[str, Any]:
     """Reduce an epoch to one row; every rank must call this."""
-    own = (train.sums(), Sums() if val is None else val.sums(), effort)
-    gathered = world.gather_objects((str(world.device), socket.gethostname(), *own))
-    _, _, trains, vals, efforts = zip(*gathered, strict=True)
-    row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean("train_data", trains)}
+    sums = (train.sums(), Sums() if val is None else val.sums())
+    gathered = world.gather_objects((_rank_row(world, *sums, time), *sums))
+    rank_rows, train_sums, val_sums = zip(*gathered, strict=True)
+    row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean("train_data", train_sums)}
     if val is not None:
-        row["val_loss"] = _mean("test_data", vals)
-    row |= values()
-    row["seconds"] = max(each.seconds for each in efforts)
-    row["ranks"] = [_rank_row(rank, *numbers) for rank, numbers in enumerate(gathered)]
-    return world.share(row)
+        row["val_loss"] = _mean("test_data", val_sums)
+    # After `_mean` has refused an empty part, of which metrics cannot be computed.
+    row |= further_columns()
+    row["seconds"] = max(rank_row["seconds"] for rank_row in rank_rows)
+    row["ranks"] = list(rank_rows)
+    return world.broadcast(row)
 
 
 def mean_over_ranks(world: World, meter: Meter, name: str = "test_data") -> float:
@@ -51,7 +52,7 @@ def mean_over_ranks(world: World, meter: Meter, name: str = "test_data") -> floa
 
 def _mean(name: str, ranks: Sequence[Sums]) -> float:
     """Return the mean over ranks, or raise an error if no sample counts."""
-    samples, _, weight = sums = add_up(ranks)
+    samples, total, weight = add_up(ranks)
     if not samples and name == "train_data":
         raise EmptyPartError(
             "train_data gave no batch; it is empty, or drop_last dropped its only batch: use a "
@@ -64,23 +65,21 @@ def _mean(name: str, ranks: Sequence[Sums]) -> float:
             f"{name} gave samples, but not one value that counts in the loss; check the gaps of "
             "the target and the weights"
         )
-    return float(sums.total / weight)
+    return float(total / weight)
 
 
-def _rank_row(
-    rank: int, device: str, host: str, train: Sums, val: Sums, effort: Effort
-) -> dict[str, Any]:
-    known = not math.isnan(effort.communicate)
+def _rank_row(world: World, train: Sums, val: Sums, time: EpochTime) -> dict[str, Any]:
+    is_timed = not math.isnan(time.communicate)
     return {
-        "rank": rank,
-        "device": device,
-        "host": host,
+        "rank": world.rank,
+        "device": str(world.device),
+        "host": socket.gethostname(),
         "train_n": train.samples,
         "train_loss": train.mean,
         "val_n": val.samples,
         "val_loss": val.mean,
-        "seconds": effort.seconds,
-        "data_wait": effort.data_wait,
-        "communicate": effort.communicate if known else None,
-        "compute": max(0.0, 1 - effort.data_wait - effort.communicate) if known else None,
+        "seconds": time.seconds,
+        "data_wait": time.data_wait,
+        "communicate": time.communicate if is_timed else None,
+        "compute": max(0.0, 1 - time.data_wait - time.communicate) if is_timed else None,
     }

@@ -1,4 +1,9 @@
-"""Sums of losses and metrics, exact on any number of ranks."""
+"""Sums of losses and metrics, exact on any number of ranks.
+
+`Meter` is one mean, `Means` are several by name, `Norms` are those of gradients, and `Scores` are
+the metrics of a validation pass: functions as means, objects (such as those of torchmetrics) by
+their own reduction.
+"""
 
 from __future__ import annotations
 
@@ -115,12 +120,12 @@ class Means:
 
     def compute(self, world: World) -> dict[str, float]:
         """Reduce over all ranks, whose quantities may differ; every rank must call this."""
-        found: dict[str, list[Sums]] = {}
-        for states in world.gather_objects(self.state_dict()):
-            for name, state in states.items():
-                found.setdefault(name, []).append(Sums(**state))
-        means = {name: add_up(ranks).mean for name, ranks in found.items()}
-        return {self._prefix + n: math.nan if mean is None else mean for n, mean in means.items()}
+        sums_by_name: dict[str, list[Sums]] = {}
+        for state in world.gather_objects(self.state_dict()):
+            for name, sums in state.items():
+                sums_by_name.setdefault(name, []).append(Sums(**sums))
+        means = {self._prefix + name: add_up(ranks).mean for name, ranks in sums_by_name.items()}
+        return {name: math.nan if mean is None else mean for name, mean in means.items()}
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sums, by name."""
@@ -129,8 +134,7 @@ class Means:
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Restore the sums."""
         for name, sums in state.items():
-            self._meters[name] = Meter()
-            self._meters[name].load_state_dict(sums)
+            self._meters.setdefault(name, Meter()).load_state_dict(sums)
 
 
 class Norms:
@@ -138,37 +142,28 @@ class Norms:
 
     def __init__(self) -> None:
         self._mean = Meter()
-        self._highest: float | torch.Tensor = 0.0
+        self._maximum: float | torch.Tensor = 0.0  # stays on the device, as in a Meter
 
     def add(self, norm: torch.Tensor) -> None:
         """Add the norm of one step, unless it is not finite: fp16 skips such steps."""
         finite = norm.nan_to_num(0.0, 0.0, 0.0)
         self._mean.add(finite, 1, norm.isfinite())
-        self._highest = finite.clamp_min(self._highest)
+        self._maximum = finite.clamp_min(self._maximum)
 
     def columns(self) -> dict[str, float | None]:
         """Return the columns for the History."""
         mean = self._mean.sums().mean
-        highest = None if mean is None else float(self._highest)
-        return {"grad_norm": mean, "grad_norm_max": highest}
+        maximum = None if mean is None else float(self._maximum)
+        return {"grad_norm": mean, "grad_norm_max": maximum}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and the maximum."""
-        return {"mean": self._mean.state_dict(), "highest": float(self._highest)}
+        return {"mean": self._mean.state_dict(), "highest": float(self._maximum)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
         self._mean.load_state_dict(state["mean"])
-        self._highest = state["highest"]
-
-
-def _read(values: Sequence[float | torch.Tensor]) -> list[float]:
-    """Read scalars from the device, all at once."""
-    if not values or not isinstance(values[0], torch.Tensor):
-        return [float(value) for value in values]
-    stacked = torch.stack([torch.as_tensor(value) for value in values])
-    numbers: list[float] = stacked.to("cpu", torch.float64).tolist()
-    return numbers
+        self._maximum = state["highest"]
 
 
 class Scores:
@@ -178,43 +173,43 @@ class Scores:
         self._functions = {
             name: Mean(f"metrics[{name!r}]", m) for name, m in metrics.items() if not _is_object(m)
         }
-        self._means = Means()
+        self._means = Means()  # of the functions
         # Copies, so that the user's own objects are not changed.
-        self._objects = {n: _fresh(m, device) for n, m in metrics.items() if _is_object(m)}
-        self._updated = False
+        self._objects = {n: _reset_copy(m, device) for n, m in metrics.items() if _is_object(m)}
+        self._has_batches = False
 
     def update(self, pred: Any, target: Any, samples: int) -> None:
         """Add one batch."""
-        if not self._updated:
-            self._check_probabilities(pred)
-        self._updated = True
+        if not self._has_batches:
+            self._warn_of_logits(pred)
+        self._has_batches = True
         for name, function in self._functions.items():
-            value = _one_number(name, function(pred, target, samples))
-            self._means.add(name, value, samples, function.weigh(target))
+            mean = _batch_mean(name, function(pred, target, samples))
+            self._means.add(name, mean, samples, function.weigh(target))
         for name, metric in self._objects.items():
             if hasattr(metric, "merge"):
                 metric.update(_to_numpy(name, pred), _to_numpy(name, target))
             else:
                 metric.update(pred, target)
 
-    def _check_probabilities(self, pred: Any) -> None:
+    def compute(self, world: World) -> dict[str, float]:
+        """Reduce over all ranks; every rank must call this."""
+        columns = self._means.compute(world)
+        for name, metric in self._objects.items():
+            result = _by_index(_compute_over_ranks(metric, self._has_batches, world))
+            if isinstance(result, Mapping):
+                columns |= {f"{name}_{key}": _to_float(name, v) for key, v in result.items()}
+            else:
+                columns[name] = _to_float(name, result)
+        return columns
+
+    def _warn_of_logits(self, pred: Any) -> None:
         """Warn where torchmetrics would apply a sigmoid to some batches only."""
         names = [name for name, metric in self._objects.items() if _applies_sigmoid(metric)]
         if not names or not isinstance(pred, torch.Tensor) or not pred.is_floating_point():
             return
         if bool(((pred < 0) | (pred > 1)).any()):
-            _warn_of_logits(", ".join(names))
-
-    def compute(self, world: World) -> dict[str, float]:
-        """Reduce over all ranks; every rank must call this."""
-        result = self._means.compute(world)
-        for name, metric in self._objects.items():
-            value = _reduce(metric, self._updated, world)
-            if isinstance(value, Mapping):
-                result.update({f"{name}_{key}": _number(name, i) for key, i in value.items()})
-            else:
-                result[name] = _number(name, value)
-        return result
+            _log_sigmoid_warning(", ".join(names))
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -242,8 +237,17 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(metrics)
 
 
-def _one_number(name: str, value: Any) -> torch.Tensor:
-    """Return the score of a batch as a scalar on its device."""
+def _read(values: Sequence[float | torch.Tensor]) -> list[float]:
+    """Read scalars from the device, all at once."""
+    if not values or not isinstance(values[0], torch.Tensor):
+        return [float(value) for value in values]
+    stacked = torch.stack([torch.as_tensor(value) for value in values])
+    numbers: list[float] = stacked.to("cpu", torch.float64).tolist()
+    return numbers
+
+
+def _batch_mean(name: str, value: Any) -> torch.Tensor:
+    """Return what a function gave for a batch, which must be one number, as a scalar tensor."""
     try:
         tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -268,8 +272,8 @@ def _to_numpy(name: str, value: Any) -> Any:
     return value.detach().cpu().numpy()
 
 
-def _number(name: str, value: Any) -> float:
-    """Return the result of a metric object, which must be one number."""
+def _to_float(name: str, value: Any) -> float:
+    """Return what a metric object computed, which must be one number."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -293,8 +297,8 @@ def _applies_sigmoid(metric: Any) -> bool:
     )
 
 
-@functools.cache
-def _warn_of_logits(names: str) -> None:
+@functools.cache  # once per set of metrics, not in every epoch
+def _log_sigmoid_warning(names: str) -> None:
     logger.warning(
         "metrics %s of torchmetrics get predictions outside 0 to 1: torchmetrics applies a sigmoid "
         "to each batch with such numbers and to no other, so the result depends on the batches; "
@@ -303,48 +307,50 @@ def _warn_of_logits(names: str) -> None:
     )
 
 
-def _fresh(metric: Any, device: torch.device) -> Any:
+def _reset_copy(metric: Any, device: torch.device) -> Any:
     metric = copy.deepcopy(metric)
     if hasattr(metric, "reset"):
         metric.reset()
     return metric.to(device) if hasattr(metric, "to") else metric
 
 
-def _reduce(metric: Any, updated: bool, world: World) -> Any:
+def _compute_over_ranks(metric: Any, has_batches: bool, world: World) -> Any:
+    """Return the result of a metric object over all ranks: a number, a vector or a dict."""
     if world.size == 1:
-        return _scalar(metric.compute())
+        return metric.compute()
     if hasattr(metric, "merge"):
-        first, *others = world.gather_objects(metric)
+        whole, *others = world.gather_objects(metric)
         for other in others:
-            merged = first.merge(other)
-            first = first if merged is None else merged
-        return first.compute()
-    if hasattr(metric, "items"):  # a collection, whose members may share state
+            merged = whole.merge(other)
+            whole = whole if merged is None else merged  # None: merged in place
+        return whole.compute()
+    if hasattr(metric, "items"):  # a collection of torchmetrics, whose members may share state
         members = dict(metric.items(keep_base=False, copy_state=True))
-        return {name: _reduce(member, updated, world) for name, member in members.items()}
+        return {name: _compute_over_ranks(m, has_batches, world) for name, m in members.items()}
     if not hasattr(metric, "metric_state"):
         raise InvalidTypeError(
             f"metric {metric!r} must have merge(other) or be of torchmetrics, to be reduced over "
             f"{world.size} ranks"
         )
     # The sync of torchmetrics hangs if a rank has no sample.
-    states = [s for s in world.gather_objects(_state(metric) if updated else None) if s]
-    for name, parts in zip(states[0], zip(*(s.values() for s in states), strict=True), strict=True):
-        setattr(metric, name, _merge(parts, metric._reductions[name]))
+    states = [s for s in world.gather_objects(_cpu_state(metric) if has_batches else None) if s]
+    for name in states[0]:
+        setattr(metric, name, _merge([s[name] for s in states], metric._reductions[name]))
     metric._update_count = max(metric._update_count, 1)
-    # The states are reduced already; compute() would reduce them once more.
+    # The states are merged already; compute() would reduce them once more.
     metric.sync_on_compute = metric._to_sync = False
-    return _scalar(metric.cpu().compute())
+    return metric.cpu().compute()
 
 
-def _state(metric: Any) -> dict[str, Any]:
+def _cpu_state(metric: Any) -> dict[str, Any]:
     return {
         name: [v.cpu() for v in value] if isinstance(value, list) else value.cpu()
         for name, value in metric.metric_state.items()
     }
 
 
-def _merge(parts: tuple[Any, ...], reduction: Callable[[torch.Tensor], Any] | None) -> Any:
+def _merge(parts: list[Any], reduction: Callable[[torch.Tensor], Any] | None) -> Any:
+    """Merge what ranks have of one state of torchmetrics: a list of tensors, or one tensor."""
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
     if len(parts) == 1:
@@ -353,7 +359,8 @@ def _merge(parts: tuple[Any, ...], reduction: Callable[[torch.Tensor], Any] | No
     return stacked if reduction is None else reduction(stacked)
 
 
-def _scalar(value: Any) -> Any:
+def _by_index(value: Any) -> Any:
+    """Return the entries of a vector by their index; anything else as it is."""
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         return {str(i): item for i, item in enumerate(value.flatten().tolist())}
     return value

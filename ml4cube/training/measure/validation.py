@@ -14,8 +14,41 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import TrainState
 
 
+class TrainMeasures:
+    """Loss, logged values and gradient norms of a training epoch on this rank."""
+
+    def __init__(self, state: TrainState) -> None:
+        self.loss, self.logs, self.norms = Meter(), Means("train_"), Norms()
+        self._first_step = state.step
+        for name, sums in self._sums_by_name().items():
+            if name in state.sums:
+                sums.load_state_dict(state.sums[name])
+
+    def add(self, result: StepResult, portion: Portion) -> None:
+        """Add one batch."""
+        _add_batch(self.loss, self.logs, result, portion)
+
+    def bad_step(self, batches: int) -> Bad | None:
+        """Return the first step (from 0), of so many batches, with a loss that is not finite."""
+        if (bad := self.loss.flush()) is None:
+            return None
+        batch, loss, has_gaps = bad
+        return self._first_step + batch // batches, loss, has_gaps
+
+    def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
+        """Reduce everything but the loss over all ranks; every rank must call this."""
+        return self.logs.compute(world) | (self.norms.columns() if log_grad_norm else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums."""
+        return {name: sums.state_dict() for name, sums in self._sums_by_name().items()}
+
+    def _sums_by_name(self) -> dict[str, Meter | Means | Norms]:
+        return {"loss": self.loss, "logs": self.logs, "norms": self.norms}
+
+
 class ValidationMeasures:
-    """Loss, metrics and logged values of a validation pass."""
+    """Loss, metrics and logged values of a validation pass, also of each named set."""
 
     def __init__(
         self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
@@ -24,15 +57,14 @@ class ValidationMeasures:
         self._scores = Scores(metrics, device) if metrics else None
         self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
 
-    def add(self, result: StepResult, portion: Portion, name: str | None = None) -> None:
+    def add(self, result: StepResult, portion: Portion, set_name: str | None = None) -> None:
         """Add one batch."""
-        if name is not None:
-            self._sets[name].add(result, portion)
-        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
-        if result.logs:
-            self.logs.add_all(result.logs, portion.samples)
+        if set_name is not None:
+            self._sets[set_name].add(result, portion)
+        _add_batch(self.loss, self.logs, result, portion)
         if self._scores is not None:
-            self._scores.update(_full(result.pred), _full(result.target), portion.samples)
+            pred, target = _without_half(result.pred), _without_half(result.target)
+            self._scores.update(pred, target, portion.samples)
 
     def compute(self, world: World) -> dict[str, float]:
         """Reduce metrics and logged values over all ranks; every rank must call this."""
@@ -40,45 +72,18 @@ class ValidationMeasures:
         columns = scores | self.logs.compute(world)
         for name, measures in self._sets.items():
             loss = mean_over_ranks(world, measures.loss, f"test_data[{name!r}]")
-            own = {"val_loss": loss} | measures.compute(world)
-            columns |= {f"{column}/{name}": value for column, value in own.items()}
+            set_columns = {"val_loss": loss} | measures.compute(world)
+            columns |= {f"{column}/{name}": value for column, value in set_columns.items()}
         return columns
 
 
-class Measures:
-    """Loss, logged values and gradient norms of a training epoch on this rank."""
-
-    def __init__(self, state: TrainState) -> None:
-        self.loss, self.logs, self.norms = Meter(), Means("train_"), Norms()
-        self._first_step = state.step
-        for name, part in self._parts().items():
-            if name in state.sums:
-                part.load_state_dict(state.sums[name])
-
-    def add(self, result: StepResult, portion: Portion) -> None:
-        """Add one batch."""
-        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
-        if result.logs:
-            self.logs.add_all(result.logs, portion.samples)
-
-    def bad_step(self, batches: int) -> Bad | None:
-        """Return the first step (from 0) whose loss is not finite."""
-        bad = self.loss.flush()
-        return None if bad is None else (self._first_step + bad[0] // batches, *bad[1:])
-
-    def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
-        """Reduce everything but the loss over all ranks; every rank must call this."""
-        return self.logs.compute(world) | (self.norms.columns() if log_grad_norm else {})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
-
-    def _parts(self) -> dict[str, Meter | Means | Norms]:
-        return {"loss": self.loss, "logs": self.logs, "norms": self.norms}
+def _add_batch(loss: Meter, logs: Means, result: StepResult, portion: Portion) -> None:
+    loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
+    if result.logs:
+        logs.add_all(result.logs, portion.samples)
 
 
-def _full(value: Any) -> Any:
+def _without_half(value: Any) -> Any:
     """Convert half precision to float32, in which metrics are computed."""
     if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
         return value.float()

@@ -18,9 +18,10 @@ from torch import nn
 
 from ml4cube.training.ranks.dist import World
 
-_EVERY = 50
+_PERIOD = 50  # steps
 _FIRST = 2  # the first two steps include setup
 
+# When a span began and ended: seconds, or events of a GPU.
 Span = tuple[Any, Any]
 
 
@@ -29,68 +30,68 @@ class StepClock:
 
     def __init__(self, world: World, *, active: bool = True) -> None:
         self._world, self._active = world, active
-        self._events = world.device.type == "cuda"
-        self._timed = False  # whether the current step is timed
-        self._last: Any = None
+        self._uses_events = world.device.type == "cuda"
+        self._in_timed_step = False
+        self._wait_start: Any = None  # when this rank last computed a gradient
         self._steps: list[Span] = []
         self._waits: list[Span] = []
 
     def timed(self, model: nn.Module, steps: int) -> AbstractContextManager[None]:
         """Time the step in the body, if that is due after so many steps."""
-        due = steps % _EVERY == _FIRST and self._world.size > 1 and self._active
+        due = steps % _PERIOD == _FIRST and self._world.size > 1 and self._active
         return self._timing(model) if due else nullcontext()
-
-    @contextmanager
-    def _timing(self, model: nn.Module) -> Iterator[None]:
-        hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
-        began = self._last = self._now()
-        if any(True for _ in model.buffers()):
-            # DDP broadcasts buffers before the forward pass of the model.
-            hooks.append(model.register_forward_pre_hook(self._end_wait))
-        self._timed = True
-        try:
-            yield
-        finally:
-            self._timed = False
-            for hook in hooks:
-                hook.remove()
-        self._steps.append((began, self._now()))
 
     def end_backward(self) -> None:
         """End the waiting time, after a backward pass."""
-        if self._timed:
+        if self._in_timed_step:
             self._end_wait()
 
-    def share(self) -> float | None:
-        """Return the fraction of the timed steps spent waiting for other ranks."""
+    def waiting_fraction(self) -> float | None:
+        """Return the fraction of the timed steps spent waiting; None if none was timed."""
         if self._world.size == 1:
             return 0.0
         total = sum(map(self._seconds, self._steps))
         waited = sum(map(self._seconds, self._waits))
         return min(waited / total, 1.0) if total else None
 
-    def _note(self, parameter: torch.Tensor) -> None:
-        self._last = self._now()
+    @contextmanager
+    def _timing(self, model: nn.Module) -> Iterator[None]:
+        hooks: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._restart_wait)  # type: ignore[no-untyped-call]
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        step_start = self._wait_start = self._now()
+        if next(model.buffers(), None) is not None:
+            # DDP broadcasts buffers before the forward pass of the model.
+            hooks.append(model.register_forward_pre_hook(self._end_wait))
+        self._in_timed_step = True
+        try:
+            yield
+        finally:
+            self._in_timed_step = False
+            for hook in hooks:
+                hook.remove()
+        self._steps.append((step_start, self._now()))
+
+    def _restart_wait(self, parameter: torch.Tensor) -> None:
+        self._wait_start = self._now()
 
     def _end_wait(self, *_: Any) -> None:
         now = self._now()
-        self._waits.append((self._last, now))
-        self._last = now
+        self._waits.append((self._wait_start, now))
+        self._wait_start = now
 
     def _now(self) -> Any:
-        if not self._events:
+        if not self._uses_events:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def _seconds(self, span: Span) -> float:
-        begin, end = span
-        if self._events:
+        start, end = span
+        if self._uses_events:
             end.synchronize()
-            return float(begin.elapsed_time(end)) / 1000
-        return float(end - begin)
+            return float(start.elapsed_time(end)) / 1000
+        return float(end - start)

@@ -30,9 +30,14 @@ from ml4cube.training.inputs.options import above_zero
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 600.0
-_LONGEST_S = 1e9  # the limit of timedelta and gloo
-_GRACE_S = 2.0  # time for the other ranks to end after one has failed
-_FAILED = "ml4cube/failed"
+_MAX_TIMEOUT_S = 1e9  # a longer one overflows in gloo
+_OTHERS_END_S = 2.0  # time for the other ranks to end after one has failed
+# gloo's threads outlive the group (DistributedDataParallel keeps a reference) and need the
+# interpreter to free the tensors of the last collective. A thread that does so while the
+# interpreter shuts down aborts the process, so `ddp_cleanup` waits for them.
+_GLOO_THREADS_END_S = 0.25
+_STORE_ERRORS = (RuntimeError, OSError)  # the process that serves the store may have ended
+_ALARM_KEY = "ml4cube/alarm"
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,10 @@ class World:
         """True on rank 0, which writes files and logs."""
         return self.rank == 0
 
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.maximum([0.0])
+
     def maximum(self, values: Sequence[float]) -> list[float]:
         """Return the maximum over ranks of each number."""
         return self._reduce(values, dist.ReduceOp.MAX)
@@ -70,24 +79,32 @@ class World:
         """Return the sum over ranks of each number."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
+    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks of a tensor, without reading it on the host."""
+        if self.size == 1:
+            return tensor
+        summed = tensor.detach().to(self._transfer_device, copy=True)
+        dist.all_reduce(summed)
+        return summed.to(tensor.device)
+
     def gather_objects(self, value: T) -> list[T]:
         """Return the objects of all ranks."""
         if self.size == 1:
             return [value]
-        parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, value)
-        return parts
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value)
+        return gathered
 
-    def share(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Return the object of rank 0."""
         if self.size == 1:
             return value
-        box: list[Any] = [value if self.is_main else None]
-        dist.broadcast_object_list(box, src=0, device=self._transfer_device)
-        shared: T = box[0]
-        return shared
+        objects: list[Any] = [value if self.is_main else None]
+        dist.broadcast_object_list(objects, src=0, device=self._transfer_device)
+        received: T = objects[0]
+        return received
 
-    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite tensors, in place, with those of rank 0."""
         if self.size == 1:
             return
@@ -97,39 +114,33 @@ class World:
             with torch.no_grad():
                 tensor.copy_(received)
 
-    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks, without reading it on the host."""
-        if self.size == 1:
-            return tensor
-        summed = tensor.detach().to(self._transfer_device, copy=True)
-        dist.all_reduce(summed)
-        return summed.to(tensor.device)
+    def raise_alarm(self, message: str) -> None:
+        """Set a message that other ranks can read with `alarm`."""
+        with suppress(*_STORE_ERRORS):
+            if (store := self._alarm_store) is not None:
+                store.set(_ALARM_KEY, message)
 
-    def wait(self) -> None:
-        """Wait until all ranks are here."""
-        self.maximum([0.0])
-
-    def raise_alarm(self, message: str | None) -> None:
-        """Set a message that other ranks can read with `alarm`; None removes it."""
-        store = _Group.store if self.size > 1 else None
-        with suppress(RuntimeError, OSError):  # the process that serves the store may have ended
-            if store is not None and message is None:
-                store.delete_key(_FAILED)
-            elif store is not None:
-                store.set(_FAILED, str(message))
+    def clear_alarm(self) -> None:
+        """Remove the message."""
+        with suppress(*_STORE_ERRORS):
+            if (store := self._alarm_store) is not None:
+                store.delete_key(_ALARM_KEY)
 
     def alarm(self) -> str | None:
         """Return the message set by a rank, without waiting for other ranks."""
-        store = _Group.store if self.size > 1 else None
-        try:
-            return store.get(_FAILED).decode() if store and store.check([_FAILED]) else None
-        except (RuntimeError, OSError):  # as above
-            return None
+        with suppress(*_STORE_ERRORS):
+            if (store := self._alarm_store) is not None and store.check([_ALARM_KEY]):
+                return store.get(_ALARM_KEY).decode()
+        return None
 
-    def report(self, error: BaseException) -> None:
-        """Tell other ranks of an error of this rank, unless an earlier one is known."""
+    def report_error(self, error: BaseException) -> None:
+        """Tell other ranks of an error of this rank, unless there is an alarm already."""
         if self.alarm() is None:
             self.raise_alarm(f"rank {self.rank}: {type(error).__name__}: {error}")
+
+    @property
+    def _alarm_store(self) -> Store | None:
+        return _Joined.store if self.size > 1 else None
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self._transfer_device)
@@ -180,8 +191,8 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
     limit = _as_timedelta(timeout)
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        base = _rendezvous(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
-        _join(base, rank, size, _pick_backend(backend), limit)
+        store = _torchrun_store(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
+        _join_group(store, rank, size, _pick_backend(backend), limit)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
     world = World.current()
@@ -190,20 +201,15 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
     return world
 
 
-# gloo's threads outlive the group (DistributedDataParallel keeps a reference) and need the
-# interpreter to free the tensors of the last collective. A thread that does so while the
-# interpreter shuts down aborts the process, so we wait here.
-_GLOO_GRACE_S = 0.25
-
-
 def ddp_cleanup() -> None:
     """Destroy the process group that `ddp_init` made, but not one that the caller made."""
-    if _Group.made is not None and dist.is_initialized() and dist.group.WORLD is _Group.made:
-        gloo = dist.get_backend() == "gloo"
+    group = _Joined.group
+    if group is not None and dist.is_initialized() and dist.group.WORLD is group:
+        is_gloo = dist.get_backend() == "gloo"
         dist.destroy_process_group()
-        if gloo:
-            time.sleep(_GLOO_GRACE_S)
-    _Group.made, _Group.store = None, None
+        if is_gloo:
+            time.sleep(_GLOO_THREADS_END_S)
+    _Joined.group = _Joined.store = None
 
 
 def launch(
@@ -228,68 +234,87 @@ def launch(
 
     folder = tempfile.mkdtemp(prefix="ml4cube-ranks-")
     pool = ProcessPoolExecutor(max_workers=nproc, timeout=None)
-    healthy = False
+    succeeded = False
     try:
-        settings = (folder, nproc, backend, _as_timedelta(timeout), os.getpid())
-        futures = [pool.submit(_run_rank, r, settings, fn, args, kwargs) for r in range(nproc)]
-        result: T = _first_result(futures)
-        healthy = True
+        call = functools.partial(fn, *args, **kwargs)
+        group = (os.path.join(folder, "store"), nproc, backend, _as_timedelta(timeout))
+        futures = [pool.submit(_run_rank, r, *group, os.getpid(), call) for r in range(nproc)]
+        result: T = _result_of_main(futures)
+        succeeded = True
         return result
     finally:
-        pool.shutdown(wait=True, kill_workers=not healthy)
+        pool.shutdown(wait=True, kill_workers=not succeeded)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Group:
-    """The group made by this module, and the store for messages between ranks."""
+@contextmanager
+def reporting_errors(world: World) -> Iterator[None]:
+    """Report an error of this rank to the others, and explain a lost connection by their error."""
+    try:
+        yield
+    except Exception as error:
+        cause = world.alarm()
+        if _is_lost_connection(error):
+            reason = cause or "no rank reported an error: one was killed or froze"
+            message = f"rank {world.rank} lost the other ranks: {reason}"
+            # Written at once, because a launcher may end this rank before its traceback appears.
+            write_line(message)
+            raise RunError(message) from error
+        world.report_error(error)
+        raise
 
-    made: Any = None
+
+class _Joined:
+    """The process group that this module made, if any, and the store that its ranks share."""
+
+    group: Any = None
     store: Store | None = None
-    count = itertools.count()
+    numbers = itertools.count()  # of the groups that this process joins one after the other
 
 
-@functools.cache
-def _rendezvous(address: str, rank: int, size: int, timeout: timedelta) -> Store:
-    """Return torchrun's store; it is made once, because rank 0 may be its server."""
-    found: tuple[Store, int, int] = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
-    return found[0]
+@functools.cache  # rank 0 may serve the store, which only one server can do at an address
+def _torchrun_store(address: str, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the store of the ranks that torchrun started; `address` only tells calls apart."""
+    store: Store
+    store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
+    return store
 
 
-def _join(base: Store, rank: int, size: int, backend: str, timeout: timedelta) -> None:
+def _join_group(base: Store, rank: int, size: int, backend: str, timeout: timedelta) -> None:
     # Without this prefix, restarted workers would read the addresses of dead ones.
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"ml4cube/{run}/{restart}/{next(_Group.count)}", base)
-    with _loopback(size):
+    store = PrefixStore(f"ml4cube/{run}/{restart}/{next(_Joined.numbers)}", base)
+    with _loopback_if_local(size):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    _Group.made, _Group.store = dist.group.WORLD, store
+    _Joined.group, _Joined.store = dist.group.WORLD, store
     atexit.register(ddp_cleanup)
 
 
 @contextmanager
-def _loopback(size: int) -> Iterator[None]:
+def _loopback_if_local(size: int) -> Iterator[None]:
     """Restrict gloo to the loopback interface if all ranks are on this machine."""
-    name = "GLOO_SOCKET_IFNAME"
+    variable = "GLOO_SOCKET_IFNAME"
     all_local = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size
-    interface = next((n for _, n in socket.if_nameindex() if n in ("lo", "lo0")), None)
-    if not all_local or interface is None or name in os.environ:
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if not all_local or loopback is None or variable in os.environ:
         yield
         return
-    os.environ[name] = interface
+    os.environ[variable] = loopback
     try:
         yield
     finally:
-        del os.environ[name]
+        del os.environ[variable]
 
 
 def _pick_backend(backend: str | None) -> str:
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend is None:
-        return "nccl" if gpus >= local and dist.is_nccl_available() else "gloo"
-    if backend == "nccl" and gpus < local:
+        return "nccl" if gpus >= local_size and dist.is_nccl_available() else "gloo"
+    if backend == "nccl" and gpus < local_size:
         raise InvalidValueError(
-            f"backend='nccl' needs a GPU for each of the {local} ranks on this machine, which "
+            f"backend='nccl' needs a GPU for each of the {local_size} ranks on this machine, which "
             f"has {gpus}; use backend='gloo'"
         )
     return backend
@@ -297,7 +322,7 @@ def _pick_backend(backend: str | None) -> str:
 
 def _as_timedelta(timeout: float | timedelta) -> timedelta:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if not above_zero(seconds) or seconds >= _LONGEST_S:
+    if not above_zero(seconds) or seconds >= _MAX_TIMEOUT_S:
         raise InvalidValueError(
             f"timeout must be a positive number of seconds or a timedelta, got {timeout!r}"
         )
@@ -306,54 +331,56 @@ def _as_timedelta(timeout: float | timedelta) -> timedelta:
 
 def _run_rank(
     rank: int,
-    settings: tuple[str, int, str | None, timedelta, int],
-    fn: Callable[..., T],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    store_path: str,
+    size: int,
+    backend: str | None,
+    timeout: timedelta,
+    parent_pid: int,
+    call: Callable[[], T],
 ) -> T | None:
-    """Run a function as one rank, in its own process."""
-    folder, size, backend, timeout, parent = settings
-    watch_parent(parent)
+    """Call a function as one rank, in its own process; return the result of rank 0."""
+    watch_parent(parent_pid)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size)
     )
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     try:
-        store = FileStore(os.path.join(folder, "store"), size)
-        _join(store, rank, size, _pick_backend(backend), timeout)
+        store = FileStore(store_path, size)
+        _join_group(store, rank, size, _pick_backend(backend), timeout)
         ddp_init()
-        result = fn(*args, **kwargs)
+        result = call()
     except BaseException as error:
         # The alarm tells ranks that wait in a collective why it fails.
-        World.current("cpu").report(error)
+        World.current("cpu").report_error(error)
         raise
     finally:
         ddp_cleanup()
     return result if rank == 0 else None
 
 
-def _first_result(futures: list[Future[Any]]) -> Any:
+def _result_of_main(futures: list[Future[Any]]) -> Any:
+    """Return what rank 0 returned, or raise the error of the rank that failed first."""
     wait(futures, return_when=FIRST_EXCEPTION)
     if not any(future.done() and future.exception() for future in futures):
         return futures[0].result()
-    wait(futures, timeout=_GRACE_S)
+    wait(futures, timeout=_OTHERS_END_S)
     errors = {r: f.exception() for r, f in enumerate(futures) if f.done() and f.exception()}
-    # Report the rank that failed first, not one that only lost its connection.
-    rank, error = min(errors.items(), key=lambda item: is_broken_link(_root(item[1])))
+    # The others only lost their connection to the rank that failed first.
+    rank, error = min(errors.items(), key=lambda item: _is_lost_connection(_first_cause(item[1])))
     if isinstance(error, RunError):
         raise error
     name = type(error).__name__
     raise RunError(f"rank {rank} of {len(futures)} failed: {name}: {error}") from error
 
 
-def _root(error: BaseException | None) -> BaseException | None:
+def _first_cause(error: BaseException | None) -> BaseException | None:
     """Return the first cause of an error that was passed on between processes."""
     while isinstance(error, RunError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
-def is_broken_link(error: BaseException | None) -> bool:
+def _is_lost_connection(error: BaseException | None) -> bool:
     """Return True if an error only says that other ranks cannot be reached."""
     signs = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout")
     return isinstance(error, dist.DistError) or (
@@ -361,20 +388,3 @@ def is_broken_link(error: BaseException | None) -> bool:
         and not isinstance(error, RunError)
         and any(sign in str(error).lower() for sign in signs)
     )
-
-
-@contextmanager
-def explained(world: World) -> Iterator[None]:
-    """Report an error of this rank to the others, and explain a lost connection by theirs."""
-    try:
-        yield
-    except Exception as error:
-        cause = world.alarm()
-        if is_broken_link(error):
-            reason = cause or "no rank reported an error: one was killed or froze"
-            message = f"rank {world.rank} lost the other ranks: {reason}"
-            # Written at once, because a launcher may end this rank before its traceback appears.
-            write_line(message)
-            raise RunError(message) from error
-        world.report(error)
-        raise

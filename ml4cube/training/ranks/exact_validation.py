@@ -10,7 +10,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.ranks.dist import World
 
-_KEPT = (
+_SETTINGS = (
     "dataset",
     "batch_size",
     "num_workers",
@@ -27,33 +27,31 @@ _KEPT = (
 
 def exact_loader(loader: Any, world: World) -> Any:
     """Return a loader, or a dict of them, that gives every sample exactly once over all ranks."""
-    # Loaders that shard without padding and loaders that give every rank all samples are returned
-    # as they are: sums weighted by samples are exact for both. Our own loaders, made for training,
-    # drop samples to make ranks and batches equal. A `DistributedSampler` pads or drops.
+    # A loader without a DistributedSampler stays as it is, even if it gives every rank all samples:
+    # a mean over all of them is then still exact.
     if isinstance(loader, Mapping):
         return {name: exact_loader(item, world) for name, item in loader.items()}
-    if hasattr(loader, "for_validation"):
+    if hasattr(loader, "for_validation"):  # a loader of ours may drop samples in training
         return loader.for_validation()
     if not isinstance(loader, DataLoader):
         return loader
-    sampler, size = loader.sampler, loader.batch_size
-    if type(loader.batch_sampler) is BatchSampler:
-        sampler, size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
-    # One that iterates in a way of its own, as that of `ml4cube.datasets`, need not pad.
+    owner = loader.batch_sampler if type(loader.batch_sampler) is BatchSampler else loader
+    sampler, batch_size = owner.sampler, owner.batch_size
+    # DistributedSampler pads or drops; a subclass with another __iter__ may do neither.
     if (
         not isinstance(sampler, DistributedSampler)
         or type(sampler).__iter__ is not DistributedSampler.__iter__
     ):
         return loader
-    return resampled(loader, dealt(sampler.dataset, world), batch_size=size)
+    return with_sampler(loader, samples_of_rank(sampler.dataset, world), batch_size=batch_size)
 
 
-def dealt(dataset: Any, world: World) -> range:
-    """Return the samples of a rank: uneven by one at most, never padded."""
+def samples_of_rank(dataset: Any, world: World) -> range:
+    """Return the indices of a rank's samples; numbers of samples differ by one at most."""
     return range(world.rank, len(dataset), world.size)
 
 
-def resampled(loader: DataLoader[Any], sampler: Any, **changed: Any) -> DataLoader[Any]:
-    """Return a DataLoader like another one, but for its sampler and some settings."""
-    settings = {name: getattr(loader, name) for name in _KEPT}
+def with_sampler(loader: DataLoader[Any], sampler: Any, **changed: Any) -> DataLoader[Any]:
+    """Return a copy of a DataLoader with another sampler and some settings changed."""
+    settings = {name: getattr(loader, name) for name in _SETTINGS}
     return DataLoader(sampler=sampler, **settings | changed)

@@ -23,17 +23,17 @@ from ml4cube.training.inputs.batches import to_device
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.strategy import Strategy, spread_weights
+from ml4cube.training.ranks.strategy import Strategy, broadcast_model
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_GROUP = 1_000_000  # parameters per group
-_LISTS = nn.ModuleList | nn.ModuleDict
+_GROUP_SIZE = 1_000_000  # parameters, at least
+_LISTS = nn.ModuleList | nn.ModuleDict  # whose members are called one by one, but never they
 
 
 def make_strategy(world: World, options: Options) -> Strategy:
     """Return the strategy named in the options."""
-    _check_groups(options.shard_modules)
+    _check_shard_modules(options.shard_modules)
     is_sharded = options.strategy == "fsdp" and world.size > 1  # one rank has nothing to shard
     return Sharded(world, options) if is_sharded else Strategy(world, options)
 
@@ -41,19 +41,21 @@ def make_strategy(world: World, options: Options) -> Strategy:
 class Sharded(Strategy):
     """Every rank holds a shard of each parameter, of its gradient and of the optimizer's state."""
 
-    # Modules are gathered in groups: while a group computes, it is whole on every rank, and freed
-    # afterwards. So a rank needs the memory of the model divided by the number of ranks, plus that
-    # of the largest group. Every rank must use the same modules in every step.
+    # While a group of modules computes, it is whole on every rank; afterwards it is freed. So a
+    # rank needs the memory of the model divided by the number of ranks, plus that of the largest
+    # group. Every rank must use the same modules in every step.
 
     is_sharded = True
 
     def __init__(self, world: World, options: Options) -> None:
         super().__init__(world, options)
-        _fully_shard()
-        self._own_model: nn.Module | None = None  # the user's
-        self._groups: list[Any] = []  # modules of the sharded copy
-        self._parameters: dict[str, Any] = {}  # of the sharded copy
-        self._flags: tuple[bool, ...] = ()  # requires_grad of each parameter, when last checked
+        _import_fully_shard()  # fails before training starts
+        self._user_model: nn.Module | None = None
+        # Of the sharded copy: modules that are gathered on their own, parameters by name, and
+        # which of these were trainable when last compared with the user's model.
+        self._groups: list[Any] = []
+        self._parameters: dict[str, Any] = {}
+        self._flags: tuple[bool, ...] = ()
 
     def place(self, model: nn.Module) -> nn.Module:
         """Leave the model in main memory, because it may not fit on a device."""
@@ -66,51 +68,51 @@ class Sharded(Strategy):
 
     def shard(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
         """Shard a copy of the model, and give its parameters to the optimizer; every rank."""
-        if self._own_model is not None:
+        if self._user_model is not None:
             return model
-        spread_weights(model, self.world)  # like DDP, start from the weights of rank 0
+        broadcast_model(model, self.world)  # like DDP, start from the weights of rank 0
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
         sharded = copy.deepcopy(model)
-        fully_shard = _fully_shard()
         groups = pick_groups(sharded, self.options.shard_modules)
         self._groups = [*groups.values(), sharded]
+        fully_shard = _import_fully_shard()
         for module in self._groups:
             fully_shard(module, mesh=mesh)
         self._parameters = dict(sharded.named_parameters())
+        self._flags = super().trainable_flags(model)
         logger.info("model sharded in %d groups: %s", len(groups) + 1, [*groups, "the rest"])
         if optimizer is not None:
             _move_optimizer(optimizer, model, self._parameters)
-        self._own_model = model
+        self._user_model = model
         return sharded
 
-    def trainable(self, model: nn.Module) -> tuple[bool, ...]:
-        """Return which parameters are trained, after copying changes between both models."""
-        if self._own_model is None:
-            return super().trainable(model)
-        own = super().trainable(self._own_model)
-        for parameter, flag, before in zip(
-            model.parameters(), own, self._flags or own, strict=True
-        ):
-            if flag != before:
+    def trainable_flags(self, model: nn.Module) -> tuple[bool, ...]:
+        """Return of each parameter whether it is trained, after aligning both models."""
+        if self._user_model is None:
+            return super().trainable_flags(model)
+        # Users may freeze parameters of their model as well as those of the sharded copy.
+        flags = super().trainable_flags(self._user_model)
+        for parameter, flag, previous in zip(model.parameters(), flags, self._flags, strict=True):
+            if flag != previous:
                 parameter.requires_grad_(flag)
-        self._flags = super().trainable(model)
-        for parameter, flag in zip(self._own_model.parameters(), self._flags, strict=True):
+        self._flags = super().trainable_flags(model)
+        for parameter, flag in zip(self._user_model.parameters(), self._flags, strict=True):
             parameter.requires_grad_(flag)
         return self._flags
 
-    def watched(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters of the user's model, too."""
-        own = [] if self._own_model is None else self._own_model.parameters()
-        return [*model.parameters(), *own]
+    def watched_parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters of the sharded copy and of the user's model."""
+        user_model = [] if self._user_model is None else self._user_model.parameters()
+        return [*model.parameters(), *user_model]
 
-    def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
-        """Return the model, which communicates by itself."""
-        self.trainable(model)
-        return forward
+    def wrap(self, model: nn.Module, compiled: nn.Module) -> nn.Module:
+        """Return the compiled model, which communicates by itself."""
+        self.trainable_flags(model)  # aligns the user's model
+        return compiled
 
     @contextmanager
     def no_sync(self, module: nn.Module) -> Iterator[None]:
-        """Do not reduce gradients over ranks in the body."""
+        """Return a context in which backward passes do not reduce gradients."""
         for group in self._groups:
             group.set_requires_gradient_sync(False, recurse=False)
         try:
@@ -121,35 +123,37 @@ class Sharded(Strategy):
 
     def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
         """Clip the gradients by their norm over all ranks, and return what it was; every rank."""
-        return _gather_shards(super().clip(model, norm))
+        return _whole_tensor(super().clip(model, norm))
 
-    def in_step(
-        self, portions: Iterable[Portion], is_called: Callable[[], bool]
+    def in_lockstep(
+        self, portions: Iterable[Portion], must_stop: Callable[[], bool]
     ) -> Iterator[Portion | None]:
         """Yield equally many portions on every rank, filled up with portions of no samples."""
-        source = (portion for portion in portions if portion.samples)
-        filler: Portion | None = None
+        remaining = (portion for portion in portions if portion.samples)
+        filler: Portion | None = None  # the last batch of this rank, to run the model on
         try:
             while True:
-                portion = next(source, None)
-                any_left, needs_filler, stop = self.world.maximum(
-                    [portion is not None, portion is None and filler is None, is_called()]
+                portion = next(remaining, None)
+                any_left, any_without_filler, any_stops = self.world.maximum(
+                    [portion is not None, portion is None and filler is None, must_stop()]
                 )
-                if stop:
+                if any_stops:
                     yield None
-                if stop or not any_left:
                     return
-                if needs_filler:
-                    # A rank that never had a batch gets one of another rank to run the model on.
-                    own = None if portion is None else to_device(portion.batch, torch.device("cpu"))
-                    batches = self.world.gather_objects(own)
+                if not any_left:
+                    return
+                if any_without_filler:
+                    # A rank that never had a batch takes one of another rank.
+                    cpu = torch.device("cpu")
+                    batch = None if portion is None else to_device(portion.batch, cpu)
+                    batches = self.world.gather_objects(batch)
                     batch = next(batch for batch in batches if batch is not None)
                     filler = filler or Portion(to_device(batch, self.world.device), 0, 0.0)
                 if portion is not None:
                     filler = portion._replace(samples=0, weight=0.0)
                 yield portion or filler
         finally:
-            for group in self._groups:  # gathered parameters will soon be out of date
+            for group in self._groups:  # or the next pass would use the gathered, older parameters
                 group.reshard()
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
@@ -163,120 +167,120 @@ class Sharded(Strategy):
 
     def load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
         """Load this rank's shards of whole tensors; every rank, with the same state."""
-        own = model.state_dict()
-        model.load_state_dict({name: _shard(value, own.get(name)) for name, value in state.items()})
+        targets = model.state_dict()
+        model.load_state_dict(
+            {name: _shard_like(targets.get(name), v) for name, v in state.items()}
+        )
 
     def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Load this rank's shards of whole tensors; every rank, with the same state."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         sharded: dict[int, dict[str, Any]] = {}
         for index, entry in state["state"].items():
-            shards = {name: _shard(value, parameters[index]) for name, value in entry.items()}
-            whole = {name: v for name, v in entry.items() if shards[name] is v}  # such as counters
-            sharded[index] = shards | copy.deepcopy(whole)
+            shards = {name: _shard_like(parameters[index], v) for name, v in entry.items()}
+            unsharded = {name: v for name, v in entry.items() if shards[name] is v}  # e.g. counters
+            sharded[index] = shards | copy.deepcopy(unsharded)
         optimizer.load_state_dict({**state, "state": sharded})
 
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Gather tensors of which every rank has its `parts`; every rank."""
-        shards = {n: _from_local(value, self._parameters.get(n)) for n, value in tensors.items()}
-        return dict(self._gather(shards))
-
-    def parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def local_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return this rank's shards of tensors, which are whole or already sharded."""
-        return {
-            name: _local(_shard(value.detach(), self._parameters.get(name)))
-            for name, value in tensors.items()
-        }
+        shards = {n: _shard_like(self._parameters.get(n), v.detach()) for n, v in tensors.items()}
+        return {name: s.to_local() if _is_sharded(s) else s for name, s in shards.items()}
 
-    def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
+    def gather_tensors(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Gather tensors of which each rank has its `local_shards`; every rank."""
+        tensors = {n: _from_local(self._parameters.get(n), s) for n, s in shards.items()}
+        return dict(self._gather(tensors))
+
+    def load_from_main(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
         """Load this rank's shards of a state that only rank 0 has; every rank."""
-        if self._own_model is None:
-            return super().share_model(model, state)
-        super().share_model(self._own_model, state)
-        return self.load_model(model, self._own_model.state_dict())
+        if self._user_model is None:
+            super().load_from_main(model, state)
+        else:
+            super().load_from_main(self._user_model, state)
+            self.load_model(model, self._user_model.state_dict())
 
-    def finish(self, model: nn.Module) -> nn.Module:
-        """Copy the weights to the user's own model in main memory; every rank."""
-        if self._own_model is None:
+    def unshard(self, model: nn.Module) -> nn.Module:
+        """Copy the weights to the user's model in main memory; every rank."""
+        if self._user_model is None:
             return model
-        targets, extra = self._own_model.state_dict(), {}
+        targets, extra_state = self._user_model.state_dict(), {}
         for name, value in model.state_dict().items():
             if isinstance(value, torch.Tensor):
-                targets[name].copy_(_gather_shards(value))
+                targets[name].copy_(_whole_tensor(value))
             else:
-                extra[name] = value
-        self._own_model.load_state_dict({**targets, **extra})
-        return self._own_model
+                extra_state[name] = value
+        self._user_model.load_state_dict({**targets, **extra_state})
+        return self._user_model
 
     def _gather(self, value: Any) -> Any:
         """Gather all tensors in main memory of rank 0; other ranks get None."""
         if isinstance(value, torch.Tensor):
-            whole = _gather_shards(value.detach())
+            whole = _whole_tensor(value.detach())
             return whole.to("cpu", copy=True) if self.world.is_main else None
         if isinstance(value, Mapping):
             return {key: self._gather(item) for key, item in value.items()}
         return value
 
 
-def _check_groups(shard_modules: Any) -> None:
-    classes = shard_modules if isinstance(shard_modules, Sequence) else [shard_modules]
+def _check_shard_modules(given: Any) -> None:
+    classes = given if isinstance(given, Sequence) else [given]
     are_classes = all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes)
-    is_size = type(shard_modules) is int and shard_modules >= 1
-    if shard_modules is not None and not are_classes and not is_size:
+    is_size = type(given) is int and given >= 1
+    if given is not None and not are_classes and not is_size:
         raise InvalidTypeError(
             "shard_modules must be a number of parameters, a class of modules or a list of them, "
-            f"got {shard_modules!r}"
+            f"got {given!r}"
         )
 
 
 def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Module]:
-    """Return the modules that are gathered on their own; the others form one more group."""
+    """Return the modules that are gathered on their own; the others form one more group.
+
+    These are the modules of the classes given, or members of lists and sequences of modules that
+    have enough parameters.
+    """
     containers = [m for m in model.modules() if isinstance(m, _LISTS | nn.Sequential)]
     members = {id(member) for container in containers for member in container.children()}
     classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else shard_modules
     by_size = shard_modules is None or isinstance(shard_modules, int)
     if not by_size and not any(isinstance(module, classes) for module in model.modules()):
         raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
-    found: dict[str, nn.Module] = {}
+    groups: dict[str, nn.Module] = {}
     grouped: set[nn.Parameter] = set()
-    for name, module in reversed(list(model.named_modules())):  # those inside a module before it
-        left = set(module.parameters()) - grouped
+    for name, module in reversed(list(model.named_modules())):  # a module after its submodules
+        ungrouped = set(module.parameters()) - grouped
         if by_size:
-            # Lists and dicts of modules are never called themselves.
-            may_be_group = id(module) in members and not isinstance(module, _LISTS)
-            may_be_group &= sum(p.numel() for p in left) >= (shard_modules or DEFAULT_GROUP)
+            size = sum(parameter.numel() for parameter in ungrouped)
+            is_large = size >= (shard_modules or _GROUP_SIZE)
+            fits = is_large and id(module) in members and not isinstance(module, _LISTS)
         else:
-            may_be_group = name != "" and isinstance(module, classes)
-        if may_be_group and not _has_tied_parameters(model, module):
-            found[name] = module
-            grouped |= left
-    return found
+            fits = name != "" and isinstance(module, classes)
+        if fits and not _has_tied_parameters(model, module):
+            groups[name] = module
+            grouped |= ungrouped
+    return groups
 
 
 def _has_tied_parameters(model: nn.Module, module: nn.Module) -> bool:
     """Return True if a module shares a parameter with modules outside of it."""
-    mine = {id(p) for p in module.parameters()}
-    inside = {id(m) for m in module.modules()}
-    return any(
-        id(p) in mine
-        for other in model.modules()
-        if id(other) not in inside
-        for p in other.parameters(recurse=False)
-    )
+    parameters, submodules = set(module.parameters()), set(module.modules())
+    others = (other for other in model.modules() if other not in submodules)
+    return any(p in parameters for other in others for p in other.parameters(recurse=False))
 
 
 def _move_optimizer(
     optimizer: Optimizer, model: nn.Module, sharded: Mapping[str, nn.Parameter]
 ) -> None:
     """Replace the parameters of a model in its optimizer by those of the sharded copy."""
-    new: dict[torch.Tensor, nn.Parameter] = {
+    replacements: dict[torch.Tensor, nn.Parameter] = {
         parameter: sharded[name] for name, parameter in model.named_parameters()
     }
     for group in optimizer.param_groups:
-        group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
-    for old in [parameter for parameter in optimizer.state if parameter in new]:
-        state = optimizer.state.pop(old)
-        optimizer.state[new[old]] = {n: _shard(value, new[old]) for n, value in state.items()}
+        group["params"] = [replacements.get(p, p) for p in group["params"]]
+    for old in [parameter for parameter in optimizer.state if parameter in replacements]:
+        new, state = replacements[old], optimizer.state.pop(old)
+        optimizer.state[new] = {name: _shard_like(new, value) for name, value in state.items()}
 
 
 def _check_state(optimizer: Optimizer) -> None:
@@ -290,7 +294,7 @@ def _check_state(optimizer: Optimizer) -> None:
                 )
 
 
-def _fully_shard() -> Any:
+def _import_fully_shard() -> Any:
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:
@@ -304,35 +308,29 @@ def _is_sharded(value: Any) -> bool:
     return hasattr(value, "device_mesh") and hasattr(value, "full_tensor")
 
 
-def _gather_shards(value: torch.Tensor) -> torch.Tensor:
-    """Return a whole tensor; every rank."""
+def _whole_tensor(value: torch.Tensor) -> torch.Tensor:
+    """Gather a tensor, if it is sharded; every rank."""
     whole: torch.Tensor = value.full_tensor() if _is_sharded(value) else value  # type: ignore[attr-defined]
     return whole
 
 
-def _local(value: Any) -> Any:
-    """Return this rank's shard as a plain tensor."""
-    return value.to_local() if _is_sharded(value) else value
-
-
-def _shard(whole: Any, like: Any) -> Any:
-    """Return this rank's shard of a whole tensor, if `like` is sharded and of the same shape."""
-    if _is_sharded(whole) or not _is_sharded(like) or not isinstance(whole, torch.Tensor):
-        return whole
-    if whole.shape != like.shape:
-        return whole
+def _shard_like(like: Any, value: Any) -> Any:
+    """Return this rank's shard of a whole tensor; anything not of the shape of `like` as it is."""
+    is_whole = isinstance(value, torch.Tensor) and not _is_sharded(value)
+    if not is_whole or not _is_sharded(like) or value.shape != like.shape:
+        return value
     mesh = like.device_mesh
-    pieces, rank = whole.chunk(mesh.size()), mesh.get_local_rank()
-    return _from_local(pieces[rank] if rank < len(pieces) else whole[:0], like)
+    pieces, rank = value.chunk(mesh.size()), mesh.get_local_rank()
+    return _from_local(like, pieces[rank] if rank < len(pieces) else value[:0])
 
 
-def _from_local(local: Any, like: Any) -> Any:
-    """Return a sharded tensor of this rank's shard, if `like` is sharded."""
-    if _is_sharded(local) or not _is_sharded(like) or not isinstance(local, torch.Tensor):
-        return local
+def _from_local(like: Any, shard: torch.Tensor) -> torch.Tensor:
+    """Return the sharded tensor of which this rank has a shard, if `like` is sharded."""
+    if not _is_sharded(like):
+        return shard
     from torch.distributed.tensor import DTensor
 
-    shard = local.to(like.device, copy=True).contiguous()
+    copied = shard.to(like.device, copy=True).contiguous()
     return DTensor.from_local(
-        shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        copied, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     )

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 # Windows has no SIGUSR1.
-_NUMBERS = [getattr(signal, n) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n)]
+_SIGNALS = [getattr(signal, n) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n)]
 
 
 class Signals:
@@ -17,15 +17,14 @@ class Signals:
     # Python allows signal handlers only in the main thread; elsewhere nothing is recorded.
 
     def __init__(self, *, active: bool = True) -> None:
-        self.save = False
-        self.stop = False
+        self.must_save = self.must_stop = False
         self._active = active and threading.current_thread() is threading.main_thread()
-        self._previous: dict[int, Any] = {}
+        self._original_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         if self._active:
-            for number in _NUMBERS:
-                self._previous[number] = signal.signal(number, self._record)
+            for number in _SIGNALS:
+                self._original_handlers[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -33,15 +32,15 @@ class Signals:
 
     def deliver(self) -> None:
         """Raise SIGTERM again with its original handler, if it came."""
-        if self.stop:
+        if self.must_stop:
             self._restore_handlers()
             signal.raise_signal(signal.SIGTERM)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        self.save = True
-        self.stop = self.stop or number == signal.SIGTERM
+        self.must_save = True
+        self.must_stop |= number == signal.SIGTERM
 
     def _restore_handlers(self) -> None:
-        for number, handler in self._previous.items():
+        for number, handler in self._original_handlers.items():
             signal.signal(number, handler)
-        self._previous.clear()
+        self._original_handlers.clear()

@@ -21,13 +21,13 @@ from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
 
 
-def spread_weights(model: nn.Module, world: World) -> None:
+def broadcast_model(model: nn.Module, world: World) -> None:
     """Give the model of every rank the state of rank 0's; every rank."""
     state = model.state_dict()
-    extra = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
-    world.spread(state[name] for name in state if name not in extra)
-    if extra and world.size > 1:
-        model.load_state_dict({**state, **world.share(to_plain(extra))})
+    world.broadcast_tensors(v for v in state.values() if isinstance(v, torch.Tensor))
+    extra_state = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
+    if extra_state and world.size > 1:
+        model.load_state_dict({**state, **world.broadcast(to_plain(extra_state))})
 
 
 class Strategy:
@@ -38,20 +38,6 @@ class Strategy:
     def __init__(self, world: World, options: Options) -> None:
         self.world, self.options = world, options
 
-    def trainable(self, model: nn.Module) -> tuple[bool, ...]:
-        """Return which parameters are trained on this rank."""
-        return tuple(parameter.requires_grad for parameter in model.parameters())
-
-    def watched(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters that a callback may freeze or unfreeze."""
-        return list(model.parameters())
-
-    def agree(self, model: nn.Module) -> None:
-        """Train the same parameters as rank 0; every rank."""
-        flags = self.world.share(self.trainable(model))
-        for parameter, flag in zip(model.parameters(), flags, strict=True):
-            parameter.requires_grad_(flag)
-
     def place(self, model: nn.Module) -> nn.Module:
         """Move the model to the device, before anything is loaded into it."""
         return model.to(self.world.device)
@@ -60,18 +46,35 @@ class Strategy:
         """Return the model to train, before anything is loaded into it; every rank."""
         return model
 
-    def finish(self, model: nn.Module) -> nn.Module:
-        """Return the user's own model with the trained weights; every rank."""
+    def unshard(self, model: nn.Module) -> nn.Module:
+        """Return the user's model, with the trained weights; every rank."""
         return model
 
-    def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
-        """Return the module to call in training; every rank."""
-        if self.world.size == 1 or not any(self.trainable(model)):
-            return forward
-        cuda = self.world.device.type == "cuda"
+    def trainable_flags(self, model: nn.Module) -> tuple[bool, ...]:
+        """Return of each parameter whether this rank trains it."""
+        return tuple(parameter.requires_grad for parameter in model.parameters())
+
+    def watched_parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters that a callback may freeze or unfreeze."""
+        return list(model.parameters())
+
+    def sync_trainable(self, model: nn.Module) -> None:
+        """Freeze and unfreeze parameters as rank 0 has them; every rank."""
+        flags = self.world.broadcast(self.trainable_flags(model))
+        for parameter, flag in zip(model.parameters(), flags, strict=True):
+            parameter.requires_grad_(flag)
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Copy the buffers of rank 0 to all ranks, before evaluation; every rank."""
+        self.world.broadcast_tensors(model.buffers())
+
+    def wrap(self, model: nn.Module, compiled: nn.Module) -> nn.Module:
+        """Return the module to call in training, made from the compiled model; every rank."""
+        if self.world.size == 1 or not any(self.trainable_flags(model)):
+            return compiled
         return DistributedDataParallel(
-            forward,
-            device_ids=[self.world.device] if cuda else None,
+            compiled,
+            device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
             find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,
         )
@@ -84,18 +87,14 @@ class Strategy:
         """Clip the gradients by their norm, and return what it was; every rank."""
         return nn.utils.clip_grad_norm_(model.parameters(), norm)
 
-    def align(self, model: nn.Module) -> None:
-        """Copy the buffers of rank 0 to all ranks, before evaluation; every rank."""
-        self.world.spread(model.buffers())
-
-    def in_step(
-        self, portions: Iterable[Portion], is_called: Callable[[], bool]
+    def in_lockstep(
+        self, portions: Iterable[Portion], must_stop: Callable[[], bool]
     ) -> Iterator[Portion | None]:
-        """Yield the portions to evaluate, and None where the loop must stop."""
+        """Yield the portions to evaluate, and a last None if `must_stop` ends the pass early."""
         for portion in portions:
             if portion.samples:
                 yield portion
-                if is_called():
+                if must_stop():
                     yield None
                     return
 
@@ -115,16 +114,16 @@ class Strategy:
         """Load a state of `optimizer_state`; every rank, with the same state."""
         optimizer.load_state_dict(dict(state))
 
-    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return whole tensors of the `parts` on all ranks; every rank."""
-        return dict(tensors)
-
-    def parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return this rank's part of tensors, which are whole or the model's own."""
+    def local_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return this rank's shards of tensors, which are the model's or whole ones like them."""
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
-    def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
+    def gather_tensors(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return on rank 0 the whole tensors of all ranks' `local_shards`; every rank."""
+        return dict(shards)
+
+    def load_from_main(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
         """Load a state that only rank 0 has into the models of all ranks; every rank."""
         if self.world.is_main and state is not None:
             model.load_state_dict(state)
-        spread_weights(model, self.world)
+        broadcast_model(model, self.world)

@@ -14,11 +14,11 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import kept_rng
 
 
-class Unshared(NamedTuple):
-    """The data of a loader that takes no account of other ranks."""
+class UnsharedData(NamedTuple):
+    """The data of a loader that takes no account of other ranks, to be compared between ranks."""
 
-    kind: str
-    # Digest of its first and last item and of the chosen indices: it differs between ranks that
+    description: str
+    # Digest of the first and last item and of the chosen indices: it differs between ranks that
     # have data of their own.
     content: str
 
@@ -28,9 +28,9 @@ def share_out(loader: Any, world: World) -> bool:
     if world.size == 1:
         return False
     with kept_rng(world.device):
-        mine = unshared(loader)
-    found = world.gather_objects(mine)
-    same_everywhere = mine is not None and found.count(mine) == world.size
+        data = find_unshared(loader)
+    all_data = world.gather_objects(data)
+    same_everywhere = data is not None and all_data.count(data) == world.size
     if same_everywhere and hasattr(loader, "share_out"):
         batches = len(loader)
         loader.share_out()
@@ -41,56 +41,57 @@ def share_out(loader: Any, world: World) -> bool:
             "steps is too long: use prep_dataloader(..., parallel=True)",
         )
         return True
-    for same in {data for data in found if data is not None and found.count(data) > 1}:
+    for same in {data for data in all_data if data is not None and all_data.count(data) > 1}:
         _warn(
             world,
-            f"train_data ({same.kind}) is not shared out: {found.count(same)} ranks train on the "
-            "same samples in every epoch. Use prep_dataloader(..., parallel=True), give a "
-            "DataLoader sampler=DistributedSampler(dataset), or give each rank its own data",
+            f"train_data ({same.description}) is not shared out: {all_data.count(same)} ranks "
+            "train on the same samples in every epoch. Use prep_dataloader(..., parallel=True), "
+            "give a DataLoader sampler=DistributedSampler(dataset), or give each rank its own data",
         )
     return False
 
 
-def _warn(world: World, message: str) -> None:
-    if world.is_main:
-        warnings.warn(message, UserWarning, stacklevel=3)
-
-
-def unshared(loader: Any) -> Unshared | None:
-    """Return the data of a loader, or None where it may differ between ranks, as in streams."""
+def find_unshared(loader: Any) -> UnsharedData | None:
+    """Return the data of a loader; None if it is shared out, or may be (a stream, a sampler)."""
     if isinstance(loader, list | tuple):
-        return _describe(loader, loader, len(loader), "batches")
+        return _describe(loader, loader, f"{len(loader)} batches")
     dataset = getattr(loader, "dataset", None)
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         return None
-    if hasattr(loader, "share_out"):
-        if loader.parallel:
-            return None
-        return _describe(loader, dataset, loader.num_samples, "samples")
-    batches = getattr(loader, "batch_sampler", None)
-    if batches is not None and type(batches) is not BatchSampler:
+    if hasattr(loader, "share_out"):  # a loader of ours
+        return (
+            None if loader.parallel else _describe(loader, dataset, f"{loader.num_samples} samples")
+        )
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return None
-    sampler = getattr(loader if batches is None else batches, "sampler", None)
+    sampler = getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
     if isinstance(sampler, DistributedSampler) or not isinstance(sampler, Sized):
         return None
     # A user's sampler may share out by itself, but not if it takes every sample.
     if type(sampler).__module__ != "torch.utils.data.sampler" and len(sampler) < len(dataset):
         return None
-    return _describe(loader, dataset, len(sampler), "samples", getattr(sampler, "indices", None))
+    indices = getattr(sampler, "indices", None)
+    return _describe(loader, dataset, f"{len(sampler)} samples", indices)
 
 
-def _describe(loader: Any, data: Any, count: int, unit: str, chosen: Any = None) -> Unshared | None:
+def _describe(loader: Any, data: Any, count: str, indices: Any = None) -> UnsharedData | None:
     kind = type(loader).__name__
     if data is not loader:
         kind += f" of {type(data).__name__}"
     try:
-        content = [_item(data, 0), _item(data, len(data) - 1), digest(chosen)]
+        content = [_item_digest(data, 0), _item_digest(data, len(data) - 1), digest(indices)]
     except Exception:  # an empty dataset, or one whose items cannot be read one by one
         return None
-    return Unshared(f"{kind}, {count} {unit}", " ".join(content))
+    return UnsharedData(f"{kind}, {count}", " ".join(content))
 
 
-def _item(data: Any, index: int) -> str:
-    """Return the digest of an item, or "drawn" if it differs from call to call."""
+def _item_digest(data: Any, index: int) -> str:
+    """Return the digest of an item, or "random" if it differs from call to call."""
     first, second = digest(data[index]), digest(data[index])
-    return first if first == second else "drawn"
+    return first if first == second else "random"
+
+
+def _warn(world: World, message: str) -> None:
+    if world.is_main:
+        warnings.warn(message, UserWarning, stacklevel=3)

@@ -12,25 +12,23 @@ from ml4cube.core.errors import RunError
 
 
 def compiled(
-    model: nn.Module, how: bool | str | Mapping[str, Any], device: torch.device
+    model: nn.Module, setting: bool | str | Mapping[str, Any], device: torch.device
 ) -> nn.Module:
     """Return a model that computes the same through `torch.compile`."""
-    if how is False:
+    if setting is False:
         return model
-    arguments = {} if how is True else {"backend": how} if isinstance(how, str) else dict(how)
+    arguments = {} if setting is True else setting
+    if isinstance(arguments, str):
+        arguments = {"backend": arguments}
     try:
         # Without this trial, a missing compiler is an error deep inside the first step, after all
         # loaders have started.
-        torch.compile(_double, **arguments)(torch.ones(2, device=device))
+        torch.compile(lambda x: x * 2, **arguments)(torch.ones(2, device=device))
     except Exception as error:
         # Backends and what they call raise all kinds of errors.
-        first = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0]
         raise RunError(
-            f"compile={how!r}: torch.compile fails here ({type(error).__name__}: {first}); install "
-            "a C++ compiler (on GPUs Triton), or leave compile out"
+            f"compile={setting!r}: torch.compile fails here ({type(error).__name__}: {reason}); "
+            "install a C++ compiler (on GPUs Triton), or leave compile out"
         ) from error
     return cast(nn.Module, torch.compile(model, **arguments))
-
-
-def _double(x: torch.Tensor) -> torch.Tensor:
-    return x * 2

@@ -17,38 +17,37 @@ class Ema:
 
     # After every step, ``average = decay * average + (1 - decay) * value``; the first step's values
     # are the first average. The running statistics of normalization layers are averaged like
-    # weights, so that the averaged model is one whole; counters are copied. This is
-    # `torch.optim.swa_utils.AveragedModel` with ``use_buffers=True``.
+    # weights, so that they fit the averaged weights; other buffers, such as counters, are copied.
+    # This is `torch.optim.swa_utils.AveragedModel` with ``use_buffers=True``, for a model that a
+    # strategy may shard: `local_shards` and `gather` are its methods.
 
     def __init__(
-        self, model: nn.Module, decay: float, parts: Callable[[Tensors], Tensors] = dict
+        self, model: nn.Module, decay: float, local_shards: Callable[[Tensors], Tensors] = dict
     ) -> None:
         self.decay, self.updates = decay, 0
-        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._live = {name: tensor.detach() for name, tensor in parts(named).items()}
-        self.average = {name: tensor.clone() for name, tensor in self._live.items()}
-        smooth = [name for name, tensor in named.items() if tensor.is_floating_point()]
-        self._from = [self._live[name] for name in smooth]
-        self._into = [self.average[name] for name in smooth]
-        self._counters = [
-            (self.average[name], self._live[name]) for name in named if name not in set(smooth)
-        ]
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._model = {name: tensor.detach() for name, tensor in local_shards(tensors).items()}
+        self.average = {name: tensor.clone() for name, tensor in self._model.items()}
+        averaged = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+        self._sources = [self._model[name] for name in averaged]
+        self._targets = [self.average[name] for name in averaged]
+        self._copied = tensors.keys() - averaged
         self._is_applied = False
 
     @torch.no_grad()
     def update(self) -> None:
         """Add the weights after a step."""
         if self.updates:
-            torch._foreach_lerp_(self._into, self._from, 1 - self.decay)
+            torch._foreach_lerp_(self._targets, self._sources, 1 - self.decay)
         else:
-            torch._foreach_copy_(self._into, self._from)
-        for average, live in self._counters:
-            average.copy_(live)
+            torch._foreach_copy_(self._targets, self._sources)
+        for name in self._copied:
+            self.average[name].copy_(self._model[name])
         self.updates += 1
 
     @contextmanager
     def applied(self, on: bool = True) -> Iterator[None]:
-        """Give the model the averaged weights inside a with block."""
+        """Give the model the averaged weights, or its own (`on=False`), in a with block."""
         before = self._is_applied
         self.apply(on)
         try:
@@ -58,29 +57,29 @@ class Ema:
 
     @torch.no_grad()
     def apply(self, on: bool) -> None:
-        """Give the model the averaged weights, or its own again."""
+        """Give the model the averaged weights, or its own again, by exchanging both."""
         if on == self._is_applied or not self.updates:
             return
-        for name, live in self._live.items():
-            held = live.clone()
-            live.copy_(self.average[name])
-            self.average[name].copy_(held)
+        for name, tensor in self._model.items():
+            previous = tensor.clone()
+            tensor.copy_(self.average[name])
+            self.average[name].copy_(previous)
         self._is_applied = on
 
     def restart(self) -> None:
         """Start a new average from the current weights of the model."""
         self.updates, self._is_applied = 0, False
 
-    def state_dict(self, whole: Callable[[Tensors], Tensors] = dict) -> dict[str, Any]:
+    def state_dict(self, gather: Callable[[Tensors], Tensors] = dict) -> dict[str, Any]:
         """Return the average; the model must have its own weights."""
-        return {"updates": self.updates, "average": whole(self.average)}
+        return {"updates": self.updates, "average": gather(self.average)}
 
     @torch.no_grad()
     def load_state_dict(
-        self, state: Mapping[str, Any], parts: Callable[[Tensors], Tensors] = dict
+        self, state: Mapping[str, Any], local_shards: Callable[[Tensors], Tensors] = dict
     ) -> None:
         """Restore an average."""
         self.updates = state["updates"]
-        average = parts(state["average"])
+        average = local_shards(state["average"])
         for name, tensor in self.average.items():
             tensor.copy_(average[name])

@@ -22,12 +22,12 @@ from ml4cube.training.inputs.batches import (
     limit_of,
     to_device,
 )
-from ml4cube.training.inputs.checks import bad_loss, check_loader, check_parts
+from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.measure.history_rows import mean_over_ranks
 from ml4cube.training.measure.scores import Bad, check_metrics
-from ml4cube.training.measure.validation import Measures, ValidationMeasures
+from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.exact_validation import exact_loader
@@ -56,7 +56,7 @@ class Engine:
         metrics: Mapping[str, Any] | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        check_parts(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
+        check_trainable(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
@@ -73,7 +73,7 @@ class Engine:
                 limit_of(batches, options.limit_val_batches, "limit_val_batches")
         self.state, self.history = TrainState(), History()
         self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
-        self.measures, self.clock = Measures(self.state), StepClock(world)
+        self.measures, self.clock = TrainMeasures(self.state), StepClock(world)
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._half = DTYPES[options.precision]
@@ -105,7 +105,7 @@ class Engine:
 
     def load_weights(self, weights: Mapping[str, Any] | None) -> None:
         """Load weights that rank 0 holds into the model of all ranks; every rank."""
-        self.strategy.share_model(self.model, weights)
+        self.strategy.load_from_main(self.model, weights)
         if self.ema is not None:
             self.ema.restart()  # a later run averages from these weights
 
@@ -127,7 +127,7 @@ class Engine:
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")
         self._spread()
-        self.strategy.align(self.model)
+        self.strategy.sync_buffers(self.model)
         training = self.model.training
         with kept_rng(self.world.device), kept_generators(named_sets(chosen).values()):
             measures, _ = self._evaluate(chosen)
@@ -214,7 +214,7 @@ class Engine:
         self.compiled = compiled(model, self.options.compile, self.world.device)
         self.module: nn.Module = self.compiled  # called in training
         decay = self.options.ema
-        self.ema = None if decay is None else Ema(model, decay, self.strategy.parts)
+        self.ema = None if decay is None else Ema(model, decay, self.strategy.local_shards)
 
     def _spread(self) -> None:
         """Spread the model over the ranks, if that has not been done."""
@@ -228,8 +228,8 @@ class Engine:
             self._spread()
             self.feed.agree()
             self._flags_when_wrapped, self._prepared = [], True
-        self.strategy.agree(self.model)
-        self._watched = self.strategy.watched(self.model)
+        self.strategy.sync_trainable(self.model)
+        self._watched = self.strategy.watched_parameters(self.model)
         self._wrap()
 
     def _wrap(self) -> None:
@@ -251,7 +251,7 @@ class Engine:
         weighed = partial(self.feed.portion, training=False)
         for name, batches in sets.items():
             used = islice(batches, limit_of(batches, limit, "limit_val_batches"))
-            for portion in self.strategy.in_step(map(weighed, used), self._is_called):
+            for portion in self.strategy.in_lockstep(map(weighed, used), self._is_called):
                 if portion is None:
                     return measures, True
 

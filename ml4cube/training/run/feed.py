@@ -129,7 +129,7 @@ class Feed:
         if not weighed:
             return samples / world.size
         weights = torch.stack([torch.as_tensor(portion.weight) for portion in portions])
-        everywhere = world.add_up(weights.sum().to(world.device, torch.float32))
+        everywhere = world.sum_tensor(weights.sum().to(world.device, torch.float32))
         # A step in which nothing counts has loss 0 and gradients 0, and not 0 / 0.
         return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 

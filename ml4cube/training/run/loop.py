@@ -24,10 +24,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ml4cube.core.errors import InvalidTypeError, RunError
 from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import kept_generators
-from ml4cube.training.measure.history_rows import Effort, make_row
-from ml4cube.training.measure.validation import Measures, ValidationMeasures
+from ml4cube.training.measure.history_rows import EpochTime, make_row
+from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
-from ml4cube.training.ranks.dist import explained
+from ml4cube.training.ranks.dist import reporting_errors
 from ml4cube.training.ranks.polling import PERIOD_S
 from ml4cube.training.ranks.signals import Signals
 from ml4cube.training.run.engine import Engine, named_sets
@@ -90,7 +90,7 @@ class Loop(Engine):
             self._signals = stack.enter_context(
                 Signals(active=self.options.snapshot_path is not None)
             )
-            stack.enter_context(explained(self.world))
+            stack.enter_context(reporting_errors(self.world))
             stack.callback(self._call, "on_close")
             self._forget_alarm()
             self._spread()
@@ -112,15 +112,15 @@ class Loop(Engine):
             if self.ema is not None:
                 self.ema.apply(True)  # what a user gets, unless a callback knows better
             self._call("on_train_end")
-            model = self.strategy.finish(self.model)
+            model = self.strategy.unshard(self.model)
         return model.eval()
 
     def _forget_alarm(self) -> None:
         """Remove the alarm that a run that failed has left; every rank."""
-        self.world.maximum([0.0])  # no rank is still in that run
+        self.world.barrier()  # no rank is still in that run
         if self.world.is_main:
-            self.world.raise_alarm(None)
-        self.world.maximum([0.0])  # no rank raises an alarm of this run before
+            self.world.clear_alarm()
+        self.world.barrier()  # no rank raises an alarm of this run before
 
     def _say_if_finished(self) -> None:
         if not self.world.is_main or not self._is_finished():
@@ -240,15 +240,15 @@ class Loop(Engine):
             columns |= {f"lr/{g.get('name', n)}": float(g["lr"]) for n, g in enumerate(groups)}
         return columns
 
-    def _effort(self, seconds: float) -> Effort:
+    def _effort(self, seconds: float) -> EpochTime:
         """Return how this rank spent its training, estimated from the steps that are timed."""
         whole = max(seconds, 1e-9)
-        waited, asked = self.feed.waited / whole, (self.feed.asked + self.polls.asked) / whole
-        share = self.clock.share()
+        waited, asked = self.feed.waited / whole, (self.feed.asked + self.polls.polling_s) / whole
+        share = self.clock.waiting_fraction()
         if self.world.size == 1:
             asked = 0.0
         communicate = math.nan if share is None else asked + share * (1 - waited - asked)
-        return Effort(seconds, waited, communicate)
+        return EpochTime(seconds, waited, communicate)
 
     def _step_scheduler(self) -> None:
         if self.scheduler is None or self.options.scheduler_step_on_batch:
@@ -275,12 +275,11 @@ class Loop(Engine):
         state, polls, step_end = self.state, self.polls, self._hooks["on_step_end"]
         if self.feed.position is None:
             state.start_epoch()
-        self.measures, first = Measures(state), state.step
+        self.measures, first = TrainMeasures(state), state.step
         self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
         self.feed.paused = None
         self.module.train()
-        polls.start(state.step)
-        polls.asked = 0.0
+        polls.start_epoch(state.step)
         self._check_inside()  # a snapshot may have been saved while this was to come
         for portions, total in self.feed.open(state):
             if not self.model.training:
@@ -309,7 +308,7 @@ class Loop(Engine):
         def evaluate(loader: Any) -> None:
             passes.append(self._evaluate(loader))
 
-        self.strategy.align(self.model)
+        self.strategy.sync_buffers(self.model)
         sets = named_sets(self.val_loader).values()
         self.feed.paused = self.feed.place(self.state)
         asked = True
@@ -324,12 +323,12 @@ class Loop(Engine):
 
     def _is_called(self) -> bool:
         """Return True if a signal came or time is over, on any rank; without waiting."""
-        if not self._signals.save and time.perf_counter() - self._asked < PERIOD_S:
+        if not self._signals.must_save and time.perf_counter() - self._asked < PERIOD_S:
             return False
         self._asked = time.perf_counter()
         if self.feed.paused is None:  # an evaluation outside any run
             return False
-        if self._signals.save or (self._is_late() and self.options.snapshot_path is not None):
+        if self._signals.must_save or (self._is_late() and self.options.snapshot_path is not None):
             self.world.raise_alarm(f"rank {self.world.rank}: a signal came, or time is over")
             return True
         return self.world.alarm() is not None
@@ -340,9 +339,9 @@ class Loop(Engine):
         """Look at losses and signals with all ranks; return True if a pass was cut off on any."""
         bad = self.measures.bad_step(self.options.gradient_accumulation_steps)
         signals = self._signals
-        broken, save, stop, late, any_cut = self.polls.ask(
+        broken, save, stop, late, any_cut = self.polls.poll(
             self.state.step,
-            [bad is not None, signals.save, signals.stop, self._is_late(), cut],
+            [bad is not None, signals.must_save, signals.must_stop, self._is_late(), cut],
         )
         if broken:
             self._refuse(bad, "training", "step")
@@ -365,7 +364,7 @@ class Loop(Engine):
 
     def _interrupt(self, *, stop: bool) -> None:
         if self.world.is_main:
-            self.world.raise_alarm(None)
+            self.world.clear_alarm()
         self._save()
         self._signals.deliver()
         if stop:
@@ -373,7 +372,7 @@ class Loop(Engine):
                 f"stopped by SIGTERM; {self.options.snapshot_path} holds epoch "
                 f"{self.state.epoch + 1} up to step {self.state.step}; run it again to continue"
             )
-        self._signals.save = False
+        self._signals.must_save = False
 
     def _call(self, hook: str, *args: Any) -> None:
         for method in self._hooks[hook]:

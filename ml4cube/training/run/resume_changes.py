@@ -1,8 +1,12 @@
 """Changes between a run and the one that left its snapshot.
 
 A snapshot belongs to a run with the same training data, the same class of optimizer and the same
-parameters. Everything else may change: it is listed, and the run continues with what is asked for
+parameters. Everything else may change: it is listed, and the run continues with what users request
 now. A callback whose monitored column is computed in another way is reset.
+
+What users request of an optimizer, such as a learning rate, is changed by schedulers in training. A
+snapshot therefore holds both, the requests and the state that training reached, and
+`apply_requests` applies changed requests to that state.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from ml4cube.training.inputs.batches import loader_seed
 from ml4cube.training.inputs.identity import class_name, data_identity, identity
 from ml4cube.training.run.engine import Engine, named_sets
 
-_OPTIONS = (
+_COMPARED_OPTIONS = (
     "gradient_accumulation_steps",
     "gradient_clip",
     "precision",
@@ -33,45 +37,44 @@ _OPTIONS = (
     "limit_val_batches",
     "ema",
 )
-# If one of these differs, the position inside an epoch means nothing any more.
-POSITION = {"batch_size", "seed", "loader seed", "ranks"}
-_LONG = 60  # letters of a value in a message
+# Settings without which the position inside an epoch has no meaning.
+POSITION_SETTINGS = {"batch_size", "seed", "loader seed", "ranks"}
+_MAX_LETTERS = 60  # of a value in a message
 
 
 class Changes(NamedTuple):
     """The differences of a run from the one that left its snapshot."""
 
-    # What makes it another run, in words.
+    # Changes that make it another run, in words.
     refused: list[str]
-    # Names of what changed and is honoured, with old and new values in words.
+    # Changes that the run continues with, in words, by name of the setting.
     changed: dict[str, str]
-    # Callbacks that are reset.
-    stale: set[str]
+    # Names of callbacks, or "ReduceLROnPlateau", whose best value so far no longer counts.
+    reset: set[str]
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Compare the descriptions of two runs."""
-    before, now = old["fixed"], new["fixed"]
     refused = [
-        _say(name, value, now[name])
-        for name, value in before.items()
-        if name in now and value != now[name]  # a stream knows less of its data
+        _describe_change(name, value, new["fixed"][name])
+        for name, value in old["fixed"].items()
+        # A fact that only one loader has, such as a length, cannot be compared.
+        if name in new["fixed"] and value != new["fixed"][name]
     ]
-    before, now = old["settings"], new["settings"]
     changed = {
-        name: _say(name, before.get(name), now.get(name))
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
+        name: _describe_change(name, old["settings"].get(name), new["settings"].get(name))
+        for name in {**old["settings"], **new["settings"]}
+        if old["settings"].get(name) != new["settings"].get(name)
     }
-    if "scheduler" in changed:  # one of another class starts over
+    if "scheduler" in changed:  # another class, with other settings
         changed = {name: text for name, text in changed.items() if "scheduler's" not in name}
-    before, now = old["judged"], new["judged"]
-    stale = {name for name, facts in now.items() if before.get(name, facts) != facts}
-    for name in sorted(stale):
-        first, second = before[name]["monitor"], now[name]["monitor"]
-        if first != second:
-            changed[name] = _say(f"monitor of {name.split('.')[0]}", first, second)
-    return Changes(refused, changed, stale)
+    old_monitors, new_monitors = old["judged"], new["judged"]
+    reset = {name for name, facts in new_monitors.items() if old_monitors.get(name, facts) != facts}
+    for name in sorted(reset):
+        columns = (old_monitors[name]["monitor"], new_monitors[name]["monitor"])
+        if columns[0] != columns[1]:
+            changed[name] = _describe_change(f"monitor of {name.split('.')[0]}", *columns)
+    return Changes(refused, changed, reset)
 
 
 def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,9 +82,9 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
     loader, options = run.feed.loader, run.options
     losses = ", ".join(map(identity, run.step.loss_parts))
     metrics = {name: identity(metric) for name, metric in run.metrics.items()}
-    validated = {} if run.val_loader is None else named_sets(run.val_loader)
-    validation = {name: data_identity(one) for name, one in validated.items()}
-    settings = {name: getattr(options, name) for name in _OPTIONS}
+    val_sets = {} if run.val_loader is None else named_sets(run.val_loader)
+    validation = {name: data_identity(val_set) for name, val_set in val_sets.items()}
+    settings = {name: getattr(options, name) for name in _COMPARED_OPTIONS}
     settings |= {
         "batch_size": _batch_size(loader),
         "loader seed": loader_seed(loader),
@@ -92,18 +95,17 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
         **{f"metric {name!r}": value for name, value in metrics.items()},
         **{f"validation data {name}".strip(): facts for name, facts in validation.items()},
     }
-    judged = {
-        name: {
+
+    def facts_of_column(column: str, mode: str) -> dict[str, Any]:
+        is_train, is_loss = column.startswith("train_"), column.startswith(("train_", "val_"))
+        return {
             "monitor": f"{column} ({mode})",
-            "loss": losses if column.startswith(("train_", "val_")) else None,
-            "validation": None
-            if column.startswith("train_")
-            else [validation, options.limit_val_batches],
-            "metrics": [value for n, value in metrics.items() if column.startswith(n)],
+            "loss": losses if is_loss else None,
+            "validation": None if is_train else [validation, options.limit_val_batches],
+            "metrics": [value for name, value in metrics.items() if column.startswith(name)],
         }
-        for name, (column, mode) in judges(run).items()
-    }
-    described: dict[str, Any] = to_plain(
+
+    description: dict[str, Any] = to_plain(
         {
             "fixed": {
                 **data_identity(loader),
@@ -111,33 +113,34 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
                 "parameters": group_names(run.model, run.optimizer),
             },
             "settings": settings,
-            "judged": judged,
+            "judged": {name: facts_of_column(*column) for name, column in _monitors(run).items()},
             "requested": {name: _plain(value) for name, value in requested.items()},
         },
         "description",
     )
-    return described
+    return description
 
 
-def judges(run: Engine) -> dict[str, tuple[str, str]]:
-    """Return column and mode of all that judge a run by a column, by name."""
-    found = {
+def _monitors(run: Engine) -> dict[str, tuple[str, str]]:
+    """Return column and mode of all that monitor a column, by name."""
+    monitors = {
         name: (callback.monitor, getattr(callback, "mode", "min"))
         for name, callback in named_callbacks(run.callbacks).items()
         if hasattr(callback, "monitor")
     }
     if isinstance(run.scheduler, ReduceLROnPlateau):
-        found["ReduceLROnPlateau"] = (run.monitor, run.scheduler.mode)
-    return found
+        monitors["ReduceLROnPlateau"] = (run.monitor, run.scheduler.mode)
+    return monitors
 
 
 def named_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Name callbacks by their class and a number, if a class comes twice."""
+    """Name callbacks by their class and a number that counts those of a class."""
+    counts: Counter[str] = Counter()
     named: dict[str, Any] = {}
     for callback in callbacks:
         kind = type(callback).__name__
-        twins = sum(name.startswith(f"{kind}.") for name in named)
-        named[f"{kind}.{twins}"] = callback
+        named[f"{kind}.{counts[kind]}"] = callback
+        counts[kind] += 1
     return named
 
 
@@ -151,52 +154,82 @@ def group_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
 # ---------------------------------------------- optimizer, scheduler, trained parameters
 
 
-def requests(run: Engine) -> dict[str, Any]:
-    """Return what users set in objects that they make before the run, as it is now."""
-    groups = [
-        {name: v for name, v in group.items() if name not in ("params", "param_names")}
-        for group in run.optimizer.param_groups
-    ]
+def current_settings(run: Engine) -> dict[str, Any]:
+    """Return what optimizer, scheduler and parameters, which users make, are set to now."""
+    groups = [_options_of(group) for group in run.optimizer.param_groups]
     scheduler = None if run.scheduler is None else run.scheduler.state_dict()
     trained = [name for name, p in run.model.named_parameters() if p.requires_grad]
     return copy.deepcopy({"groups": groups, "scheduler": scheduler, "trained": trained})
 
 
 def new_requests(
-    now: Mapping[str, Any], left: Mapping[str, Any], before: Mapping[str, Any]
+    current: Mapping[str, Any], at_end: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what is asked for now; what an earlier run left so was not asked for again."""
+    """Return what users request: current settings, if changed since the end of the last run.
+
+    Settings that are still those `at_end` of it are as training left them. What users had
+    `requested` of that run then still holds.
+    """
     return {
-        name: before[name] if left and _plain(left[name]) == _plain(value) else value
-        for name, value in now.items()
+        name: requested[name] if at_end and _plain(at_end[name]) == _plain(value) else value
+        for name, value in current.items()
     }
 
 
-def merged(old: Any, saved: Any, new: Any) -> Any:
-    """Return a saved state with the user's changes from `old` to `new`."""
-    if all(isinstance(v, Mapping) and not isinstance(v, Counter) for v in (old, saved, new)):
+def apply_requests(
+    run: Engine, requested: Mapping[str, Any], content: Mapping[str, Any], changes: Changes
+) -> None:
+    """Apply what users request now to parameter groups, scheduler and frozen parameters."""
+    old, groups = content["run"]["requested"], run.optimizer.param_groups
+    same_scheduler = "scheduler" not in changes.changed
+    for group, old_options, options in zip(
+        groups, old["groups"], requested["groups"], strict=False
+    ):
+        # A scheduler of another class starts from the learning rate that was requested.
+        group.update(_merged_group(group, old_options, options) if same_scheduler else options)
+    if run.scheduler is not None and same_scheduler:
+        state = _merged(content["scheduler"], old["scheduler"], requested["scheduler"])
+        if "_last_lr" in state:
+            state["_last_lr"] = [group["lr"] for group in groups]
+        run.scheduler.load_state_dict(state)
+    # Callbacks may have frozen others than users requested.
+    is_requested = "parameters to train" in changes.changed
+    trained = requested["trained"] if is_requested else content["trained"]
+    for name, parameter in run.model.named_parameters():
+        parameter.requires_grad_(name in trained)
+
+
+def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter group of an optimizer without its parameters."""
+    return {name: v for name, v in group.items() if name not in ("params", "param_names")}
+
+
+def _merged(saved: Any, old: Any, new: Any) -> Any:
+    """Return a saved state, to which a request that has changed from `old` to `new` is applied."""
+    if all(isinstance(v, Mapping) and not isinstance(v, Counter) for v in (saved, old, new)):
         both = old.keys() & new.keys()
-        return {k: merged(old[k], v, new[k]) if k in both else v for k, v in saved.items()}
-    if isinstance(saved, list) and len(old) == len(saved) == len(new):
-        return [merged(*items) for items in zip(old, saved, new, strict=True)]
-    began = _plain(old)
+        return {k: _merged(v, old[k], new[k]) if k in both else v for k, v in saved.items()}
+    if isinstance(saved, list) and len(saved) == len(old) == len(new):
+        return [_merged(*values) for values in zip(saved, old, new, strict=True)]
     # Values that training changes, such as counters, are not settings.
-    return new if began != _plain(new) and _plain(saved) == began else saved
+    is_setting = _plain(saved) == _plain(old)
+    return new if is_setting and _plain(new) != _plain(old) else saved
 
 
-def merged_group(
-    old: Mapping[str, Any], saved: Mapping[str, Any], new: Mapping[str, Any]
+def _merged_group(
+    saved: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of a group of parameters with the user's changes."""
-    group: dict[str, Any] = merged(old, saved, new)
-    asked, began, now = new["lr"], old["lr"], saved["lr"]
-    if asked != began and _plain(now) != began:  # a scheduler has moved it: scale
-        group["lr"] = now * asked / began if began else asked
-    return group
+    """Return `_merged` options of a parameter group; a scheduled learning rate is scaled."""
+    options: dict[str, Any] = _merged(_options_of(saved), old, new)
+    old_lr, saved_lr, new_lr = old["lr"], saved["lr"], new["lr"]
+    is_scheduled = _plain(saved_lr) != old_lr
+    if is_scheduled and new_lr != old_lr:
+        options["lr"] = saved_lr * new_lr / old_lr if old_lr else new_lr
+    return options
 
 
 def _settings_of(requested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requests by name, without what schedulers derive from the learning rate."""
+    """Return requests by their names in messages, without what derives from the learning rate."""
     groups, scheduler = requested["groups"], requested["scheduler"] or {}
     settings = {
         name if len(groups) == 1 else f"{name} of parameter group {number}": _plain(value)
@@ -209,21 +242,21 @@ def _settings_of(requested: Mapping[str, Any]) -> dict[str, Any]:
     return settings | {"parameters to train": requested["trained"]}
 
 
-# ------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------ messages
 
 
-def _say(what: str, old: Any, new: Any) -> str:
+def _describe_change(name: str, old: Any, new: Any) -> str:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
-        differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-        return "; ".join(_say(f"{what} ({name})", *pair) for name, pair in differing.items())
-    before, after = _shown(old), _shown(new)
-    return f"{what}: {before} → {after}" if before != after else f"{what} ({before}) has changed"
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        changes = (_describe_change(f"{name} ({k})", old.get(k), new.get(k)) for k in keys)
+        return "; ".join(changes)
+    before, after = _shortened(old), _shortened(new)
+    return f"{name}: {before} → {after}" if before != after else f"{name} ({before}) has changed"
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
+    return text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 3]}..."
 
 
 def _batch_size(loader: Any) -> int | None:

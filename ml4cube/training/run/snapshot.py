@@ -17,39 +17,39 @@ from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.inputs.batches import data_facts
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.resume_changes import (
-    POSITION,
+    POSITION_SETTINGS,
     Changes,
+    apply_requests,
     compare,
+    current_settings,
     describe,
     group_names,
-    merged,
-    merged_group,
     named_callbacks,
     new_requests,
-    requests,
 )
 from ml4cube.training.state import History, TrainState, restore_rng
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 5
-# By optimizer, how its last run left what users request, and what was requested of that run.
-_LAST: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], dict[str, Any]]] = WeakKeyDictionary()
+# By optimizer: its `current_settings` at the end of its last run, and what users requested of it.
+_LAST_RUNS: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], ...]] = WeakKeyDictionary()
 
 
 class Snapshot:
-    """The snapshot of a run."""
+    """The file that a run saves its state to, and resumes from."""
 
     def __init__(self, run: Engine, path: str | Path) -> None:
         self.path = path
         self._run = run
-        self._requested = new_requests(requests(run), *_LAST.get(run.optimizer, ({}, {})))
+        last_run = _LAST_RUNS.get(run.optimizer, ({}, {}))
+        self._requested = new_requests(current_settings(run), *last_run)
         self._description = describe(run, self._requested)
         self._saved_at: tuple[int, int] | None = None
 
     def leave(self) -> None:
         """Remember how the run leaves its optimizer, for the next run of the same one."""
-        _LAST[self._run.optimizer] = (requests(self._run), self._requested)
+        _LAST_RUNS[self._run.optimizer] = (current_settings(self._run), self._requested)
 
     @property
     def is_current(self) -> bool:
@@ -62,7 +62,7 @@ class Snapshot:
         ranks = run.world.gather_objects(to_plain(self._rank_state()))
         model = run.strategy.model_state(run.model)
         optimizer = run.strategy.optimizer_state(run.optimizer)
-        ema = None if run.ema is None else run.ema.state_dict(run.strategy.whole)
+        ema = None if run.ema is None else run.ema.state_dict(run.strategy.gather_tensors)
         callbacks = named_callbacks(run.callbacks)
         if run.world.is_main:
             write_file(
@@ -81,44 +81,44 @@ class Snapshot:
                     "data": data_facts(run.feed.loader),
                     "run": self._description,
                     "groups": group_names(run.model, run.optimizer),
-                    "trained": requests(run)["trained"],
+                    "trained": current_settings(run)["trained"],
                 },
             )
             logger.info("snapshot of epoch %d written to %s", run.state.epoch, self.path)
-        # No rank trains on before the file is there: a launcher may kill it once rank 0 is done.
-        run.world.wait()
+        # All ranks wait for the file: a launcher may end rank 0 once another rank has ended.
+        run.world.barrier()
         self._saved_at = (run.state.epoch, run.state.step)
 
     def resume(self) -> bool:
-        """Go on from the file if there is one; every rank, rank 0 decides whether there is."""
+        """Continue from the file, if rank 0 sees one; return True if so; every rank."""
         run, path = self._run, self.path
-        if not run.world.share(Path(path).exists()):
+        if not run.world.broadcast(Path(path).exists()):
             return False
-        # Ranks that each copy a shard share the memory of the file. What stays in use is copied,
-        # because the file will be replaced.
+        # Ranks that need only their shards map the file into memory, which they then share. What is
+        # not copied into a model or optimizer is copied here, because the file will be replaced.
         content = read_file(path, mmap=run.strategy.is_sharded)
-        large = ("model", "optimizer", "ema")
-        content |= copy.deepcopy({name: v for name, v in content.items() if name not in large})
+        mapped = ("model", "optimizer", "ema")
+        content |= copy.deepcopy({name: v for name, v in content.items() if name not in mapped})
         if content.get("ml4cube_snapshot") != FORMAT:
             raise StoreError(
                 f"{path} is not a snapshot of format {FORMAT}; give another snapshot_path, or "
                 "delete it"
             )
-        changes = run.world.share(compare(content["run"], self._description))
+        changes = run.world.broadcast(compare(content["run"], self._description))
         if changes.refused:
             raise InvalidValueError(
                 f"{path} is a snapshot of another run: {'; '.join(changes.refused)}. Restore the "
                 "settings of that run, or start over: give another snapshot_path or delete it"
             )
         try:
-            self._load_parts(content, changes)
+            self._load_state(content, changes)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise InvalidValueError(
                 f"{path} is a snapshot of another model, optimizer or scheduler ({error}); give "
                 "another snapshot_path, or delete it"
             ) from error
         restarted = []
-        if self._load_rank(content["ranks"], changes):
+        if self._load_position(content["ranks"], changes):
             restarted.append("the current epoch")
         if self._load_callbacks(content["callbacks"], changes):
             restarted.append("the choice of the best epoch")
@@ -141,11 +141,11 @@ class Snapshot:
             "ended": feed.ended,
             "used_up": feed.used_up,
             "state": state.to_dict(),
-            # Other strategies copy those of rank 0 to all ranks in every step.
+            # If not sharded, the model of the snapshot has them: all ranks get those of rank 0.
             "buffers": dict(model.named_buffers()) if self._run.strategy.is_sharded else {},
         }
 
-    def _load_parts(self, content: dict[str, Any], changes: Changes) -> None:
+    def _load_state(self, content: dict[str, Any], changes: Changes) -> None:
         run = self._run
         if run.ema is not None:
             run.ema.apply(False)  # an earlier run in this process may have left the average applied
@@ -155,63 +155,46 @@ class Snapshot:
             run.optimizer.add_param_group({"params": [parameters[name] for name in names]})
         run.strategy.load_model(run.model, content["model"])
         run.strategy.load_optimizer(run.optimizer, content["optimizer"])
-        self._honour(content, changes)
-        if content["scaler"]:  # else that run had no scale
+        apply_requests(run, self._requested, content, changes)
+        if content["scaler"]:  # empty if that run did not scale its gradients
             run.scaler.load_state_dict(content["scaler"])
         if run.ema is not None and content["ema"] is not None:
-            run.ema.load_state_dict(content["ema"], run.strategy.parts)
+            run.ema.load_state_dict(content["ema"], run.strategy.local_shards)
         run.state = TrainState(**content["state"])
         run.history = History(content["history"])
 
-    def _honour(self, content: dict[str, Any], changes: Changes) -> None:
-        """Go on with optimizer, scheduler and frozen layers as requested now."""
-        run, now, before = self._run, self._requested, content["run"]["requested"]
-        groups = run.optimizer.param_groups
-        same_class = "scheduler" not in changes.changed
-        for group, old, new in zip(groups, before["groups"], now["groups"], strict=False):
-            saved = {name: group[name] for name in group if name not in ("params", "param_names")}
-            # A scheduler of another class begins where its optimizer was made.
-            group.update(merged_group(old, saved, new) if same_class else new)
-        if run.scheduler is not None and same_class:
-            state = merged(before["scheduler"], content["scheduler"], now["scheduler"])
-            if "_last_lr" in state:
-                state["_last_lr"] = [group["lr"] for group in groups]
-            run.scheduler.load_state_dict(state)
-        asked = "parameters to train" in changes.changed
-        trained = now["trained"] if asked else content["trained"]
-        for name, parameter in run.model.named_parameters():
-            parameter.requires_grad_(name in trained)
-
-    def _load_rank(self, ranks: list[dict[str, Any]], changes: Changes) -> bool:
-        """Restore this rank's position; return True if the epoch is restarted."""
+    def _load_position(self, ranks: list[dict[str, Any]], changes: Changes) -> bool:
+        """Restore this rank's position in the data; return True if the epoch is restarted."""
         run, rank = self._run, self._run.world.rank
-        same = len(ranks) == run.world.size
-        if same:
+        same_size = len(ranks) == run.world.size
+        if same_size:
             run.state = TrainState(**ranks[rank]["state"])
             for name, value in ranks[rank]["buffers"].items():
                 run.model.get_buffer(name).copy_(value)
         if run.state.step:
             # So that torch knows that the optimizer stepped before the scheduler does.
             run.optimizer._opt_called = True  # type: ignore[attr-defined]
-        begins = bool(changes.changed.keys() & POSITION) and run.state.batch > 0
-        if begins:
+        restarts = run.state.batch > 0 and bool(changes.changed.keys() & POSITION_SETTINGS)
+        if restarts:
             run.state.start_epoch()
         if rank < len(ranks) and "seed" not in changes.changed:
             restore_rng(ranks[rank]["rng"], run.world.device)
-            if same and run.state.batch:
+            if same_size and run.state.batch:
                 run.feed.position = ranks[rank]
-            elif same:
+            elif same_size:
                 run.feed.restore_rng(ranks[rank]["epoch_rng"])
-        return begins
+        return restarts
 
     def _load_callbacks(self, states: dict[str, Any], changes: Changes) -> bool:
-        """Restore the callbacks; return True if any is reset."""
+        """Restore the callbacks; return True if any forgets its best value."""
         run = self._run
+        # The best value of a run that is over is final.
+        forgetting = set() if run.is_over else changes.reset - {"ReduceLROnPlateau"}
         for name, callback in named_callbacks(run.callbacks).items():
             if name in states:
                 callback.load_state_dict(states[name])
-            if name in changes.stale and not run.is_over:  # else the best is final
+            if name in forgetting:
                 callback.forget()
-        if "ReduceLROnPlateau" in changes.stale and isinstance(run.scheduler, ReduceLROnPlateau):
-            run.scheduler._reset()  # else it would wait for values of the old kind to come back
-        return bool(changes.stale - {"ReduceLROnPlateau"}) and not run.is_over
+        if "ReduceLROnPlateau" in changes.reset and isinstance(run.scheduler, ReduceLROnPlateau):
+            run.scheduler._reset()  # or it would wait for values of the old kind to come back
+        return bool(forgetting)

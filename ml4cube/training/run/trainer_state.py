@@ -19,7 +19,7 @@ from ml4cube.training.events import Callback, is_better
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.strategy import spread_weights
+from ml4cube.training.ranks.strategy import broadcast_model
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights
@@ -160,7 +160,7 @@ class TrainerState(metaclass=Combinable):
             found = self.metric_on_epoch_end()
         finally:
             self.log_train, self.log_test = mine
-        return self._world.share(_checked_metrics(found))
+        return self._world.broadcast(_checked_metrics(found))
 
     # ------------------------------------------------------------------- weights
 
@@ -181,7 +181,7 @@ class TrainerState(metaclass=Combinable):
         weights = self.weights_now()
         if self._world.is_main:
             write_file(filename, weights)
-        self._world.wait()  # no rank continues before the file is there
+        self._world.barrier()  # no rank continues before the file is there
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
         """Read weights into the model."""
@@ -193,7 +193,7 @@ class TrainerState(metaclass=Combinable):
             return self.load_model(filename, strict)
         if self.best_epoch is None:
             raise RunError("no epoch was trained yet, so none is the best; call run() first")
-        if not self._world.share(self.best_weights is not None):
+        if not self._world.broadcast(self.best_weights is not None):
             raise RunError(
                 f"the state that was loaded is not that of the best epoch, {self.best_epoch}; give "
                 "the file of its weights: apply_weights(filename)"
@@ -201,7 +201,7 @@ class TrainerState(metaclass=Combinable):
         self._ema_state = {}
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
-        return spread_weights(self.model, self._world)
+        return broadcast_model(self.model, self._world)
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Keep the weights if they are the best so far; called after every check."""
