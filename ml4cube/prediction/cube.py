@@ -26,7 +26,7 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import Block, Grid, SizesLike, cell_ids, parse_overlap, parse_sizes
-from ml4cube.core.missing import check_mask, fill_gaps, find_gaps, flags_of
+from ml4cube.core.missing import bool_mask, check_mask, fill_gaps, find_gaps
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import (
@@ -471,7 +471,7 @@ class _Predictor:
         values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in recipe.features}
         inside = np.ones(values[recipe.features[0]].shape, bool)
         if recipe.mask is not None:
-            inside = flags_of(cells[recipe.mask]).reshape(-1)
+            inside = bool_mask(cells[recipe.mask]).reshape(-1)
         if recipe.mask_features:
             for name, array in values.items():
                 if array.dtype.kind == "f":
@@ -563,7 +563,7 @@ class _Predictor:
         return fill_gaps(
             samples,
             method,
-            known=known,
+            train_stats=known,
             const=metadata.spec.const,
             seed=settings.get("seed", 0),
             positions=None if ids is None else ids[positions],

@@ -23,6 +23,7 @@ from ml4cube.core.errors import (
     check_choice,
     check_flags,
     check_names,
+    check_real_number,
     check_seed,
     names_of,
 )
@@ -30,10 +31,9 @@ from ml4cube.core.missing import (
     DROP_POLICIES,
     FILL_METHODS,
     FILLED_ATTR,
-    blank,
-    check_real_number,
     fill_gaps,
     find_gaps,
+    set_gaps,
 )
 from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
@@ -215,7 +215,7 @@ def apply_filter(
 def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
     """Turn cells of a variable into gaps, lazily if it is lazy."""
     return xr.apply_ufunc(
-        blank,
+        set_gaps,
         read_in_blocks(array),
         cells,
         dask="parallelized",
@@ -426,7 +426,7 @@ def fill_nan_values(
         known = None if how == "constant" else _known(name, statistics or {})
         options[name] = {
             "method": how,
-            "known": known,
+            "train_stats": known,
             "const": const,
             "seed": seed,
             "variable": name,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, prefixed
-from ml4cube.core.missing import plain
+from ml4cube.core.missing import masked_to_gaps
 from ml4cube.core.scaling import PLACES_ATTR, decoded_places, match_places
 from ml4cube.core.statistics import (
     check_real,
@@ -93,7 +93,7 @@ def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Re
                 f"the statistics of {name!r} keep dims, so its values must be a DataArray or in a "
                 f"Dataset, got {type(array).__name__}"
             )
-        array = xr.DataArray(array if hasattr(array, "dask") else plain(array))
+        array = xr.DataArray(array if hasattr(array, "dask") else masked_to_gaps(array))
         return rescale_array(name, array, offset, scale, arithmetic).data
     check_real(name, array.dtype)
     cubes.check_decoded(name, array)
