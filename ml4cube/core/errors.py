@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -84,6 +85,24 @@ def check_real_number(argument: str, value: object) -> None:
         raise InvalidValueError(
             f"{argument} must fit into a float, got an integer of {int(value).bit_length()} bits"
         ) from None
+
+
+def check_numpy(subject: str, dtype: Any) -> None:
+    """Raise for a dtype that only pandas knows, such as ``Int64``, whose gaps numpy misses."""
+    if not isinstance(dtype, np.dtype) and getattr(dtype, "kind", "") in ("f", "i", "u", "b", "c"):
+        raise InvalidTypeError(
+            f"{subject} must have a numpy dtype, got pandas' dtype {dtype}; convert it with "
+            'astype("float64")'
+        )
+
+
+def check_real(subject: str, dtype: Any) -> None:
+    """Raise InvalidTypeError unless a dtype holds real numbers."""
+    check_numpy(subject, dtype)
+    if dtype.kind not in "fiub":
+        raise InvalidTypeError(
+            f"{subject} must hold real numbers, got dtype {dtype}; leave it out or convert it"
+        )
 
 
 @contextmanager

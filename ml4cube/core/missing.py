@@ -19,10 +19,11 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     check_choice,
+    check_numpy,
     check_real_number,
 )
 from ml4cube.core.fingerprint import GOLDEN, mix, mix_number
-from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
+from ml4cube.core.statistics import VariableStatistics, scaled_dtype
 
 #: Rules for dropping samples.
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
@@ -66,12 +67,12 @@ def set_gaps(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
     return result
 
 
-def check_mask(name: str, dtype: np.dtype[Any]) -> None:
+def check_mask(subject: str, dtype: np.dtype[Any]) -> None:
     """Raise InvalidTypeError unless a mask holds booleans or numbers."""
-    check_numpy(name, dtype)
+    check_numpy(subject, dtype)
     if dtype.kind not in "biuf":
         raise InvalidTypeError(
-            f"{name} must hold booleans or numbers (0 and NaN are outside), got dtype {dtype}; "
+            f"{subject} must hold booleans or numbers (0 and NaN are outside), got dtype {dtype}; "
             "compare it, as in ds.land == 'yes'"
         )
 

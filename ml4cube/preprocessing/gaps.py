@@ -23,6 +23,7 @@ from ml4cube.core.errors import (
     check_choice,
     check_flags,
     check_names,
+    check_numpy,
     check_real_number,
     check_seed,
     names_of,
@@ -35,7 +36,7 @@ from ml4cube.core.missing import (
     find_gaps,
     set_gaps,
 )
-from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
+from ml4cube.core.statistics import VariableStatistics, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
@@ -314,7 +315,7 @@ def drop_nan_values(
         if set(reason.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
     ]
     for name in with_cells:
-        check_numpy(name, cube[name].dtype)
+        check_numpy(f"variable {name!r}", cube[name].dtype)
     blanked = {name: _blanked(cube[name], dropped) for name in with_cells}
     stage = Stage(wanted, mode, mask_name, counted)
     result = record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason)

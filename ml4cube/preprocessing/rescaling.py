@@ -11,11 +11,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, prefixed
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real, prefixed
 from ml4cube.core.missing import masked_to_gaps
-from ml4cube.core.scaling import PLACES_ATTR, decoded_places, match_places
+from ml4cube.core.scaling import ENTRIES_ATTR, decode_entries, match_entries
 from ml4cube.core.statistics import (
-    check_real,
     offset_and_scale,
     scale_parameters,
     scale_values,
@@ -95,7 +94,7 @@ def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Re
             )
         array = xr.DataArray(array if hasattr(array, "dask") else masked_to_gaps(array))
         return rescale_array(name, array, offset, scale, arithmetic).data
-    check_real(name, array.dtype)
+    check_real(f"variable {name!r}", array.dtype)
     cubes.check_decoded(name, array)
     array = read_in_blocks(array)
     entries = _entries(name, array, offset) if offset.dims else []
@@ -128,19 +127,19 @@ def _at_entries(
 
 def _entries(name: str, array: xr.DataArray, offset: xr.DataArray) -> list[xr.Variable]:
     """Return the entry of the statistics for each cell."""
-    if PLACES_ATTR in array.attrs:
+    if ENTRIES_ATTR in array.attrs:
         return _of_samples(array, offset.shape)
     dims = [str(dim) for dim in offset.dims]
     labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
     coords = {str(d): array.indexes[d].values for d in array.dims if d in array.indexes}
     sizes = {str(dim): n for dim, n in array.sizes.items()}
-    places = match_places(name, dims, offset, labels, sizes, coords)
+    places = match_entries(name, dims, offset, labels, sizes, coords)
     return [xr.Variable((dim,), along) for dim, along in places]
 
 
 def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable]:
     """Return the entry of the statistics for each cell of a store's samples, by their origins."""
-    name, places = array.name, array.attrs[PLACES_ATTR]
+    name, places = array.name, array.attrs[ENTRIES_ATTR]
     if len(places) != len(shape):
         raise InvalidValueError(
             f"the samples of {name!r} were scaled by statistics along {[p[0] for p in places]}, "
@@ -148,7 +147,7 @@ def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable
         )
     entries = []
     for axis, ((dim, along), (_, _, kept, cells)) in enumerate(
-        zip(decoded_places(places), places, strict=True)
+        zip(decode_entries(places), places, strict=True)
     ):
         index = array.coords.get(f"{dim}_index")
         if index is None or (kept and array.sizes.get(kept) != cells):

@@ -11,7 +11,7 @@ import numpy as np
 from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
-from ml4cube.core.scaling import PLACES_ATTR, Scaling, encoded_places
+from ml4cube.core.scaling import ENTRIES_ATTR, Scaling, encode_entries
 from ml4cube.core.statistics import scaled_attrs
 from ml4cube.sampling.plan import SamplePlan
 from ml4cube.sampling.request import Sampling, jsonable, shard_bytes, without_epoch
@@ -74,15 +74,15 @@ def _variable_attrs(
     if scaling is None:
         return attrs
     attrs = scaled_attrs(attrs)
-    if scaling.places:
+    if scaling.entries:
         # each with the stored dim that it lies along and the length of that; "" and 1 if none
         spec = sampling.spec
         stored = zip(
             _dims(spec, name, window)[1:], spec.window_of(name, window).items(), strict=True
         )
         kept = {dim: (shown, n) for shown, (dim, n) in stored}
-        written = encoded_places(scaling.places)
-        return attrs | {PLACES_ATTR: [[*one, *kept.get(one[0], ("", 1))] for one in written]}
+        written = encode_entries(scaling.entries)
+        return attrs | {ENTRIES_ATTR: [[*one, *kept.get(one[0], ("", 1))] for one in written]}
     return attrs | {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.core.errors import InvalidValueError, prefixed
-from ml4cube.core.scaling import Places, Scaling
+from ml4cube.core.scaling import Entries, Scaling
 from ml4cube.core.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -46,6 +46,6 @@ def scaling_of(
     return scaling
 
 
-def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Places]:
+def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Entries]:
     """Return the scaling of variables whose scaling differs between cells."""
-    return {name: one.places for name, one in scaling.items() if one.places}
+    return {name: one.entries for name, one in scaling.items() if one.entries}

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import StoreError
 from ml4cube.core.missing import FILLED_ATTR
 from ml4cube.core.sample_spec import SampleSpec
-from ml4cube.core.scaling import Places, decoded_places, encoded_places
+from ml4cube.core.scaling import Entries, decode_entries, encode_entries
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
 from ml4cube.store.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
@@ -486,7 +486,7 @@ class StoreMetadata:
     variables: tuple[str, ...]
     fill: Statistics | None = None
     filled: Mapping[str, str] = field(default_factory=dict)
-    places: Mapping[str, Places] = field(default_factory=dict)
+    places: Mapping[str, Entries] = field(default_factory=dict)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -559,7 +559,7 @@ class StoreMetadata:
                 variables=tuple(attrs["variables"]),
                 fill=_statistics(attrs[_FILL]) if _FILL in attrs else None,
                 filled=dict(attrs.get("filled", {})),
-                places={n: decoded_places(one) for n, one in attrs.get(_PLACES, {}).items()},
+                places={n: decode_entries(one) for n, one in attrs.get(_PLACES, {}).items()},
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -575,7 +575,7 @@ class StoreMetadata:
             The attributes that `of` reads.
         """
         fill = {} if self.fill is None else {_FILL: json.loads(self.fill.to_json())}
-        places = {name: encoded_places(one) for name, one in self.places.items()}
+        places = {name: encode_entries(one) for name, one in self.places.items()}
         return {
             "part": self.part,
             "variables": list(self.variables),

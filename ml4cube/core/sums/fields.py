@@ -19,10 +19,9 @@ import cftime
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real
 from ml4cube.core.sums.moments import (
     VariableStatistics,
-    check_dtype,
     check_exact,
     raise_too_large,
 )
@@ -67,7 +66,7 @@ class Moments(NamedTuple):
         weights: Floats | None = None,
     ) -> Moments:
         """Sum up a block along `axes`, a slab at a time; cells of weight 0 are left out."""
-        check_dtype(values.dtype)
+        check_real("values", values.dtype)
         kept = tuple(n for axis, n in enumerate(values.shape) if axis not in axes)
         total: Moments | None = None
         for slab in _slabs(values.shape, axes):

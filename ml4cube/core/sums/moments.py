@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_real
 
 # Most cells that share a shift.
 _PIECE = 2_097_152
@@ -99,7 +99,7 @@ class VariableStatistics:
             float64.
         """
         array = np.asarray(values)
-        check_dtype(array.dtype)
+        check_real("values", array.dtype)
         flat = _used(array, where)
         scratch = _Scratch.of(flat)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -225,14 +225,6 @@ def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
             used: NDArray[Any] = array[flags]
             return used
     return array.ravel(order="K")
-
-
-def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise InvalidTypeError unless a dtype holds real numbers."""
-    if dtype.kind not in "fiub":
-        raise InvalidTypeError(
-            f"values must be real numbers, got dtype {dtype}; leave the variable out or convert it"
-        )
 
 
 def raise_too_large(low: float, high: float) -> NoReturn:
