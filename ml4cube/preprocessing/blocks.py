@@ -15,7 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.cube.chunks.blocks import block_shape, blocks
-from ml4cube.cube.chunks.opened import straight
+from ml4cube.cube.chunks.lazy_zarr import read_directly
 
 T = TypeVar("T")
 Slices = dict[str, slice]
@@ -34,7 +34,7 @@ def each_block(
     """Run `work` on each block of a variable, a few blocks at a time."""
     if variable.size == 0:
         return
-    variable = straight(variable)
+    variable = read_directly(variable)
     run = partial(_run, work, [None if one is None else one.dims for one in (variable, *others)])
     if any(one is not None and one.chunks is not None for one in (variable, *others)):
         yield from _each_dask_block(variable, others, run)

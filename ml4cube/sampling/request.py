@@ -247,7 +247,7 @@ class Sampling:
         """Yield each tile with a reader for a worker."""
         for id in ids:
             cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
-            yield int(id), self.reader.own(cells)
+            yield int(id), self.reader.unshared(cells)
 
 
 def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
