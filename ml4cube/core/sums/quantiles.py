@@ -144,32 +144,30 @@ class Histogram:
         low, high = float(np.fmin.reduce(quiet)), float(np.fmax.reduce(quiet))
         if not 0 < high - low < math.inf:
             return None
-        exponent = max(
-            math.frexp((high - low) / (_COUNTERS_PER_BIN * self.bins - 2))[1], _LEAST_EXPONENT + 1
-        )
+        finest_width = (high - low) / (_COUNTERS_PER_BIN * self.bins - 2)
+        exponent = max(math.frexp(finest_width)[1], _LEAST_EXPONENT + 1)
         width = math.ldexp(1.0, exponent)
         if max(-low, high) >= 2**51 * width:  # float64 cannot tell such bins apart
             return None
         first, last = _lower_edges(np.array([[low, high]]), np.full(1, exponent))[0] / width
-        counts = np.zeros(int(last - first) + 2, self.counts.dtype)  # first those of gaps
+        counts = np.zeros(int(last - first) + 2, self.counts.dtype)  # counter 0 is for gaps
         # the value that each counter counts, while all its cells have the same value
         value, one_value_each = np.full(counts.size, np.nan), True
         for start in range(0, values.size, _CELLS_COUNTED):
             part = slice(start, start + _CELLS_COUNTED)
             cells = quiet[part]
-            numbers = np.floor(np.multiply(cells, 1.0 / width, dtype=np.float64))
+            bins = np.floor(np.multiply(cells, 1.0 / width, dtype=np.float64))
             if width > 1 and first < 0:  # tiny negative values give -0.0
-                numbers[(numbers == 0) & (cells < 0)] = -1
-            numbers -= first - 1
-            numbers[np.isnan(numbers)] = 0
-            counters = numbers.astype(np.intp)
-            amounts = None if weights is None else weights[part]
-            counts += np.bincount(counters, amounts, counts.size)
+                bins[(bins == 0) & (cells < 0)] = -1
+            bins -= first - 1  # the first bin has counter 1
+            bins[np.isnan(bins)] = 0
+            counter = bins.astype(np.intp)
+            counts += np.bincount(counter, None if weights is None else weights[part], counts.size)
             if one_value_each:
-                before = value[counters]
-                value[counters] = cells
-                same = (np.isnan(before) | (before == cells)) & (value[counters] == cells)
-                one_value_each = bool((same | (counters == 0)).all())
+                before = value[counter]
+                value[counter] = cells
+                same = (np.isnan(before) | (before == cells)) & (value[counter] == cells)
+                one_value_each = bool((same | (counter == 0)).all())
         used = np.flatnonzero(counts[1:])
         counts = counts[np.newaxis, used + 1]
         if one_value_each:
