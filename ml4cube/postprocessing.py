@@ -7,15 +7,15 @@ from typing import Any
 
 import xarray as xr
 
-from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError
-from ml4cube.core.statistics import offset_and_scale, unscale_values
+from ml4cube.core.statistics import Statistics, offset_and_scale, unscale_values
 from ml4cube.preprocessing.rescaling import rescale, rescale_array
 
-Pairs = Mapping[str, Sequence[float]] | core.Statistics
+# Of each variable: [mean, std], [min, max], or its statistics.
+NumberPairs = Mapping[str, Sequence[float]] | Statistics
 
 
-def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) -> Any:
+def undo_standardizing(x: Any, xmean: float | NumberPairs, xstd: float | None = None) -> Any:
     """Undo `standardize`: ``x * std + mean``.
 
     Parameters
@@ -50,7 +50,7 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
     return _undo(x, xmean, xstd, ("xmean", "xstd"), "standardize")
 
 
-def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> Any:
+def undo_normalizing(x: Any, xmin: float | NumberPairs, xmax: float | None = None) -> Any:
     """Undo `normalize`: ``x * (max - min) + min``.
 
     Parameters
@@ -87,17 +87,18 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
 
 
 def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], scale_fn: str) -> Any:
-    """Undo the scaling of one array, or of every variable that has numbers."""
+    """Undo the scaling of one array by two numbers, or of every variable that has such a pair."""
     if not isinstance(first, Mapping):
         if isinstance(x, Mapping):
             raise InvalidTypeError(
                 f"{arguments[0]} must be a mapping {{variable: [a, b]}} for a {type(x).__name__}, "
                 f"got {first!r}"
             )
-        called = ", ".join(arguments)
-        numbers = offset_and_scale(called, (first, second), scale_fn, (xr.DataArray,))
+        offset, scale = offset_and_scale(
+            ", ".join(arguments), (first, second), scale_fn, (xr.DataArray,)
+        )
         name = x.name if isinstance(x, xr.DataArray) and x.name is not None else "x"
-        return rescale_array(str(name), x, *numbers, unscale_values)
+        return rescale_array(str(name), x, offset, scale, unscale_values)
     if second is not None:
         raise InvalidTypeError(
             f"{arguments[1]} must be left out if {arguments[0]} is a mapping, got {second!r}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
-# Shorter stages write no line.
-_SHORT_S = 10.0
+# A stage writes no line before this time, so that short stages write none.
+_FIRST_LINE_AFTER_S = 10.0
 
 
 def is_interactive() -> bool:
@@ -47,12 +47,12 @@ class Stage:
         done: int = 0,
         leave: bool = True,
     ) -> None:
-        self._what, self._total, self._unit = what, total, unit
-        self._done = self._first = done
-        self._started = time.monotonic()
+        self._what, self._total, self._unit = what, total or 1, unit
+        self._done = self._done_at_start = done
+        self._start_s = time.monotonic()
         self._bar: Any = None
-        # count at which the next line is due; never without a total
-        self._next = self._tenth_after(done) if show and total else sys.maxsize
+        # without a total, there is no line
+        self._next_line_at = self._next_tenth() if show and total else sys.maxsize
         if show and is_interactive():
             from tqdm.auto import tqdm
 
@@ -63,8 +63,9 @@ class Stage:
         self._done += n
         if self._bar is not None:
             self._bar.update(n)
-        elif self._done >= self._next:
-            self._write()
+        elif self._done >= self._next_line_at:
+            self._next_line_at = self._next_tenth()
+            self._write_line()
 
     def close(self) -> None:
         """Close the bar."""
@@ -74,35 +75,31 @@ class Stage:
     def __enter__(self) -> Stage:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _tenth_after(self, done: int) -> int:
-        total = self._total or 1
-        return -(-(done * 10 // total + 1) * total // 10)
+    def _next_tenth(self) -> int:
+        """Return the count at which the next tenth of the total is done."""
+        tenths_done = self._done * 10 // self._total
+        return math.ceil((tenths_done + 1) * self._total / 10)
 
-    def _write(self) -> None:
-        total = self._total or 1
-        self._next = self._tenth_after(self._done)
-        elapsed = time.monotonic() - self._started
-        if elapsed < _SHORT_S:
+    def _write_line(self) -> None:
+        elapsed_s = time.monotonic() - self._start_s
+        if elapsed_s < _FIRST_LINE_AFTER_S:
             return
-        left = elapsed * (total - self._done) / max(self._done - self._first, 1)
+        done_here = max(self._done - self._done_at_start, 1)
+        left_s = elapsed_s * (self._total - self._done) / done_here
         write_line(
-            f"{self._what}: {100 * self._done // total} % ({self._done:,} of {total:,} "
-            f"{self._unit}), {duration(elapsed)} so far, about {duration(left)} left"
+            f"{self._what}: {100 * self._done // self._total} % ({self._done:,} of "
+            f"{self._total:,} {self._unit}), {duration(elapsed_s)} so far, about "
+            f"{duration(left_s)} left"
         )
 
 
 def duration(seconds: float) -> str:
-    """Format a duration."""
-    # >>> duration(7.26), duration(75), duration(3 * 3600 + 61) ('7.3 s', '1:15', '3:01:01')
+    """Format a duration: '7.3 s', '1:15' (minutes), '3:01:01' (hours)."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -25,7 +25,7 @@ def in_degrees(values: ArrayLike, units: object) -> NDArray[np.float64]:
 
 
 def cell_areas(
-    latitudes: ArrayLike, units: object, called: str, bounds: ArrayLike | None = None
+    latitudes: ArrayLike, units: object, name: str, bounds: ArrayLike | None = None
 ) -> NDArray[np.float64]:
     """Return areas of cells, up to a factor that is the same for all cells."""
     # For one latitude per row, the area of its band: sin(north edge) - sin(south edge). The edges
@@ -35,19 +35,19 @@ def cell_areas(
     degrees = in_degrees(latitudes, units)
     if not (np.abs(degrees) <= MOST_LAT).all():
         raise InvalidValueError(
-            f"{called} must be finite, from -90 to 90 degrees, got {degrees.min():g} to "
+            f"{name} must be finite, from -90 to 90 degrees, got {degrees.min():g} to "
             f"{degrees.max():g}; correct them, or pass weights of your own"
         )
     degrees = degrees.clip(-90.0, 90.0)
     if degrees.ndim != 1:
         return np.cos(np.deg2rad(degrees)).clip(min=0.0)
     if bounds is not None:
-        edges = _row_edges(degrees, in_degrees(bounds, units), called)
+        edges = _row_edges(degrees, in_degrees(bounds, units), name)
         return np.abs(np.diff(np.sin(np.deg2rad(edges)), axis=-1))[:, 0]
     rows, row, sharing = np.unique(degrees, return_inverse=True, return_counts=True)
     if len(rows) == 1:
         raise UnknownAreaError(
-            f"{called} are all {rows[0]:g}, so the height of a row is unknown; add bounds, or use "
+            f"{name} are all {rows[0]:g}, so the height of a row is unknown; add bounds, or use "
             "no weights"
         )
     between = (rows[1:] + rows[:-1]) / 2
@@ -58,13 +58,16 @@ def cell_areas(
 
 
 def _row_edges(
-    rows: NDArray[np.float64], bounds: NDArray[np.float64], called: str
+    rows: NDArray[np.float64], bounds: NDArray[np.float64], name: str
 ) -> NDArray[np.float64]:
     """Return the bounds of rows, which may exceed a pole; raise if they belong to other rows."""
     fits = bounds.shape == (len(rows), 2)
-    # rounding to float32
-    if not fits or not (np.sort(bounds) * [[1, -1]] <= rows[:, None] * [[1, -1]] + 1e-3).all():
+    if fits:
+        south, north = np.sort(bounds).T
+        rounding = 1e-3  # of float32
+        fits = bool(((south <= rows + rounding) & (rows <= north + rounding)).all())
+    if not fits:
         raise InvalidValueError(
-            f"{called} must each lie between their bounds; correct the bounds, or drop them"
+            f"{name} must each lie between their bounds; correct the bounds, or drop them"
         )
     return bounds.clip(-90.0, 90.0)

@@ -15,11 +15,11 @@ def rounding_of(axis: NDArray[Any]) -> float:
     """Return the rounding error of coordinates stored in, or computed in, float32."""
     values = axis.astype(np.float64)
     known = values[np.isfinite(values)]
-    cell = np.diff(np.unique(known)).min(initial=np.inf)
+    smallest_step = np.diff(np.unique(known)).min(initial=np.inf)
     # sums of steps in float32 have errors near zero too, relative to the largest value
-    most = np.abs(known).max(initial=1.0)
-    rounded_off = min(most * np.finfo(np.float32).eps / 2, 0.4 * cell)
-    return float(min(most / 1e6, max(0.1 * cell, rounded_off)))
+    largest = np.abs(known).max(initial=1.0)
+    of_float32 = min(largest * np.finfo(np.float32).eps / 2, 0.4 * smallest_step)
+    return float(min(largest / 1e6, max(0.1 * smallest_step, of_float32)))
 
 
 def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
@@ -38,7 +38,7 @@ def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
 
 
 def check_aligned(argument: str, array: Any, cube: Any) -> None:
-    """Refuse an array that does not lie along dims of the cube, at the same coordinates."""
+    """Refuse a DataArray that does not lie along dims of the cube, at the same coordinates."""
     for dim, n in array.sizes.items():
         if dim not in cube.sizes:
             raise InvalidValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -46,10 +47,10 @@ def listed(names: Collection[object], word: str = "and") -> str:
 def check_choice(argument: str, value: object, choices: Iterable[str | None]) -> None:
     """Raise InvalidValueError unless `value` is one of `choices`, and suggest the most similar."""
     known = list(choices)
-    if any(value is choice or value == choice for choice in known):
+    if value in known:
         return
-    near = difflib.get_close_matches(str(value), [c for c in known if c is not None], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    similar = difflib.get_close_matches(str(value), [c for c in known if c is not None], n=1)
+    hint = f"; did you mean {similar[0]!r}?" if similar else ""
     raise InvalidValueError(f"{argument} must be {listed(known, 'or')}, got {value!r}{hint}")
 
 
@@ -69,34 +70,53 @@ def check_whole(name: str, value: object, least: int | None = None) -> int:
     return int(value)
 
 
-@contextmanager
-def prefixed(words: str) -> Iterator[None]:
-    """Start the messages of wrong values and types with some words, such as a variable's name."""
-    try:
-        yield
-    except (InvalidTypeError, InvalidValueError) as error:
-        raise type(error)(f"{words}: {error}") from None
-
-
 def check_seed(seed: object) -> int:
     """Return the seed as an int; raise InvalidTypeError unless it is an integer."""
     return check_whole("seed", seed)
 
 
+def check_real_number(argument: str, value: object) -> None:
+    """Raise unless `value` is a real number that a float can hold."""
+    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        raise InvalidTypeError(f"{argument} must be a real number, got {value!r}")
+    try:
+        float(value)
+    except OverflowError:
+        raise InvalidValueError(
+            f"{argument} must fit into a float, got an integer of {int(value).bit_length()} bits"
+        ) from None
+
+
+def check_numpy(subject: str, dtype: Any) -> None:
+    """Raise for a dtype that only pandas knows, such as ``Int64``, whose gaps numpy misses."""
+    if not isinstance(dtype, np.dtype) and getattr(dtype, "kind", "") in ("f", "i", "u", "b", "c"):
+        raise InvalidTypeError(
+            f"{subject} must have a numpy dtype, got pandas' dtype {dtype}; convert it with "
+            'astype("float64")'
+        )
+
+
+def check_real(subject: str, dtype: Any) -> None:
+    """Raise InvalidTypeError unless a dtype holds real numbers."""
+    check_numpy(subject, dtype)
+    if dtype.kind not in "fiub":
+        raise InvalidTypeError(
+            f"{subject} must hold real numbers, got dtype {dtype}; leave it out or convert it"
+        )
+
+
+@contextmanager
+def prefixed(prefix: str) -> Iterator[None]:
+    """Start the messages of wrong values and types with a prefix, such as a variable's name."""
+    try:
+        yield
+    except (InvalidTypeError, InvalidValueError) as error:
+        raise type(error)(f"{prefix}: {error}") from None
+
+
 @contextmanager
 def needs_torch(module: str) -> Iterator[None]:
-    """Tell the user to install torch where importing it fails.
-
-    Parameters
-    ----------
-    module : str
-        The module that needs torch, named in the message.
-
-    Yields
-    ------
-    None
-        Import torch inside the `with` block.
-    """
+    """Tell the user that `module` needs torch, if importing it in the ``with`` block fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -111,9 +131,9 @@ def needs_torch(module: str) -> Iterator[None]:
 
 def check_names(names: Iterable[Hashable]) -> None:
     """Raise InvalidTypeError unless every name of a variable or dim is a string."""
-    if odd := [name for name in names if not isinstance(name, str)]:
+    if wrong := [name for name in names if not isinstance(name, str)]:
         raise InvalidTypeError(
-            f"names of variables and dims must be strings, got {odd}; rename them with ds.rename"
+            f"names of variables and dims must be strings, got {wrong}; rename them with ds.rename"
         )
 
 
@@ -121,8 +141,8 @@ def names_of(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...
     """Return one name, several names or None as a tuple of names."""
     if given is None:
         return ()
-    one = isinstance(given, str) or not isinstance(given, Iterable)
-    names: tuple[str, ...] = (given,) if one else tuple(given)  # type: ignore[assignment]
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    names: tuple[str, ...] = (given,) if is_one else tuple(given)  # type: ignore[assignment]
     if not all(isinstance(name, str) for name in names):
         raise InvalidTypeError(f"{argument} must be a name or a list of names, got {given!r}")
     return names

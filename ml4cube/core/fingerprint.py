@@ -21,7 +21,10 @@ Words = NDArray[np.uint64]
 FIRST, SECOND, KNOWN, SUM, SQUARES = range(5)
 COLUMNS = 5
 
-_GAP = np.uint64(0x9E3779B97F4A7C15)
+#: The increment of SplitMix64: 2**64 over the golden ratio.
+GOLDEN = 0x9E3779B97F4A7C15
+_INCREMENT = np.uint64(GOLDEN)
+_GAP = np.uint64(GOLDEN)  # the word of all gaps
 _SALTS = (np.uint64(0xD1B54A32D192ED03), np.uint64(0x8CB92BA72F3D8DD7))
 
 
@@ -34,6 +37,11 @@ def mix(words: Words) -> Words:
     words *= np.uint64(0x94D049BB133111EB)
     words ^= words >> np.uint64(31)
     return words
+
+
+def mix_number(number: int) -> int:
+    """Mix the lowest 64 bits of a number."""
+    return int(mix(np.array([number % 2**64], np.uint64))[0])
 
 
 def words_of(values: NDArray[Any]) -> tuple[Words, NDArray[np.bool_]]:
@@ -54,12 +62,11 @@ def words_of(values: NDArray[Any]) -> tuple[Words, NDArray[np.bool_]]:
     return values.astype(np.int64).astype(np.uint64), known
 
 
-def place_weights(offsets: Sequence[NDArray[np.int64]], salt: int) -> Words:
-    """Return odd weights of cells by their offsets in the tile, for hash `salt` (0 or 1)."""
-    weights = np.full((1,) * len(offsets), _SALTS[salt], dtype=np.uint64)
-    for axis, offset in enumerate(offsets):
-        shape = [-1 if a == axis else 1 for a in range(len(offsets))]
-        weights = mix(weights + (offset.astype(np.uint64) + np.uint64(1)).reshape(shape) * _GAP)
+def _position_weights(offsets: Sequence[NDArray[np.int64]], salt: np.uint64) -> Words:
+    """Return a random odd weight of each cell, from its offset in the tile along each axis."""
+    weights = np.full((1,) * len(offsets), salt)
+    for offset in np.ix_(*offsets):
+        weights = mix(weights + (offset.astype(np.uint64) + np.uint64(1)) * _INCREMENT)
     return weights | np.uint64(1)
 
 
@@ -69,29 +76,30 @@ def fingerprint_columns(
     """Yield the five arrays whose sums over the cells of a tile are its fingerprint."""
     words, known = words_of(values)
     mixed = mix(words)
-    yield mixed * place_weights(offsets, 0)
-    yield mix(mixed ^ _SALTS[1]) * place_weights(offsets, 1)
+    yield mixed * _position_weights(offsets, _SALTS[0])
+    yield mix(mixed ^ _SALTS[1]) * _position_weights(offsets, _SALTS[1])
     yield known.astype(np.uint64)
-    small = np.where(known, mixed >> np.uint64(48), np.uint64(0))
-    yield small
-    yield small * small
+    highest_bits = np.where(known, mixed >> np.uint64(48), np.uint64(0))
+    yield highest_bits
+    yield highest_bits * highest_bits
 
 
-def informative(table: Words, least: float = 8.0) -> NDArray[np.bool_]:
-    """Tell which tiles have so many different values that equal tiles are no coincidence."""
+def are_informative(table: Words, least: float = 8.0) -> NDArray[np.bool_]:
+    """Return True for tiles with so many different values that equal tiles are no coincidence."""
     n = np.maximum(table[..., KNOWN].astype(float), 1.0)
     mean = table[..., SUM].astype(float) / n
     spread = table[..., SQUARES].astype(float) - n * mean**2
-    # two unequal values of 16 random bits differ by 2**32 / 6 in the mean of the square; k odd
-    # ones among n spread them by k (n - k) / n of that, all different ones by n / 2 of it
+    # The squared difference of two random numbers of 16 bits is 2**32 / 6 on average. `spread` is
+    # k (n - k) / n times as much if k of n values differ from the others, all of which are equal,
+    # and n / 2 times as much if all values differ.
     return np.asarray(spread >= least / 2 * 2.0**32 / 6)
 
 
 def combine(tables: Sequence[Words]) -> Words:
-    """Return one fingerprint of several things, in order."""
+    """Return one fingerprint of several variables, which depends on their order."""
     total = np.zeros_like(tables[0])
-    for index, table in enumerate(tables):
-        turn = np.array([index + 1], dtype=np.uint64) * _GAP
-        total[..., :KNOWN] += mix(table[..., :KNOWN] ^ mix(turn))
+    for number, table in enumerate(tables, 1):
+        salt = np.uint64(mix_number(number * GOLDEN))
+        total[..., :KNOWN] += mix(table[..., :KNOWN] ^ salt)
         total[..., KNOWN:] += table[..., KNOWN:]
     return total

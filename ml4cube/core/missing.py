@@ -15,9 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.fingerprint import mix
-from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_choice,
+    check_numpy,
+    check_real_number,
+)
+from ml4cube.core.fingerprint import GOLDEN, mix, mix_number
+from ml4cube.core.statistics import VariableStatistics, scaled_dtype
 
 #: Rules for dropping samples.
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
@@ -43,7 +49,7 @@ def find_gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
     return gaps
 
 
-def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
+def set_gaps(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
     """Return a copy with gaps in `cells`; integers and booleans become floats."""
     if values.dtype.kind in "fc":
         gap: Any = values.dtype.type(np.nan)
@@ -56,37 +62,37 @@ def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
         raise InvalidTypeError(f"values of dtype {values.dtype} cannot have gaps; leave them out")
     # into a copy, because np.where would change a foreign byte order
     shape = np.broadcast_shapes(values.shape, np.shape(cells))
-    blanked = np.array(np.broadcast_to(values, shape))
-    np.copyto(blanked, gap, where=cells)
-    return blanked
+    result = np.array(np.broadcast_to(values, shape))
+    np.copyto(result, gap, where=cells)
+    return result
 
 
-def check_mask(name: str, dtype: np.dtype[Any]) -> None:
+def check_mask(subject: str, dtype: np.dtype[Any]) -> None:
     """Raise InvalidTypeError unless a mask holds booleans or numbers."""
-    check_numpy(name, dtype)
+    check_numpy(subject, dtype)
     if dtype.kind not in "biuf":
         raise InvalidTypeError(
-            f"{name} must hold booleans or numbers (0 and NaN are outside), got dtype {dtype}; "
+            f"{subject} must hold booleans or numbers (0 and NaN are outside), got dtype {dtype}; "
             "compare it, as in ds.land == 'yes'"
         )
 
 
-def flags_of(mask: NDArray[Any]) -> NDArray[np.bool_]:
+def bool_mask(mask: NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask as booleans: False where it is 0, False or NaN."""
     check_mask("the mask", mask.dtype)
     return np.asarray((mask != 0) & ~find_gaps(mask))
 
 
-def plain(values: Any) -> NDArray[Any]:
-    """Return an array with gaps where numpy masks cells, as xarray does."""
+def masked_to_gaps(values: Any) -> NDArray[Any]:
+    """Return an array, with gaps where a masked array of numpy is masked, as xarray does."""
     array = np.asarray(values)
-    return blank(array, np.ma.getmaskarray(values)) if np.ma.is_masked(values) else array
+    return set_gaps(array, np.ma.getmaskarray(values)) if np.ma.is_masked(values) else array
 
 
 def window_all(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Tell for every whole window whether all of its cells are flagged."""
+    """Return True for every whole window whose cells are all flagged."""
     # one dim at a time: a box is the product of its sides
     result = flags.astype(bool)
     for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
@@ -98,26 +104,31 @@ def window_all(
 def window_any(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Tell for every whole window whether any of its cells is flagged."""
+    """Return True for every whole window with a flagged cell."""
     return ~window_all(~flags.astype(bool), size, stride)
 
 
 def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> NDArray[np.bool_]:
-    """Return True if all flags are set in runs of `length` cells, `step` apart, along one axis."""
-    moved = flags.swapaxes(axis, 0)
-    count = max((moved.shape[0] - length) // step + 1, 0)
-    span = (count - 1) * step + 1 if count else 0
-    if length / step <= 2 * math.log2(length + 1):
-        result = moved[:span:step].copy()
+    """Return True for every run of `length` flags along an axis that are all set.
+
+    Runs start `step` cells apart.
+    """
+    flags = flags.swapaxes(axis, 0)
+    runs = max((flags.shape[0] - length) // step + 1, 0)
+    span = (runs - 1) * step + 1 if runs else 0  # from the first start to the last one
+    passes_one_by_one, passes_doubling = length / step, 2 * math.log2(length + 1)
+    if passes_one_by_one <= passes_doubling:
+        result = flags[:span:step].copy()
         for offset in range(1, length):
-            result &= moved[offset : offset + span : step]
+            result &= flags[offset : offset + span : step]
     else:
-        # long, dense windows: runs of 1, 2, 4 ... cells, the last two of them overlapping
-        run, reach = moved, 1
-        while reach * 2 <= length:
-            run = run[:-reach] & run[reach:] if run.shape[0] > reach else run[:0]
-            reach *= 2
-        result = run[:span:step] & run[length - reach : length - reach + span : step]
+        # all_set[i] is True if the flags of `run` cells from i on are all set
+        all_set, run = flags, 1
+        while run * 2 <= length:
+            all_set = all_set[:-run] & all_set[run:] if all_set.shape[0] > run else all_set[:0]
+            run *= 2
+        # two runs that overlap make one of `length`
+        result = all_set[:span:step] & all_set[length - run : length - run + span : step]
     return result.swapaxes(0, axis)
 
 
@@ -125,7 +136,7 @@ def fill_gaps(
     values: NDArray[Any],
     method: str,
     *,
-    known: VariableStatistics | None = None,
+    train_stats: VariableStatistics | None = None,
     const: object = None,
     seed: int = 0,
     positions: NDArray[np.uint64] | None = None,
@@ -133,10 +144,10 @@ def fill_gaps(
 ) -> NDArray[Any]:
     """Return a copy of one variable, shape (samples, *window), with its gaps filled.
 
-    "sample_mean" takes the mean of the sample's finite cells, and that of the training cells, of
-    which `known` are the statistics, where it has none; "mean" takes the latter, "constant" takes
-    `const`. "noise" draws uniformly from the range of the training cells, as a function of `seed`,
-    `variable` and the cell's position in the cube alone.
+    "sample_mean" takes the mean of the sample's finite cells, or that of the train cells if there
+    are none; "mean" takes that of the train cells, "constant" takes `const`. "noise" draws
+    uniformly from the range of the train cells, as a function of `seed`, `variable` and the cell's
+    position in the cube alone.
     """
     check_choice("fill_method", method, FILL_METHODS)
     filled = np.array(values)
@@ -148,23 +159,26 @@ def fill_gaps(
             f"{_named(variable)} must be of a float dtype to fill its gaps, got {filled.dtype}; "
             "drop those samples"
         )
-    # weighted statistics, and those with quantiles, are arrays without dims
-    numbers = (None, None, None) if known is None else (known.mean, known.min, known.max)
-    mean, low, high = (number if number is None else float(number) for number in numbers)
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    if train_stats is not None:
+        # weighted statistics, and those with quantiles, are arrays without dims
+        mean, low, high = map(float, (train_stats.mean, train_stats.min, train_stats.max))
     if method == "mean":
-        filled[gaps] = _given(mean, "mean", method, variable, filled.dtype)
+        filled[gaps] = _finite_number(mean, "mean", method, variable, filled.dtype)
     elif method == "constant":
-        filled[gaps] = _given(const, "const", method, variable, filled.dtype)
+        filled[gaps] = _finite_number(const, "const", method, variable, filled.dtype)
     elif method == "sample_mean":
         # in place, because np.where would change a foreign byte order
         np.copyto(filled, _sample_means(filled, gaps, mean, variable), where=gaps)
     else:
-        least = _given(low, "low", method, variable, filled.dtype)
-        most = _given(high, "high", method, variable, filled.dtype)
-        where = np.arange(gaps.size, dtype=np.uint64).reshape(gaps.shape)
-        cells = (where if positions is None else positions)[gaps]
-        drawn = least + (most - least) * uniform_noise(cells, seed, variable)
-        filled[gaps] = np.clip(drawn.astype(filled.dtype), least, most)
+        low = _finite_number(low, "low", method, variable, filled.dtype)
+        high = _finite_number(high, "high", method, variable, filled.dtype)
+        if positions is None:
+            positions = np.arange(gaps.size, dtype=np.uint64).reshape(gaps.shape)
+        drawn = low + (high - low) * uniform_noise(positions[gaps], seed, variable)
+        filled[gaps] = np.clip(drawn.astype(filled.dtype), low, high)
     return filled
 
 
@@ -182,19 +196,9 @@ def warn_of_filled(
     )
 
 
-def check_real_number(argument: str, value: object) -> None:
-    """Raise unless `value` is a real number that a float can hold."""
-    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
-        raise InvalidTypeError(f"{argument} must be a real number, got {value!r}")
-    try:
-        float(value)
-    except OverflowError:
-        raise InvalidValueError(
-            f"{argument} must fit into a float, got an integer of {int(value).bit_length()} bits"
-        ) from None
-
-
-def _given(value: Any, argument: str, method: str, variable: str, dtype: np.dtype[Any]) -> float:
+def _finite_number(
+    value: Any, argument: str, method: str, variable: str, dtype: np.dtype[Any]
+) -> float:
     """Return a number that a method needs; raise if it is missing or not finite in `dtype`."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidValueError(
@@ -224,14 +228,13 @@ def _sample_means(
     total = np.where(gaps, 0.0, values).sum(axis=axes, keepdims=True, dtype=np.float64)
     means = total / np.maximum(count, 1)
     if (count == 0).any():
-        means[count == 0] = _given(mean, "mean", "sample_mean", variable, values.dtype)
+        means[count == 0] = _finite_number(mean, "mean", "sample_mean", variable, values.dtype)
     result: NDArray[Any] = means.astype(values.dtype)
     return result
 
 
 def uniform_noise(positions: NDArray[np.uint64], seed: int, variable: str) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each position, by hashing position, `seed` and `variable`."""
-    key = np.uint64((seed * 0x9E3779B97F4A7C15 + zlib.crc32(variable.encode())) % 2**64)
-    start = mix(np.asarray(key).reshape(1))
-    bits = mix(positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start[0])
+    start = np.uint64(mix_number(seed * GOLDEN + zlib.crc32(variable.encode())))
+    bits = mix(positions.astype(np.uint64) * np.uint64(GOLDEN) + start)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -14,18 +14,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError
-from ml4cube.core.fingerprint import mix
+from ml4cube.core.fingerprint import GOLDEN, mix, mix_number
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK64 = 0xFFFFFFFFFFFFFFFF
-
-# Items of each part that the refinement considers: 512 x 512 exchanges include one that is close
-# enough, and the cost does not grow with the number of items. With classes, some candidates are
-# items of classes of which the part has too much, found among the first 65,536, because few blocks
-# may have a class. The others are any items, to exchange them for.
+# The refinement considers so many items of each part: 512 x 512 exchanges include one that is close
+# enough, and the cost does not grow with the number of items.
 _CANDIDATES = 512
-_CANDIDATES_OF_CLASSES = 144
-_BY_NEED, _LOOKED_THROUGH = 16, 65_536
+# With classes it considers fewer, because an exchange costs more. Some of them are the items that
+# reduce the error most, found among the first of the part, because few items may have a class. The
+# others are any items, to exchange them for.
+_CANDIDATES_WITH_CLASSES = 144
+_BEST_CANDIDATES, _SEARCHED_FOR_BEST = 16, 65_536
 _MAX_EXCHANGES = 200
 
 # Change of the error, and the items that two parts give each other; None for no item.
@@ -34,16 +32,12 @@ _Exchange = tuple[float, int | None, int | None]
 
 def hash_ids(seed: int, ids: ArrayLike) -> NDArray[np.uint64]:
     """Return a hash of (seed, id), uniform over 64 bits."""
-    x = np.asarray(ids).astype(np.uint64) * np.uint64(_GOLDEN)
-    x += np.uint64(_mix_int((seed * _GOLDEN + 1) & _MASK64))
-    return mix(x)
+    words = np.asarray(ids).astype(np.uint64) * np.uint64(GOLDEN)
+    words += np.uint64(mix_number(seed * GOLDEN + 1))
+    return mix(words)
 
 
-def _mix_int(x: int) -> int:
-    return int(mix(np.array([x], np.uint64))[0])
-
-
-def rank_of(
+def shuffled_positions(
     ids: NDArray[np.unsignedinteger | np.signedinteger], n: int, seed: int
 ) -> NDArray[np.uint64]:
     """Return the position of each id in a seeded permutation of ``range(n)``, without a table."""
@@ -51,18 +45,18 @@ def rank_of(
     # most two tries on average, because 2**(b-1) < n.
     bits = max((n - 1).bit_length(), 1)
     mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits // 2 + 1)
-    keys = [_mix_int((seed * 8 + round_) * _GOLDEN & _MASK64) for round_ in range(4)]
-    ranks = np.asarray(ids).astype(np.uint64).ravel()
-    outside = np.arange(ranks.size)
-    while outside.size:
-        x = ranks[outside]
+    keys = [mix_number((seed * 8 + round_) * GOLDEN) for round_ in range(4)]
+    positions = np.asarray(ids).astype(np.uint64).ravel()
+    pending = np.arange(positions.size)
+    while pending.size:
+        x = positions[pending]
         for key in keys:
             # odd factor, constant offset and right xor-shift are each a bijection of b bits
             x = (x * np.uint64(key | 1) + np.uint64(key >> 17)) & mask
             x = x ^ (x >> shift)
-        ranks[outside] = x
-        outside = outside[x >= n]
-    return ranks.reshape(np.shape(ids))
+        positions[pending] = x
+        pending = pending[x >= n]
+    return positions.reshape(np.shape(ids))
 
 
 def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
@@ -82,7 +76,10 @@ def partition(
     classes: NDArray[np.float64] | None = None,
     what: str = "blocks",
 ) -> NDArray[np.intp]:
-    """Distribute items so that the weight of each part is as near its fraction as possible."""
+    """Return the part of each item, so that weights of parts are as near `fractions` as possible.
+
+    `classes` (items, classes) are the weights of each item by class.
+    """
     # Items in random order are cut where the cumulative weight is nearest to the fractions. Then
     # items are exchanged between parts while that improves the fractions. With two parts, no error
     # is larger than half the heaviest item, unless a part would be empty otherwise.
@@ -90,50 +87,52 @@ def partition(
     check_enough(len(fractions), weights, what)
     parts = np.zeros(weights.size, dtype=np.intp)
     order = np.argsort(hash_ids(seed, np.arange(weights.size)), kind="stable")
-    heavy = order[weights[order] > 0]
-    light = order[weights[order] == 0]
-    parts[light] = cut_in_order(np.ones(light.size), fractions, keep_one=False)
+    usable = order[weights[order] > 0]
+    unusable = order[weights[order] == 0]
+    parts[unusable] = cut_in_order(np.ones(unusable.size), fractions, may_be_empty=True)
     if classes is None:
-        cut = cut_in_order(weights[heavy], fractions, keep_one=True)
-        parts[heavy] = _refine(cut, weights[heavy, None] / weights.sum(), np.asarray(fractions))
+        cut = cut_in_order(weights[usable], fractions)
+        parts[usable] = _refine(cut, weights[usable, None] / weights.sum(), np.asarray(fractions))
     else:
-        parts[heavy] = _share_by_class(weights[heavy], fractions, classes[heavy])
+        parts[usable] = _partition_by_class(weights[usable], fractions, classes[usable])
     return parts
 
 
-def _share_by_class(
+def _partition_by_class(
     weights: NDArray[np.float64], fractions: Sequence[float], classes: NDArray[np.float64]
 ) -> NDArray[np.intp]:
-    """Distribute items by class; the total counts more and more until its fractions are met."""
+    """Distribute items so that the total, and every class, is as near `fractions` as possible."""
     parts = _cut_by_class(weights, fractions, classes)
     occurring = classes[:, classes.sum(axis=0) > 0]
-    by_class = occurring / occurring.sum(axis=0)
-    whole = weights / weights.sum()
+    shares_of_classes = occurring / occurring.sum(axis=0)
+    shares_of_total = weights / weights.sum()
     wanted = np.asarray(fractions)
+    # the total counts more and more, until its fractions are met
     for factor in (2.0, 8.0, 32.0, 1024.0):
-        # the total must have as much weight as all columns of classes together
-        heavier = factor * np.sqrt(max(by_class.shape[1], 1))
-        parts = _refine(parts, np.column_stack([heavier * whole, by_class]), wanted)
-        held = np.bincount(parts, whole, minlength=wanted.size)
-        if np.abs(held - wanted).max() <= whole.max() / 2:
+        # as much as all classes together, times the factor
+        total_factor = factor * np.sqrt(max(shares_of_classes.shape[1], 1))
+        columns = np.column_stack([total_factor * shares_of_total, shares_of_classes])
+        parts = _refine(parts, columns, wanted)
+        found = np.bincount(parts, shares_of_total, minlength=wanted.size)
+        if np.abs(found - wanted).max() <= shares_of_total.max() / 2:
             break
     return parts
 
 
 def cut_in_order(
-    weights: NDArray[np.float64], fractions: Sequence[float], *, keep_one: bool = True
+    weights: NDArray[np.float64], fractions: Sequence[float], *, may_be_empty: bool = False
 ) -> NDArray[np.intp]:
-    """Cut a sequence of items where its cumulative weight is nearest to the fractions."""
-    n, k = weights.size, len(fractions)
-    running = np.concatenate([[0.0], np.cumsum(weights)])
+    """Return the part of each item of a sequence that is cut where weights fit fractions best."""
+    n, parts = weights.size, len(fractions)
+    cumulative = np.concatenate([[0.0], np.cumsum(weights)])
     cuts = [0]
-    for part in range(1, k):
-        target = sum(fractions[:part]) * running[-1]
-        cut = int(np.argmin(np.abs(running - target)))
-        if keep_one:
-            cut = min(max(cut, cuts[-1] + 1), n - (k - part))
+    for part in range(1, parts):
+        wanted = sum(fractions[:part]) * cumulative[-1]
+        cut = int(np.argmin(np.abs(cumulative - wanted)))
+        if not may_be_empty:
+            cut = min(max(cut, cuts[-1] + 1), n - (parts - part))
         cuts.append(max(cut, cuts[-1]))
-    return np.repeat(np.arange(k), np.diff([*cuts, n]))
+    return np.repeat(np.arange(parts), np.diff([*cuts, n]))
 
 
 def starts_in_order(
@@ -141,9 +140,9 @@ def starts_in_order(
 ) -> NDArray[np.intp]:
     """Cut a sequence like `cut_in_order`; return the first item of each part but the first."""
     check_enough(len(fractions), weights, what)
-    heavy = np.flatnonzero(weights > 0)
-    part = cut_in_order(weights[heavy], fractions)
-    return heavy[np.searchsorted(part, np.arange(1, len(fractions)))]
+    usable = np.flatnonzero(weights > 0)
+    parts = cut_in_order(weights[usable], fractions)
+    return usable[np.searchsorted(parts, np.arange(1, len(fractions)))]
 
 
 def _cut_by_class(
@@ -154,7 +153,7 @@ def _cut_by_class(
     dominant = np.argmax(classes, axis=1)
     for label in np.unique(dominant):
         of_class = np.flatnonzero(dominant == label)
-        parts[of_class] = cut_in_order(weights[of_class], fractions, keep_one=False)
+        parts[of_class] = cut_in_order(weights[of_class], fractions, may_be_empty=True)
     counts = np.bincount(parts, minlength=len(fractions))
     for empty in np.flatnonzero(counts == 0):
         donor = np.flatnonzero(parts == np.argmax(counts))[0]
@@ -166,27 +165,32 @@ def _cut_by_class(
 def _refine(
     parts: NDArray[np.intp], shares: NDArray[np.float64], fractions: NDArray[np.float64]
 ) -> NDArray[np.intp]:
-    """Exchange items between two parts, best first, while the fractions improve."""
+    """Exchange items between two parts, best first, while the fractions improve.
+
+    `shares` (items, columns) are the fractions of each total that an item has.
+    """
     parts = parts.copy()
     wanted = fractions[:, None] * shares.sum(axis=0)
+    # per part and column: by how much the part has too much
+    surplus = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)]) - wanted
     pairs = list(itertools.combinations(range(fractions.size), 2))
-    found: dict[tuple[int, int], _Exchange] = {}
-    error = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)]) - wanted
+    exchanges: dict[tuple[int, int], _Exchange] = {}
     # the cost of an exchange grows with the classes, so many classes get fewer exchanges
     for _ in range(min(_MAX_EXCHANGES, 10_000 // shares.shape[1])):
         for a, b in pairs:
-            if (a, b) not in found:
-                found[a, b] = _best_exchange(parts, shares, error[a] - error[b], a, b)
-        best = min(pairs, key=lambda pair: found[pair][0], default=None)
-        if best is None or found[best][0] >= 0:
+            if (a, b) not in exchanges:
+                exchanges[a, b] = _best_exchange(parts, shares, surplus[a] - surplus[b], a, b)
+        best = min(pairs, key=lambda pair: exchanges[pair][0], default=None)
+        if best is None or exchanges[best][0] >= 0:
             break
-        (a, b), (_, from_a, from_b) = best, found[best]
-        found = {pair: e for pair, e in found.items() if not {a, b} & set(pair)}
+        (a, b), (_, from_a, from_b) = best, exchanges[best]
+        # the exchanges of these two parts with others must be found again
+        exchanges = {pair: e for pair, e in exchanges.items() if not {a, b} & set(pair)}
         for item, giver, taker in ((from_a, a, b), (from_b, b, a)):
             if item is not None:
                 parts[item] = taker
-                error[giver] -= shares[item]
-                error[taker] += shares[item]
+                surplus[giver] -= shares[item]
+                surplus[taker] += shares[item]
     return parts
 
 
@@ -197,46 +201,48 @@ def _best_exchange(
     a: int,
     b: int,
 ) -> _Exchange:
-    """Return the exchange that brings parts a and b nearest to their fractions."""
+    """Return the exchange that brings parts a and b nearest to their fractions.
+
+    `surplus` is by how much more a has too much than b, in each column.
+    """
     # The squared error changes by ``2 (d.d - d.surplus)`` when items whose fractions differ by d
-    # are exchanged; an exchange for no item is a move.
+    # are exchanged; an exchange for no item (row or column 0) is a move.
     in_a, in_b = np.flatnonzero(parts == a), np.flatnonzero(parts == b)
-    mine, theirs = _candidates(in_a, shares, surplus), _candidates(in_b, shares, -surplus)
-    nothing = np.zeros((1, shares.shape[1]))
-    from_a = np.concatenate([nothing, shares[mine]])
-    from_b = np.concatenate([nothing, shares[theirs]])
-    change = np.zeros((len(from_a), len(from_b)))
-    for column, more in enumerate(surplus):  # no matrix product: it rounds by machine
-        differ = from_a[:, None, column] - from_b[None, :, column]
-        change += 2 * differ * (differ - more)
+    of_a, of_b = _candidates(in_a, shares, surplus), _candidates(in_b, shares, -surplus)
+    no_item = np.zeros((1, shares.shape[1]))
+    shares_a = np.concatenate([no_item, shares[of_a]])
+    shares_b = np.concatenate([no_item, shares[of_b]])
+    change = np.zeros((len(shares_a), len(shares_b)))
+    for column, surplus_here in enumerate(surplus):  # no matrix product: it rounds by machine
+        difference = shares_a[:, None, column] - shares_b[None, :, column]
+        change += 2 * difference * (difference - surplus_here)
     change[0, 0] = np.inf
     if in_a.size == 1:
         change[1:, 0] = np.inf  # a part keeps its last item
     if in_b.size == 1:
         change[0, 1:] = np.inf
     change = np.round(change, 12)  # equal gains are equal: the first in random order wins
-    x, y = np.unravel_index(np.argmin(change), change.shape)
-    i = int(mine[x - 1]) if x else None
-    j = int(theirs[y - 1]) if y else None
-    return float(change[x, y]), i, j
+    row, column = (int(i) for i in np.unravel_index(np.argmin(change), change.shape))
+    from_a = int(of_a[row - 1]) if row else None
+    from_b = int(of_b[column - 1]) if column else None
+    return float(change[row, column]), from_a, from_b
 
 
 def _candidates(
     items: NDArray[np.intp], shares: NDArray[np.float64], surplus: NDArray[np.float64]
 ) -> NDArray[np.intp]:
     """Return the items of a part that are considered for exchange, in the order of all."""
-    if shares.shape[1] == 1 or items.size <= _CANDIDATES_OF_CLASSES:
+    if shares.shape[1] == 1 or items.size <= _CANDIDATES_WITH_CLASSES:
         return items[:_CANDIDATES]
-    items = items[:_LOOKED_THROUGH]
-    change, held = np.zeros(items.size), shares[items]
-    for column, more in enumerate(surplus):
-        change += held[:, column] * (held[:, column] - more)
+    items = items[:_SEARCHED_FOR_BEST]
+    change = np.zeros(items.size)  # of the squared error, if the part gives the item away
+    for share, surplus_here in zip(shares[items].T, surplus, strict=True):
+        change += share * (share - surplus_here)
     change = np.round(change, 12)
+    limit = np.partition(change, _BEST_CANDIDATES - 1)[_BEST_CANDIDATES - 1]
+    good = np.flatnonzero(change <= limit)
     # the first of equal items, which np.argpartition does not guarantee
-    last = np.partition(change, _BY_NEED)[_BY_NEED]
-    better, equal = np.flatnonzero(change < last), np.flatnonzero(change == last)
-    any_ = np.arange(_CANDIDATES_OF_CLASSES - _BY_NEED)
-    chosen: NDArray[np.intp] = np.unique(
-        np.concatenate([better, equal[: _BY_NEED - better.size], any_])
-    )
-    return items[chosen]
+    best = good[np.argsort(change[good], kind="stable")][:_BEST_CANDIDATES]
+    first = np.arange(_CANDIDATES_WITH_CLASSES - _BEST_CANDIDATES)
+    chosen: NDArray[np.intp] = items[np.unique(np.concatenate([best, first]))]
+    return chosen

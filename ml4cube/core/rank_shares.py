@@ -124,7 +124,7 @@ def stream_count(chunks: int, slots: int) -> int:
     return next(count for count in STREAM_COUNTS if count <= most)
 
 
-def _sections_of_slots(streams: int) -> list[int]:
+def _sections_of_streams(streams: int) -> list[int]:
     """Return the section that each stream reads, by reversing its mixed-radix digits."""
     # The streams of one rank have equal remainders modulo the world size. Reversed digits put them
     # next to each other for 2, 4, 8 ... ranks, so that adjacent sections, which share a chunk at
@@ -136,10 +136,10 @@ def _sections_of_slots(streams: int) -> list[int]:
             rest //= prime
     factors += [rest] if rest > 1 else []
     sections = []
-    for slot in range(streams):
+    for rest in range(streams):
         section, width = 0, streams
         for factor in factors:
-            slot, digit = divmod(slot, factor)
+            rest, digit = divmod(rest, factor)
             width //= factor
             section += digit * width
         sections.append(section)
@@ -189,11 +189,11 @@ class ChunkOrder:
 
 
 class ChunkSchedule:
-    """The chunks that one rank reads in one epoch; made by `ChunkOrder.schedule`."""
+    """The chunks that one rank reads in one epoch; made by `ChunkOrder.schedule`.
 
-    # chunks: in the order in which they are first needed
-    # first, last: first and last position at which each is needed
-    # in_use: most chunks that are needed at one position
+    `chunks` are in the order in which they are first needed, `first` and `last` are the first and
+    last position at which each is. At most `in_use` chunks are needed at one position.
+    """
 
     def __init__(
         self, order: ChunkOrder, epoch: int, start: int, stop: int, rank: int, world: int
@@ -204,41 +204,46 @@ class ChunkSchedule:
             chunks = chunks[permutation(len(chunks), order.seed, epoch)]
         self._starts = np.concatenate([[0], np.cumsum(order.counts[chunks])])
         self._find_sections()
-        owned = range(order.streams)
+        # all streams, unless each belongs to one rank
+        own_streams = range(order.streams)
         if order.streams % world == 0:
-            owned = range(rank, order.streams, world)
-        self.in_use = len(owned)
-        self._visit(chunks, owned, start, stop)
+            own_streams = range(rank, order.streams, world)
+        self.in_use = len(own_streams)
+        self._find_chunks(chunks, own_streams, start, stop)
 
     def _find_sections(self) -> None:
         """Find the first cell and the direction of each stream in the shuffled sequence."""
         n, streams = self.order.n, self.order.streams
-        section = np.array(_sections_of_slots(streams))
+        section = np.array(_sections_of_streams(streams))
         length = n // streams + (np.arange(streams) < n % streams)
-        by_section = np.empty(streams, np.int64)
-        by_section[section] = length
-        begin = (np.cumsum(by_section) - by_section)[section]
+        length_of_section = np.empty(streams, np.int64)
+        length_of_section[section] = length
+        begin = (np.cumsum(length_of_section) - length_of_section)[section]
         self._step = np.where(section % 2 == 0, 1, -1)
         self._origin = np.where(section % 2 == 0, begin, begin + length - 1)
 
-    def _visit(self, chunks: Ints, owned: range, start: int, stop: int) -> None:
-        """Find the chunks that the owned streams cross between two positions."""
+    def _find_chunks(self, chunks: Ints, own_streams: range, start: int, stop: int) -> None:
+        """Find the chunks that some streams cross between two positions of the epoch."""
+        # stream s takes its k-th sample at position k * streams + s
         streams, starts = self.order.streams, self._starts
         first = np.full(len(chunks), np.iinfo(np.int64).max)
         last = np.full(len(chunks), -1, np.int64)
-        for slot in owned:
-            steps = max(0, -((slot - start) // streams)), -((slot - stop) // streams)
-            if steps[1] <= steps[0]:
+        for stream in own_streams:
+            begin, end = max(0, -((stream - start) // streams)), -((stream - stop) // streams)
+            if end <= begin:
                 continue
-            origin, step = int(self._origin[slot]), int(self._step[slot])
-            ends = sorted((origin + step * steps[0], origin + step * (steps[1] - 1)))
-            low, high = np.searchsorted(starts, ends, side="right") - 1
-            edges = np.clip(starts[low : high + 1], ends[0], ends[1])
-            tails = np.clip(starts[low + 1 : high + 2] - 1, ends[0], ends[1])
-            near, far = (edges, tails) if step == 1 else (tails, edges)
+            origin, step = int(self._origin[stream]), int(self._step[stream])
+            # indices in the shuffled sequence, the lowest and the highest of the stream and of
+            # its cells in each chunk
+            lowest, highest = sorted((origin + step * begin, origin + step * (end - 1)))
+            low, high = np.searchsorted(starts, (lowest, highest), side="right") - 1
             crossing = slice(low, high + 1)
-            first[crossing] = np.minimum(first[crossing], step * (near - origin) * streams + slot)
-            last[crossing] = np.maximum(last[crossing], step * (far - origin) * streams + slot)
+            lows = np.clip(starts[crossing], lowest, highest)
+            highs = np.clip(starts[low + 1 : high + 2] - 1, lowest, highest)
+            enter, leave = (lows, highs) if step == 1 else (highs, lows)
+            enter, leave = (step * (at - origin) * streams + stream for at in (enter, leave))
+            first[crossing] = np.minimum(first[crossing], enter)
+            last[crossing] = np.maximum(last[crossing], leave)
         crossed = np.flatnonzero(last >= 0)
         crossed = crossed[np.argsort(first[crossed], kind="stable")]
         self.chunks, self.first, self.last = chunks[crossed], first[crossed], last[crossed]
@@ -250,10 +255,10 @@ class ChunkSchedule:
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return index into `chunks` and offset into the shuffled chunk of each position."""
-        steps, slots = np.divmod(positions, self.order.streams)
-        index = self._origin[slots] + self._step[slots] * steps
-        nth = np.searchsorted(self._starts, index, side="right") - 1
-        return self._visit_of_chunk[nth], index - self._starts[nth]
+        steps, streams = np.divmod(positions, self.order.streams)
+        index = self._origin[streams] + self._step[streams] * steps
+        shuffled_chunk = np.searchsorted(self._starts, index, side="right") - 1
+        return self._visit_of_chunk[shuffled_chunk], index - self._starts[shuffled_chunk]
 
 
 def effective_batch_size(blocks: Sequence[int] | Ints) -> float:
@@ -320,11 +325,11 @@ class ShuffleReport:
         size = max(len(batch) for batch in batches)
         sizes = np.asarray(counts, np.float64)
         n = sizes.sum()
-        alike = float((sizes * (sizes - 1)).sum() / (n * (n - 1))) if n > 1 else 0.0
+        same_block = float((sizes * (sizes - 1)).sum() / (n * (n - 1))) if n > 1 else 0.0
         return cls(
             batch_size=size,
             effective_batch_size=float(np.median([effective_batch_size(b) for b in batches])),
-            perfect=size / (1 + (size - 1) * alike),
+            perfect=size / (1 + (size - 1) * same_block),
             least_blocks=min(len(np.unique(batch)) for batch in batches),
             blocks=int((sizes > 0).sum()),
             unit=unit,
@@ -332,13 +337,13 @@ class ShuffleReport:
 
     def __str__(self) -> str:
         """Return one sentence, with advice where batches are poorly mixed."""
-        said = (
+        sentence = (
             f"a batch of {self.batch_size} is worth {self.effective_batch_size:.1f} independent "
             f"samples (a perfect shuffle: {self.perfect:.1f}), from at least {self.least_blocks} "
             f"of {self.blocks} {self.unit}"
         )
         if self.effective_batch_size < _WELL_MIXED * self.perfect:
-            said += "; a larger buffer_mb, or a store in shuffled order, mixes better"
+            sentence += "; a larger buffer_mb, or a store in shuffled order, mixes better"
         if self.blocks < FEW_BLOCKS:
-            said += f"; {self.blocks} {self.unit} are few: no loader can mix more"
-        return said
+            sentence += f"; {self.blocks} {self.unit} are few: no loader can mix more"
+        return sentence

@@ -12,16 +12,18 @@ from ml4cube.core.scaling import Scaling
 
 # The same statistics, summed up in another order, differ by rounding.
 _ROUNDING = 1e-6
+# Nested loaders, subsets and concatenations that are searched; a list may hold batches in memory.
+_MOST_NESTED, _MOST_LISTED = 16, 64
 
 
-def check_joined(given: Mapping[str, Any]) -> None:
-    """Raise if a variable is scaled differently in the data sets."""
-    seen: dict[str, tuple[str, Scaling]] = {}
-    for argument, one in given.items():
-        for dataset in _datasets(one):
+def check_same_scaling(data: Mapping[str, Any]) -> None:
+    """Raise if a variable is scaled differently in the data sets that arguments hold."""
+    first_found: dict[str, tuple[str, Scaling]] = {}
+    for argument, value in data.items():
+        for dataset in _scaled_datasets(value):
             for name, scaling in dataset.scaling.items():
-                first, other = seen.setdefault(name, (argument, scaling))
-                if not _alike(scaling, other):
+                first, other = first_found.setdefault(name, (argument, scaling))
+                if not _are_equal(scaling, other):
                     where = argument if argument != first else f"another data set of {argument}"
                     raise InvalidValueError(
                         f"{name!r} is scaled differently in data that are used together: "
@@ -31,29 +33,30 @@ def check_joined(given: Mapping[str, Any]) -> None:
                     )
 
 
-def _datasets(given: Any, depth: int = 0) -> Iterator[Any]:
+def _scaled_datasets(data: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the data sets, inside a loader, subset or concatenation, that know their scaling."""
-    known = getattr(given, "scaling", None)
-    if isinstance(known, Mapping) and all(isinstance(one, Scaling) for one in known.values()):
-        yield given
+    scaling = getattr(data, "scaling", None)
+    if isinstance(scaling, Mapping) and all(isinstance(one, Scaling) for one in scaling.values()):
+        yield data
         return
-    if depth > 16 or given is None:
+    if depth > _MOST_NESTED or data is None:
         return
-    inside: Iterable[Any] = (getattr(given, "dataset", None), getattr(given, "datasets", None))
-    if type(given) is dict:
-        inside = given.values()
-    elif type(given) in (list, tuple):
-        inside = given[:64]  # there may be many batches in memory, without scaling
-    for one in inside:
-        yield from _datasets(one, depth + 1)
+    parts: Iterable[Any] = (getattr(data, "dataset", None), getattr(data, "datasets", None))
+    if type(data) is dict:
+        parts = data.values()
+    elif type(data) in (list, tuple):
+        parts = data[:_MOST_LISTED]
+    for part in parts:
+        yield from _scaled_datasets(part, depth + 1)
 
 
-def _alike(one: Scaling, other: Scaling) -> bool:
+def _are_equal(one: Scaling, other: Scaling) -> bool:
     """Return True if two scalings are equal up to rounding."""
     if one.dims != other.dims or np.shape(one.offset) != np.shape(other.offset):
         return False
     with np.errstate(invalid="ignore"):
-        near = np.abs(np.subtract(one.offset, other.offset)) <= _ROUNDING * np.abs(one.scale)
-    same = np.isclose(one.scale, other.scale, rtol=_ROUNDING, atol=0.0)
+        difference = np.abs(np.subtract(one.offset, other.offset))
+        same_offset = difference <= _ROUNDING * np.abs(one.scale)
+    same_scale = np.isclose(one.scale, other.scale, rtol=_ROUNDING, atol=0.0)
     unknown = np.isnan(one.scale) & np.isnan(other.scale)
-    return bool(np.all((near & same) | unknown))
+    return bool(np.all((same_offset & same_scale) | unknown))

@@ -114,23 +114,23 @@ class SampleSpec:
                 "variables must name at least one variable of the cube, got none"
             )
         check_choice("drop_nan", self.drop_nan, DROP_POLICIES)
-        object.__setattr__(self, "fill_method", _fills(self.fill_method, self.variables))
+        object.__setattr__(
+            self, "fill_method", _parse_fill_method(self.fill_method, self.variables)
+        )
         check_choice("scale_fn", self.scale_fn, SCALINGS)
         self._check_const()
-        # making a Grid checks that dims, sizes and overlaps fit
-        assert len(self.windows) >= 0
+        _ = self.windows  # a Grid checks that dims, sizes and overlaps fit
         if not self.array_dims:
-            kept = tuple(d for d, n in zip(self.dims, self.size, strict=True) if n > 1)
-            object.__setattr__(self, "window_dims", kept)
-            object.__setattr__(self, "array_dims", (SAMPLE_DIM, *kept))
-        both = set(self.targets) & set(self.features or ())
-        if both:
+            window_dims, array_dims = _stored_dims(self._by_dim(self.size), None)
+            object.__setattr__(self, "window_dims", window_dims)
+            object.__setattr__(self, "array_dims", array_dims)
+        if both := set(self.targets) & set(self.features or ()):
             raise InvalidValueError(
                 f"features and targets (to_pred) must differ, got {sorted(both)} in both"
             )
 
     def _check_const(self) -> None:
-        methods = dict(self._fills).values()
+        methods = dict(self._fill_pairs).values()
         if "constant" in methods:
             if isinstance(self.const, bool) or not isinstance(self.const, int | float):
                 raise InvalidTypeError(
@@ -141,7 +141,7 @@ class SampleSpec:
         elif self.const is not None:
             raise InvalidValueError(
                 f"const={self.const!r} needs fill_method='constant', got "
-                f"fill_method={dict(self._fills) or None!r}"
+                f"fill_method={dict(self._fill_pairs) or None!r}"
             )
 
     @classmethod
@@ -198,16 +198,16 @@ class SampleSpec:
         """
         sizes = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
         size = {dim: sizes.get(dim, 1) for dim in shape}
-        cells = parse_overlap("overlap", overlap, size)
-        kept, names = _stored_dims(size, array_dims)
-        wanted = parse_names("features", features)
+        overlap_cells = parse_overlap("overlap", overlap, size)
+        window_dims, stored_dims = _stored_dims(size, array_dims)
+        feature_names = parse_names("features", features)
         targets = parse_names("to_pred", to_pred)
         if isinstance(fill_method, str):
             check_choice("fill_method", fill_method, FILL_METHODS)
-            apart = {*targets, *unfilled}
-            fill_method = {name: fill_method for name in variables if name not in apart}
+            left_out = {*targets, *unfilled}
+            fill_method = {name: fill_method for name in variables if name not in left_out}
             if not fill_method:
-                policy = {**policy, "const": None}
+                policy = {**policy, "const": None}  # a spec refuses a const that fills nothing
         elif isinstance(fill_method, Mapping):
             for name in fill_method:
                 check_choice("fill_method: variable", name, variables)
@@ -215,18 +215,18 @@ class SampleSpec:
             dims=tuple(shape),
             shape=tuple(shape.values()),
             size=tuple(size.values()),
-            overlap=tuple(cells.values()),
+            overlap=tuple(overlap_cells.values()),
             variables=tuple(variables),
             targets=targets,
-            features=wanted or None,
-            array_dims=names,
-            window_dims=kept,
+            features=feature_names or None,
+            array_dims=stored_dims,
+            window_dims=window_dims,
             fill_method=fill_method,
             **policy,
         )
 
     @property
-    def _fills(self) -> Fills:
+    def _fill_pairs(self) -> Fills:
         """`fill_method` as pairs."""
         return self.fill_method  # type: ignore[return-value]
 
@@ -243,19 +243,17 @@ class SampleSpec:
         str or None
             The method; None where gaps stay gaps.
         """
-        return dict(self._fills).get(variable)
+        return dict(self._fill_pairs).get(variable)
 
     @property
     def fills_from_train(self) -> bool:
         """True if filling needs statistics of the train cells."""
-        return any(method != "constant" for _, method in self._fills)
+        return any(method != "constant" for _, method in self._fill_pairs)
 
     @property
     def windows(self) -> Grid:
         """The grid of all whole windows of the cube."""
-        size = dict(zip(self.dims, self.size, strict=True))
-        overlap = dict(zip(self.dims, self.overlap, strict=True))
-        return Grid.windows(dict(zip(self.dims, self.shape, strict=True)), size, overlap)
+        return Grid.windows(*map(self._by_dim, (self.shape, self.size, self.overlap)))
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -265,7 +263,7 @@ class SampleSpec:
     @property
     def window_shape(self) -> tuple[int, ...]:
         """Cells of a stored sample along `window_dims`."""
-        size = dict(zip(self.dims, self.size, strict=True))
+        size = self._by_dim(self.size)
         return tuple(size[dim] for dim in self.window_dims)
 
     def window_of(self, name: str, shape: tuple[int, ...]) -> dict[str, int]:
@@ -302,6 +300,9 @@ class SampleSpec:
         """Windows that exceed the end of the cube and make no sample."""
         return self.total - len(self.windows)
 
+    def _by_dim(self, numbers: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self.dims, numbers, strict=True))
+
     def replace(self, **changes: Any) -> SampleSpec:
         """Return a spec with some fields changed.
 
@@ -325,7 +326,7 @@ class SampleSpec:
         str
             A JSON object.
         """
-        return json.dumps({**dataclasses.asdict(self), "fill_method": dict(self._fills)})
+        return json.dumps({**dataclasses.asdict(self), "fill_method": dict(self._fill_pairs)})
 
     @classmethod
     def from_json(cls, text: str) -> SampleSpec:
@@ -346,42 +347,42 @@ class SampleSpec:
         return cls(**fields)
 
 
-def _fills(given: Any, variables: Sequence[str]) -> Fills:
+def _parse_fill_method(given: Any, variables: Sequence[str]) -> Fills:
     """Return pairs of variable and method, sorted by name."""
     if given is None or isinstance(given, str):
         check_choice("fill_method", given, (*FILL_METHODS, None))
         given = dict.fromkeys(variables, given)
-    pairs = isinstance(given, tuple) and all(isinstance(pair, tuple) for pair in given)
-    if not (pairs or isinstance(given, Mapping)):
+    are_pairs = isinstance(given, tuple) and all(isinstance(pair, tuple) for pair in given)
+    if not (are_pairs or isinstance(given, Mapping)):
         raise InvalidTypeError(
             f"fill_method must be {listed(FILL_METHODS, 'or')}, a dict {{variable: method}} or "
             f"None, got {given!r}"
         )
-    chosen = dict(given)
-    for name, method in chosen.items():
+    methods = dict(given)
+    for name, method in methods.items():
         check_choice(f"fill_method[{name!r}]", method, (*FILL_METHODS, None))
-    return tuple((name, chosen[name]) for name in sorted(chosen) if chosen[name] is not None)
+    return tuple((name, methods[name]) for name in sorted(methods) if methods[name] is not None)
 
 
 def _stored_dims(
     size: Mapping[str, int], array_dims: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the cube dims of a stored sample, and the names of the stored array's dims."""
-    long = tuple(dim for dim, n in size.items() if n > 1)
+    default = tuple(dim for dim, n in size.items() if n > 1)
     if array_dims is None:
-        return long, (SAMPLE_DIM, *long)
+        return default, (SAMPLE_DIM, *default)
     names = parse_names("array_dims", array_dims)
-    inner = names[1:]
     if not names or names[0] in size:
         raise InvalidValueError(
             f"array_dims must begin with a name for the sample dim that the cube does not have, "
-            f"for example {(SAMPLE_DIM, *long)}, got {array_dims!r}"
+            f"for example {(SAMPLE_DIM, *default)}, got {array_dims!r}"
         )
-    if set(long) <= set(inner) <= set(size):
-        return inner, names
-    if len(inner) == len(long) and not set(inner) & set(size):
-        return long, names
+    window_dims = names[1:]
+    if set(default) <= set(window_dims) <= set(size):
+        return window_dims, names
+    if len(window_dims) == len(default) and not set(window_dims) & set(size):
+        return default, names
     raise InvalidValueError(
-        f"array_dims must be {(SAMPLE_DIM, *long)}, in any order after the first, or have "
-        f"{len(long)} new names after the first, got {array_dims!r}"
+        f"array_dims must be {(SAMPLE_DIM, *default)}, in any order after the first, or have "
+        f"{len(default)} new names after the first, got {array_dims!r}"
     )

@@ -1,4 +1,8 @@
-"""Scaling of a variable: one offset and scale, or those of each level, pixel or month."""
+"""Scaling of a variable: one offset and scale, or those of each level, pixel or month.
+
+Statistics with dims have many entries, such as twelve months. `match_entries` finds the entry of
+each cell of a cube, and `Scaling` uses it.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,11 @@ from ml4cube.core.sums.fields import FieldStatistics, decoded, encoded
 from ml4cube.core.sums.moments import VariableStatistics
 
 Ints = NDArray[np.intp]
-_NUMBERS = {
-    "standardize": ("mean", "std"),
-    "normalize": ("least value", "range"),
-    "robust": ("median", "interquartile range"),
-}
-#: Attribute of a stored variable: the entry of the statistics for each cell of the cube.
-PLACES_ATTR = "ml4cube_places"
-#: Along each axis of the statistics: a dim of the cube, and the entry of each of its cells.
-Places = tuple[tuple[str, Ints], ...]
+#: For each axis of the statistics: a dim of the cube, and the index on that axis for each cell
+#: along this dim.
+Entries = tuple[tuple[str, Ints], ...]
+#: Attribute of a stored variable with its `Entries`.
+ENTRIES_ATTR = "ml4cube_places"
 
 #: Labels of the groups of a climatology. A day of the year counts from 1; calendars without leap
 #: days have only 365, or 360.
@@ -57,52 +57,57 @@ def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:
     )
 
 
-def match_places(
+def match_entries(
     name: str,
     dims: Sequence[str],
     offset: Any,
     labels: Mapping[str, NDArray[Any]],
     sizes: Mapping[str, int],
     coords: Mapping[str, NDArray[Any]],
-) -> Places:
+) -> Entries:
     """Return the entry of the statistics for every cell along the dims of a cube."""
     found = []
     for axis, (dim, size) in enumerate(zip(dims, np.shape(offset), strict=True)):
         if dim in GROUPS and dim not in sizes:
-            along = dated_dim(coords, list(sizes))
-            dates = coords[along]
-            if (dates != dates).any():
-                raise InvalidValueError(f"{along!r} must not have missing dates; drop those steps")
-            entries = group_numbers(dates, dim).astype(np.intp)
+            time_dim = dated_dim(coords, list(sizes))
             empty = np.isnan(offset).all(axis=tuple(a for a in range(len(dims)) if a != axis))
-            missing = [GROUPS[dim][n].item() for n in np.unique(entries) if empty[n]]
-            if missing:
-                raise InvalidValueError(
-                    f"no statistics of {dim} {missing[:6]} for {name!r}; use a split with train "
-                    "cells there, or a coarser climatology"
-                )
-            found.append((along, entries))
-            continue
-        if dim not in sizes:
+            found.append((time_dim, _groups_along(name, dim, time_dim, coords[time_dim], empty)))
+        elif dim in sizes:
+            found.append((dim, _entries_along(name, dim, size, labels, sizes[dim], coords)))
+        else:
             raise InvalidValueError(
                 f"statistics of {name!r} have dims {list(dims)}, the data have {list(sizes)}; "
                 f"compute them for this cube, or without {dim!r}"
             )
-        found.append((dim, _entries(name, dim, size, labels, sizes[dim], coords)))
     return tuple(found)
 
 
-def encoded_places(places: Places) -> list[list[Any]]:
-    """Return places as JSON values."""
-    return [[dim, encoded(along.astype(np.int64))] for dim, along in places]
+def encode_entries(entries: Entries) -> list[list[Any]]:
+    """Return entries as JSON values."""
+    return [[dim, encoded(along.astype(np.int64))] for dim, along in entries]
 
 
-def decoded_places(written: Sequence[Sequence[Any]]) -> Places:
-    """Return places from the JSON values of `encoded_places`."""
-    return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along, *_ in written)
+def decode_entries(encoded_entries: Sequence[Sequence[Any]]) -> Entries:
+    """Return entries from the JSON values of `encode_entries`."""
+    return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along, *_ in encoded_entries)
 
 
-def _entries(
+def _groups_along(
+    name: str, by: str, time_dim: str, dates: NDArray[Any], empty: NDArray[np.bool_]
+) -> Ints:
+    """Return the group of each date; raise if it is one of the `empty` groups."""
+    if (dates != dates).any():
+        raise InvalidValueError(f"{time_dim!r} must not have missing dates; drop those steps")
+    groups = group_numbers(dates, by).astype(np.intp)
+    if missing := [GROUPS[by][n].item() for n in np.unique(groups) if empty[n]]:
+        raise InvalidValueError(
+            f"no statistics of {by} {missing[:6]} for {name!r}; use a split with train cells "
+            "there, or a coarser climatology"
+        )
+    return groups
+
+
+def _entries_along(
     name: str,
     dim: str,
     size: int,
@@ -110,7 +115,7 @@ def _entries(
     cells: int,
     coords: Mapping[str, NDArray[Any]],
 ) -> Ints:
-    """Return the entry of each cell along one dim."""
+    """Return the entry with the coordinate of each cell along one dim."""
     if dim not in labels or dim not in coords:
         if size != cells:
             raise InvalidValueError(
@@ -125,45 +130,40 @@ def _entries(
     if known.dtype.kind == wanted.dtype.kind == "M":
         unit = np.result_type(known, wanted)
         known, wanted = known.astype(unit), wanted.astype(unit)
-    entries = {label: entry for entry, label in enumerate(known.tolist())}
-    if len(entries) < len(known):
+    entry_of_label = {label: entry for entry, label in enumerate(known.tolist())}
+    if len(entry_of_label) < len(known):
         raise InvalidValueError(
             f"statistics of {name!r} have duplicate coordinates along {dim!r}, and the data have "
             "others; drop the duplicates"
         )
-    found = np.array([entries.get(label, -1) for label in wanted.tolist()], np.intp)
-    if (found < 0).any():
+    entries = np.array([entry_of_label.get(label, -1) for label in wanted.tolist()], np.intp)
+    if (entries < 0).any():
         raise InvalidValueError(
-            f"no statistics of {name!r} at {dim} {_shown(wanted[found < 0])}, only at "
-            f"{_shown(known)} ...; compute them there too"
+            f"no statistics of {name!r} at {dim} {_first_labels(wanted[entries < 0])}, only at "
+            f"{_first_labels(known)} ...; compute them there too"
         )
-    return found
+    return entries
 
 
-def _shown(labels: NDArray[Any]) -> list[Any]:
+def _first_labels(labels: NDArray[Any]) -> list[Any]:
     """Return the first coordinates, for a message."""
     few = labels[:3]
     return list(few.astype(str).tolist() if few.dtype.kind in "mM" else few.tolist())
 
 
-def _span(numbers: Any) -> str:
-    """Return a number, or the least and greatest of many."""
-    low, high = np.nanmin(numbers), np.nanmax(numbers)
-    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
-
-
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Offset and scale of a variable, in each cell of a cube; picklable."""
+    """Offset and scale of a variable, in each cell of a cube; picklable.
+
+    Both are one number, or an array with the entries of the statistics. `scale_fn` is only used in
+    messages.
+    """
 
     name: str
-    # From `scale_parameters`: one number, or one per entry of the statistics.
     offset: Any
     scale: Any
-    # For each axis of the two, a dim of the cube, and the entry of each cell along it.
-    places: Places = ()
-    # Names of the two numbers, for messages.
-    how: str | None = None
+    entries: Entries = ()
+    scale_fn: str | None = None
 
     @classmethod
     def of(
@@ -176,33 +176,33 @@ class Scaling:
     ) -> Self:
         """Match statistics with a cube."""
         offset, scale = scale_parameters(stats, scale_fn)
-        places: Places = ()
+        entries: Entries = ()
         if isinstance(stats, FieldStatistics) and scale_fn is not None:
-            places = match_places(name, stats.dims, offset, stats.labels, sizes, coords)
-        return cls(name, offset, scale, places, scale_fn)
+            entries = match_entries(name, stats.dims, offset, stats.labels, sizes, coords)
+        return cls(name, offset, scale, entries, scale_fn)
 
     @property
     def dims(self) -> tuple[str, ...]:
         """Dims of the cube along which the scaling varies."""
-        return tuple(dim for dim, _ in self.places)
+        return tuple(dim for dim, _ in self.entries)
 
     @property
     def described(self) -> str:
-        """Description of the scaling, for messages."""
-        if self.how is None:
+        """Phrase for messages: "by mean 0.5 and std 2 to 3 along level", or "not at all"."""
+        if self.scale_fn is None:
             return "not at all"
-        words = zip(_NUMBERS[self.how], (self.offset, self.scale), strict=True)
-        shown = " and ".join(f"{word} {_span(numbers)}" for word, numbers in words)
-        return f"by {shown}" + (f" along {', '.join(self.dims)}" if self.places else "")
+        offset_name, scale_name = _NAMES[self.scale_fn]
+        along = f" along {', '.join(self.dims)}" if self.entries else ""
+        return f"by {offset_name} {_span(self.offset)} and {scale_name} {_span(self.scale)}{along}"
 
     def at(
         self, cells: Mapping[str, NDArray[Any]], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
         """Return offset and scale of some cells; raise if one of `values` has none."""
-        if not self.places:
+        if not self.entries:
             return self.offset, self.scale
-        entries = tuple(place[cells[dim]] for dim, place in self.places)
-        offset, scale = self.offset[entries], self.scale[entries]
+        index = tuple(along[cells[dim]] for dim, along in self.entries)
+        offset, scale = self.offset[index], self.scale[index]
         if values is not None:
             self._check_known(values, offset, scale, cells)
         return offset, scale
@@ -210,7 +210,7 @@ class Scaling:
     def in_box(
         self, box: Mapping[str, slice], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
-        """Return offset and scale of a box of cells."""
+        """Return offset and scale of a box of cells; raise if one of `values` has none."""
         cells = np.meshgrid(
             *(np.arange(s.start, s.stop) for s in box.values()), indexing="ij", sparse=True
         )
@@ -219,21 +219,21 @@ class Scaling:
     def scaled(
         self,
         values: NDArray[Any],
-        first: Mapping[str, NDArray[Any]],
+        origins: Mapping[str, NDArray[Any]],
         window: Mapping[str, int],
         dtype: DTypeLike,
     ) -> NDArray[Any]:
-        """Scale samples by the entry of each cell."""
-        return scale_values(values, *self.at(self._cells(first, window), values), dtype)
+        """Scale samples (samples, *window); `origins` are the first cells of each by dim."""
+        return scale_values(values, *self.at(self._cells(origins, window), values), dtype)
 
     def unscaled(
         self,
         values: NDArray[Any],
-        first: Mapping[str, NDArray[Any]],
+        origins: Mapping[str, NDArray[Any]],
         window: Mapping[str, int],
     ) -> NDArray[Any]:
         """Undo `scaled`."""
-        return unscale_values(values, *self.at(self._cells(first, window)))
+        return unscale_values(values, *self.at(self._cells(origins, window)))
 
     def _check_known(
         self, values: NDArray[Any], offset: Any, scale: Any, cells: Mapping[str, NDArray[Any]]
@@ -244,24 +244,38 @@ class Scaling:
             return
         lost = unknown & np.isfinite(values)
         if lost.any():
-            at = tuple(axis[0] for axis in np.nonzero(lost))
-            places = ", ".join(
-                f"{dim} {int(np.broadcast_to(cells[dim], lost.shape)[at])}" for dim in self.dims
+            first = tuple(np.argwhere(lost)[0])
+            cell = ", ".join(
+                f"{dim} {int(np.broadcast_to(cells[dim], lost.shape)[first])}" for dim in self.dims
             )
             raise InvalidValueError(
                 f"variable {self.name!r} has values without statistics to scale them, as in cell "
-                f"{places}; compute the statistics there too, or over more dims"
+                f"{cell}; compute the statistics there too, or over more dims"
             )
 
     def _cells(
-        self, first: Mapping[str, NDArray[Any]], window: Mapping[str, int]
+        self, origins: Mapping[str, NDArray[Any]], window: Mapping[str, int]
     ) -> dict[str, NDArray[Any]]:
-        """Return the positions of all cells of some windows along each dim that the scaling has."""
+        """Return the cells of samples along each of `dims`, to broadcast to (samples, *window)."""
         cells = {}
         for dim in self.dims:
-            along = np.asarray(first[dim]).reshape(-1, *(1 for _ in window))
+            along = np.asarray(origins[dim]).reshape(-1, *(1 for _ in window))
             if dim in window:
                 shape = [1, *(n if d == dim else 1 for d, n in window.items())]
                 along = along + np.arange(window[dim]).reshape(shape)
             cells[dim] = along
         return cells
+
+
+# Names of offset and scale, for messages.
+_NAMES = {
+    "standardize": ("mean", "std"),
+    "normalize": ("least value", "range"),
+    "robust": ("median", "interquartile range"),
+}
+
+
+def _span(numbers: Any) -> str:
+    """Return a number, or the least and greatest of many."""
+    low, high = np.nanmin(numbers), np.nanmax(numbers)
+    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"

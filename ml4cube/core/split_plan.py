@@ -7,17 +7,17 @@ import contextlib
 import dataclasses
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core.distance.reach import Reach, near_to
+from ml4cube.core.distance.reach import Reach, cells_near
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
-from ml4cube.core.partition import partition, rank_of, starts_in_order
+from ml4cube.core.partition import partition, shuffled_positions, starts_in_order
 
 TRAIN = 1
 TEST = 0
@@ -26,21 +26,11 @@ EXCLUDED = 255
 PARTS = {"train": TRAIN, "test": TEST, "val": VAL}
 HELD_OUT = (TEST, VAL)
 
-Labels = NDArray[np.uint8]
-Positions = Mapping[str, NDArray[np.int64]]
-
-
-@contextlib.contextmanager
-def _explaining(what: str) -> Iterator[None]:
-    """Turn the errors of reading a damaged plan into one clear error."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, zlib.error, ValueError) as error:
-        raise InvalidValueError(f"this is not {what}: {error!r}; make the split again") from error
-
-
 # Fractions that add up to 1 within this, such as those of float32, leave no test part.
 _ROUNDING = 1e-7
+
+Labels = NDArray[np.uint8]
+Positions = Mapping[str, NDArray[np.int64]]
 
 
 def check_fractions(
@@ -165,11 +155,10 @@ class SplitPlan:
             If a requested part would get no block with valid cells.
         """
         wanted = {part: float(f) for part, f in fractions.items() if f > 0}
-        part = partition(weights, list(wanted.values()), seed, classes)
-        labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[part]
+        parts = partition(weights, list(wanted.values()), seed, classes)
         return cls(
             grid=grid,
-            labels=labels.tobytes(),
+            labels=_labels_of(wanted)[parts].tobytes(),
             seed=int(seed),
             fractions=tuple(wanted.items()),
             buffer=buffer,
@@ -202,9 +191,8 @@ class SplitPlan:
         """
         wanted = {part: float(f) for part, f in fractions.items() if f > 0}
         starts = starts_in_order(np.asarray(weights, dtype=np.float64), list(wanted.values()))
-        part = np.searchsorted(starts, np.arange(len(grid)), side="right")
-        labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[part]
-        return cls(grid, labels.tobytes(), None, tuple(wanted.items()))
+        parts = np.searchsorted(starts, np.arange(len(grid)), side="right")
+        return cls(grid, _labels_of(wanted)[parts].tobytes(), None, tuple(wanted.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as JSON, whose labels are compressed: a map of regions has millions."""
@@ -237,15 +225,15 @@ class SplitPlan:
         """
         dims = self.grid.dims
         table = self.table
-        tiles = (self.grid.tile_of_cells(dim, positions[dim]) for dim in dims)
-        blocks = [np.unique(of_cells, return_inverse=True) for of_cells in tiles]
-        labels = table[np.ix_(*(ids for ids, _ in blocks))]
+        block_of_cells = (self.grid.tile_of_cells(dim, positions[dim]) for dim in dims)
+        blocks = [np.unique(block, return_inverse=True) for block in block_of_cells]
+        labels = table[np.ix_(*(indices for indices, _ in blocks))]
         # look up every block once, then repeat whole rows and planes, from the last axis on
         for axis in reversed(range(len(dims))):
             labels = labels.take(blocks[axis][1], axis)
         if reaches:
-            other = (table == TEST) | (table == VAL)
-            near = near_to(other, self.grid, reaches, positions)
+            held_out = (table == TEST) | (table == VAL)
+            near = cells_near(held_out, self.grid, reaches, positions)
             labels[near & (labels == TRAIN)] = EXCLUDED
         return labels
 
@@ -290,11 +278,11 @@ class SplitPlan:
             If the text holds no plan.
         """
         raw = json.loads(text)
-        with _explaining("a split plan of blocks"):
+        with _checked_reading("a split plan of blocks"):
             grid = Grid.from_json(json.dumps(raw["grid"]))
-            packed = zlib.decompressobj()
             # at most one byte more than blocks: a damaged recipe must not fill the memory
-            labels = packed.decompress(base64.b64decode(raw["labels"]), len(grid) + 1)
+            compressed = base64.b64decode(raw["labels"])
+            labels = zlib.decompressobj().decompress(compressed, len(grid) + 1)
             return cls(
                 grid=grid,
                 labels=labels,
@@ -351,16 +339,6 @@ class CellPlan:
         """Cells in all."""
         return int(np.prod([n for _, n in self.shape], dtype=np.int64))
 
-    def _ends(self) -> list[int]:
-        """Return the first rank after each part; every part has at least one cell."""
-        ends: list[int] = []
-        total = 0.0
-        for part, (_, fraction) in enumerate(self.fractions, 1):
-            total += fraction
-            end = min(round(total * self.size), self.size - len(self.fractions) + part)
-            ends.append(max(end, (ends[-1] if ends else 0) + 1))
-        return [*ends[:-1], self.size]
-
     def label_cells(self, positions: Positions, reaches: Sequence[Reach] = ()) -> Labels:
         """Label cells; any box of cells has the same labels as in the whole.
 
@@ -379,9 +357,20 @@ class CellPlan:
         ids = np.zeros((), dtype=np.int64)
         for dim, n in self.shape:
             ids = ids[..., None] * n + positions[dim].astype(np.int64)
-        rank = rank_of(ids, self.size, self.seed)
-        part = np.searchsorted(np.asarray(self._ends(), dtype=np.uint64), rank, side="right")
-        return np.array([PARTS[name] for name, _ in self.fractions], dtype=np.uint8)[part]
+        shuffled = shuffled_positions(ids, self.size, self.seed)
+        ends = np.asarray(self._ends(), dtype=np.uint64)
+        parts = np.searchsorted(ends, shuffled, side="right")
+        return _labels_of(dict(self.fractions))[parts]
+
+    def _ends(self) -> list[int]:
+        """Return where each part ends in the shuffled cells; every part has at least one."""
+        ends = [0]
+        total = 0.0
+        for number, (_, fraction) in enumerate(self.fractions, 1):
+            total += fraction
+            end = min(round(total * self.size), self.size - len(self.fractions) + number)
+            ends.append(max(end, ends[-1] + 1))
+        return [*ends[1:-1], self.size]
 
     def to_json(self) -> str:
         """Write the plan as JSON; `from_json` reads it back.
@@ -414,8 +403,22 @@ class CellPlan:
             If the text holds no plan.
         """
         raw = json.loads(text)
-        with _explaining("a split plan of cells"):
+        with _checked_reading("a split plan of cells"):
             return cls(tuple(raw["shape"].items()), tuple(raw["fractions"].items()), raw["seed"])
+
+
+def _labels_of(parts: Iterable[str]) -> Labels:
+    """Return the label of each part."""
+    return np.array([PARTS[part] for part in parts], dtype=np.uint8)
+
+
+@contextlib.contextmanager
+def _checked_reading(what: str) -> Iterator[None]:
+    """Turn the errors of reading a damaged plan into one clear error."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, zlib.error, ValueError) as error:
+        raise InvalidValueError(f"this is not {what}: {error!r}; make the split again") from error
 
 
 def label_box(
@@ -425,7 +428,6 @@ def label_box(
     reaches: tuple[Reach, ...] = (),
 ) -> Labels:
     """Look up the labels of a box of cells, in the order of a cube's dims."""
-    by_dim = dict(zip(dims, positions, strict=True))
-    labels = plan.label_cells(by_dim, reaches)
-    canonical = sorted(dims)
-    return labels.transpose([canonical.index(dim) for dim in dims])
+    labels = plan.label_cells(dict(zip(dims, positions, strict=True)), reaches)
+    sorted_dims = sorted(dims)
+    return labels.transpose([sorted_dims.index(dim) for dim in dims])

@@ -1,4 +1,4 @@
-"""Statistics that can be merged, and the scaling arithmetic that uses them, on plain arrays."""
+"""Mergeable statistics of several variables, and scaling of plain arrays by them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, prefixed
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_choice,
+    check_numpy,
+    prefixed,
+)
 from ml4cube.core.sums.fields import FieldStatistics, quantile_of
 from ml4cube.core.sums.moments import VariableStatistics as VariableStatistics
 
-# Cells worked on at a time: as float64 they take 1 MiB, which stays in a core's cache.
-_PIECE = 131_072
+# Cells scaled at a time: as float64 they take 1 MiB, which stays in a core's cache.
+_CELLS_AT_ONCE = 131_072
 
+#: Scalings by statistics that the package computes itself.
 SCALE_FNS = ("standardize", "normalize", None)
-#: Scalings of a store; "robust" needs statistics passed by the user.
+#: All scalings; "robust" needs statistics that the user passes.
 SCALINGS = ("standardize", "normalize", "robust", None)
 QUARTILES = (0.25, 0.5, 0.75)
 
-# CF attributes that hold only for values in their own units.
-_OF_VALUES = (
+# CF attributes that hold only for values in their own units, and the prefix of their names while
+# values are scaled.
+_ATTRS_OF_UNSCALED = (
     "units",
     "standard_name",
     "valid_min",
@@ -30,83 +38,7 @@ _OF_VALUES = (
     "valid_range",
     "actual_range",
 )
-_ASIDE = "unscaled_"
-
-
-def check_decoded(name: str, dtype: Any, attrs: Mapping[str, Any]) -> None:
-    """Raise if integers are still packed (`scale_factor` in attrs), or the dtype is pandas' own."""
-    check_numpy(name, dtype)
-    marks = ("scale_factor", "add_offset", "_FillValue", "missing_value")
-    packed = [key for key in marks if key in attrs]
-    if not packed or np.dtype(dtype).kind not in "iu":
-        return
-    raise InvalidValueError(
-        f"variable {name!r} has packed {np.dtype(dtype)} values ({packed} in its attrs); open the "
-        "source with mask_and_scale=True, or apply xarray.decode_cf"
-    )
-
-
-def check_numpy(name: str, dtype: Any) -> None:
-    """Raise for a dtype that only pandas knows, such as ``Int64``, whose gaps numpy misses."""
-    if not isinstance(dtype, np.dtype) and getattr(dtype, "kind", "") in ("f", "i", "u", "b", "c"):
-        raise InvalidTypeError(
-            f"variable {name!r} must have a numpy dtype, got pandas' dtype {dtype}; convert it "
-            'with astype("float64")'
-        )
-
-
-def check_real(name: str, dtype: np.dtype[Any]) -> None:
-    """Raise InvalidTypeError unless a dtype holds real numbers."""
-    check_numpy(name, dtype)
-    if dtype.kind not in "fiub":
-        raise InvalidTypeError(
-            f"variable {name!r} must hold real numbers, got dtype {dtype}; leave it out or convert "
-            "it"
-        )
-
-
-def offset_and_scale(
-    called: str, entry: Any, scale_fn: str, fields: tuple[type, ...] = ()
-) -> tuple[Any, Any]:
-    """Return offset and scale of a user's ``[mean, std]`` or ``[min, max]``.
-
-    `fields` are types of labelled arrays that may take the place of a number.
-    """
-    try:
-        if isinstance(entry, str | bytes):
-            raise TypeError
-        numbers: list[Any] = [one if isinstance(one, fields) else _number(one) for one in entry]
-        first, second = numbers
-    except (TypeError, ValueError):
-        raise InvalidTypeError(f"{called} must be two numbers, got {entry!r}") from None
-    shown = f"{called} is [{_shown(first)}, {_shown(second)}]"
-    if not np.any(np.isfinite(first) & np.isfinite(second)):
-        raise InvalidValueError(
-            f"{shown}: the variable is all gaps; drop it, or remove it from the statistics"
-        )
-    scale = second - first if scale_fn == "normalize" else second
-    if np.any(scale < 0):
-        raise InvalidValueError(
-            f"{shown}; it must be [mean, std] with std >= 0, or [min, max] in this order"
-        )
-    return first, _not_zero(scale)
-
-
-def _not_zero(scale: Any) -> Any:
-    """Replace a scale of 0 by 1: a constant is only shifted, to 0, and so is restored exactly."""
-    return scale + (scale == 0)
-
-
-def _number(given: Any) -> float:
-    """Return a float; strings are refused."""
-    if isinstance(given, str | bytes):
-        raise TypeError
-    return float(given)
-
-
-def _shown(number: Any) -> str:
-    """Return a number, or a phrase for many, for a message."""
-    return f"{number.sizes} numbers" if hasattr(number, "sizes") else str(number)
+_UNSCALED = "unscaled_"
 
 
 class Statistics(Mapping[str, VariableStatistics]):
@@ -188,9 +120,9 @@ class Statistics(Mapping[str, VariableStatistics]):
         """
         table = {}
         for name, cells in values.items():
-            chosen = where.get(name) if isinstance(where, Mapping) else where
+            where_here = where.get(name) if isinstance(where, Mapping) else where
             with prefixed(f"variable {name!r}"):
-                table[name] = VariableStatistics.of(cells, chosen)
+                table[name] = VariableStatistics.of(cells, where_here)
         return cls(table, part)
 
     def merge(self, other: Statistics) -> Self:
@@ -299,7 +231,10 @@ class Statistics(Mapping[str, VariableStatistics]):
             )
         try:
             raw = json.loads(text)
-            table = {name: _entry(fields) for name, fields in raw["variables"].items()}
+            table = {}
+            for name, fields in raw["variables"].items():
+                kind = FieldStatistics if "dims" in fields else VariableStatistics
+                table[name] = kind.from_dict(fields)
             return cls(table, raw["part"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError(
@@ -338,10 +273,59 @@ class Statistics(Mapping[str, VariableStatistics]):
         return f"{type(self).__name__}({self._table!r}, part={self.part!r})"
 
 
-def _entry(fields: Mapping[str, Any]) -> VariableStatistics:
-    """Read the statistics of one variable, with or without dims."""
-    kind = FieldStatistics if "dims" in fields else VariableStatistics
-    return kind.from_dict(fields)
+def check_decoded(name: str, dtype: Any, attrs: Mapping[str, Any]) -> None:
+    """Raise if integers are still packed (`scale_factor` in attrs), or the dtype is pandas' own."""
+    check_numpy(f"variable {name!r}", dtype)
+    packing = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+    if (found := [key for key in packing if key in attrs]) and np.dtype(dtype).kind in "iu":
+        raise InvalidValueError(
+            f"variable {name!r} has packed {np.dtype(dtype)} values ({found} in its attrs); open "
+            "the source with mask_and_scale=True, or apply xarray.decode_cf"
+        )
+
+
+def offset_and_scale(
+    argument: str, pair: Any, scale_fn: str, array_types: tuple[type, ...] = ()
+) -> tuple[Any, Any]:
+    """Return offset and scale of a user's ``[mean, std]`` or ``[min, max]``.
+
+    `array_types` are types of labelled arrays that may take the place of a number.
+    """
+    try:
+        if isinstance(pair, str | bytes):
+            raise TypeError
+        numbers: list[Any] = [n if isinstance(n, array_types) else _number(n) for n in pair]
+        first, second = numbers
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{argument} must be two numbers, got {pair!r}") from None
+    shown = f"{argument} is [{_shown(first)}, {_shown(second)}]"
+    if not np.any(np.isfinite(first) & np.isfinite(second)):
+        raise InvalidValueError(
+            f"{shown}: the variable is all gaps; drop it, or remove it from the statistics"
+        )
+    scale = second - first if scale_fn == "normalize" else second
+    if np.any(scale < 0):
+        raise InvalidValueError(
+            f"{shown}; it must be [mean, std] with std >= 0, or [min, max] in this order"
+        )
+    return first, _not_zero(scale)
+
+
+def _not_zero(scale: Any) -> Any:
+    """Replace a scale of 0 by 1: a constant is only shifted, to 0, and so is restored exactly."""
+    return scale + (scale == 0)
+
+
+def _number(given: Any) -> float:
+    """Return a float; strings are refused."""
+    if isinstance(given, str | bytes):
+        raise TypeError
+    return float(given)
+
+
+def _shown(numbers: Any) -> str:
+    """Return a number, or the sizes of an array, for a message."""
+    return f"{numbers.sizes} numbers" if hasattr(numbers, "sizes") else str(numbers)
 
 
 def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[Any, Any]:
@@ -372,17 +356,15 @@ def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:
     """Return median and interquartile range; 1 where both quartiles are in one bin."""
     low, median, high = (quantile_of(stats, probability) for probability in QUARTILES)
     spread = high - low
-    # in one bin: more than half of the cells (such as dry days) have about the same value
-    apart = spread > stats.quantile_error  # type: ignore[attr-defined]
-    return median, np.where(apart | np.isnan(spread), spread, 1.0)
+    # at least half of the cells (such as dry days) have about the same value
+    in_one_bin = spread <= stats.quantile_error  # type: ignore[attr-defined]
+    return median, np.where(in_one_bin, 1.0, spread)
 
 
 def scaled_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return the same float dtype, or the smallest float from float32 that holds every integer."""
-    kind = np.dtype(dtype)
-    if kind.kind == "f":
-        return kind.newbyteorder("=")
-    return np.result_type(kind, np.float32)
+    dtype = np.dtype(dtype)
+    return dtype.newbyteorder("=") if dtype.kind == "f" else np.result_type(dtype, np.float32)
 
 
 def scale_values(
@@ -392,7 +374,7 @@ def scale_values(
     out_dtype: DTypeLike | None = None,
 ) -> NDArray[Any]:
     """Compute ``(array - offset) / scale`` in float64 and round once."""
-    return _by_pieces(array, ((np.subtract, offset), (np.divide, scale)), out_dtype)
+    return _apply_in_float64(array, ((np.subtract, offset), (np.divide, scale)), out_dtype)
 
 
 def unscale_values(
@@ -406,53 +388,54 @@ def unscale_values(
     Scaled and back, a float32 is within 2 units in the last place of the larger of value and
     offset.
     """
-    return _by_pieces(array, ((np.multiply, scale), (np.add, offset)), out_dtype)
+    return _apply_in_float64(array, ((np.multiply, scale), (np.add, offset)), out_dtype)
 
 
 def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return attributes of scaled values: units of 1, the others renamed ``unscaled_<name>``."""
     result: dict[Any, Any] = {"units": "1"} if "units" in attrs else {}
     for name, value in attrs.items():
-        result[_ASIDE + str(name) if _is_of_values(name) else name] = value
+        result[_UNSCALED + str(name) if _is_of_unscaled(name) else name] = value
     return result
 
 
 def unscaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the attributes that `scaled_attrs` was given."""
-    if not any(str(name).startswith(_ASIDE) for name in attrs):
+    renamed = {name: value for name, value in attrs.items() if str(name).startswith(_UNSCALED)}
+    if not renamed:
         return dict(attrs)
-    aside = {n.removeprefix(_ASIDE): v for n, v in attrs.items() if str(n).startswith(_ASIDE)}
-    return {n: v for n, v in attrs.items() if not _is_of_values(n)} | aside
+    kept = {name: value for name, value in attrs.items() if not _is_of_unscaled(name)}
+    return kept | {name.removeprefix(_UNSCALED): value for name, value in renamed.items()}
 
 
-def _is_of_values(name: Any) -> bool:
+def _is_of_unscaled(name: Any) -> bool:
     """Return True if an attribute holds only for unscaled values, or was renamed already."""
-    return name in _OF_VALUES or str(name).startswith(_ASIDE)
+    return name in _ATTRS_OF_UNSCALED or str(name).startswith(_UNSCALED)
 
 
 # signaling NaNs (R's NA) are ordinary gaps and need no warning
 @np.errstate(invalid="ignore")
-def _by_pieces(
+def _apply_in_float64(
     array: NDArray[Any],
-    steps: Sequence[tuple[np.ufunc, ArrayLike]],
+    operations: Sequence[tuple[np.ufunc, ArrayLike]],
     out_dtype: DTypeLike | None,
 ) -> NDArray[Any]:
     """Apply operations to float64 copies, of cache size where the operands are numbers."""
     array = np.asarray(array)
     out = np.empty(array.shape, scaled_dtype(array.dtype) if out_dtype is None else out_dtype)
-    if any(np.ndim(operand) for _, operand in steps):
-        whole = array.astype(np.float64)
-        for operation, operand in steps:
-            operation(whole, operand, out=whole)
-        out[...] = whole
+    if any(np.ndim(operand) for _, operand in operations):
+        x = array.astype(np.float64)
+        for operation, operand in operations:
+            operation(x, operand, out=x)
+        out[...] = x
         return out
     source, target = array.reshape(-1), out.reshape(-1)
-    work = np.empty(min(source.size, _PIECE))
-    for start in range(0, source.size, _PIECE):
-        piece = source[start : start + _PIECE]
-        x = work[: piece.size]
-        np.copyto(x, piece, casting="same_kind")
-        for operation, operand in steps:
+    buffer = np.empty(min(source.size, _CELLS_AT_ONCE))
+    for start in range(0, source.size, _CELLS_AT_ONCE):
+        cells = source[start : start + _CELLS_AT_ONCE]
+        x = buffer[: cells.size]
+        np.copyto(x, cells, casting="same_kind")
+        for operation, operand in operations:
             operation(x, operand, out=x)
-        target[start : start + _PIECE] = x
+        target[start : start + _CELLS_AT_ONCE] = x
     return out

@@ -19,12 +19,10 @@ from ml4cube.cube.chunks.disk import DiskChunks
 
 @dataclass(frozen=True)
 class AbsentChunks:
-    """Absent chunks of one variable."""
+    """Absent chunks of one variable: their number, the key of one, and the value of its cells."""
 
     number: int
-    # Key of one of them.
     first: str
-    # Value of their cells.
     reads_as: str
 
     @property
@@ -44,22 +42,23 @@ def absent_chunks(
     origin: Mapping[str, int],
     owned: Mapping[str, slice],
 ) -> AbsentChunks | None:
-    """Find chunks that a variable's source lacks."""
-    # Only a chunk of equal cells can be absent, so that few have to be looked up.
+    """Find chunks that begin in `owned` and that a variable's source lacks.
+
+    `stored` has `dims`; `cells` have those of the cube, as `origin`, the position of the first.
+    """
     found: AbsentChunks | None = None
     for chunk, box in _chunks(stored, dims, origin, owned):
-        part = cells[box]
-        value = part.flat[0]
-        if not _is_all(part, value) or _is_there(stored, chunk):
-            continue
-        found = AbsentChunks(1, _key(stored, chunk), str(value)).merge(found)
+        value = cells[box].flat[0]
+        # only a chunk of equal cells can be absent, so that few have to be looked up
+        if _are_all(cells[box], value) and not _exists(stored, chunk):
+            found = AbsentChunks(1, _key(stored, chunk), str(value)).merge(found)
     return found
 
 
 def _chunks(
     stored: Any, dims: tuple[str, ...], origin: Mapping[str, int], owned: Mapping[str, slice]
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Yield the index of each stored chunk that begins in a region, and its cells as read."""
+    """Yield the index of each stored chunk that begins in `owned`, and the box of its cells."""
     # one object in the store: a shard where there are shards
     sharded = not isinstance(stored, DiskChunks) and stored.shards
     sizes = stored.shards if sharded else stored.chunks
@@ -75,9 +74,9 @@ def _chunks(
         yield chunk, tuple(box.values())
 
 
-def _is_all(cells: NDArray[Any], value: Any) -> bool:
-    """Return True if all cells have one value; most differ in the last one already."""
-    if value != value:
+def _are_all(cells: NDArray[Any], value: Any) -> bool:
+    """Return True if all cells have this value; most chunks differ in the last cell already."""
+    if value != value:  # NaN or NaT
         return bool(cells.flat[-1] != cells.flat[-1] and (cells != cells).all())
     return bool(cells.flat[-1] == value and np.all(cells == value))
 
@@ -88,7 +87,7 @@ def _key(stored: Any, chunk: tuple[int, ...]) -> str:
     return str(stored.metadata.encode_chunk_key(chunk))
 
 
-def _is_there(stored: Any, chunk: tuple[int, ...]) -> bool:
+def _exists(stored: Any, chunk: tuple[int, ...]) -> bool:
     if isinstance(stored, DiskChunks):
         return stored.has(chunk)
     from zarr.core.sync import sync

@@ -74,11 +74,11 @@ def _criteria(kind: str) -> dict[str, frozenset[str]]:
 def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
     """Return the dims that may be time, by the first rule that finds any."""
     along = {dim: [c for c in coords if c.dims == (dim,)] for dim in dims}
-    own = {dim: next((c for c in along[dim] if c.name == dim), None) for dim in along}
+    index = {dim: next((c for c in along[dim] if c.name == dim), None) for dim in along}
     rules: tuple[Callable[[Any], bool], ...] = (
-        lambda dim: own[dim] is not None and is_time(own[dim]),
-        lambda dim: any(is_time(c) and _is_labelled_time(c) for c in along[dim]),
-        lambda dim: _is_time_without_dates(dim, own[dim]),
+        lambda dim: index[dim] is not None and is_time(index[dim]),
+        lambda dim: any(is_time(c) and _is_named_time(c) for c in along[dim]),
+        lambda dim: _is_time_without_dates(dim, index[dim]),
     )
     for rule in rules:
         if found := [str(dim) for dim in along if rule(dim)]:
@@ -86,14 +86,15 @@ def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
     return []
 
 
-def _is_time_without_dates(dim: Any, own: Any) -> bool:
+def _is_time_without_dates(dim: Any, index: Any) -> bool:
     """Return True if a dim is named like a time, or has numbers with CF attributes of time."""
     if str(dim).lower() in TIME_NAMES:
         return True
-    return own is not None and own.dtype.kind in "fiu" and _by_cf("time", own.attrs)
+    return index is not None and index.dtype.kind in "fiu" and _by_cf("time", index.attrs)
 
 
-def _is_labelled_time(dates: Any) -> bool:
+def _is_named_time(dates: Any) -> bool:
+    """Return True if dates are the time by their name or CF attributes."""
     name = str(dates.name).lower()
     # sample stores name the origins of windows so
     return name in ("time", "time_origin") or _by_cf("time", dates.attrs)
@@ -110,7 +111,7 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
     dated = [c for c in coords if c.dims == (dim,) and is_time(c)]
     rules: tuple[Callable[[Any], bool], ...] = (
         lambda c: bool(c.name == dim),
-        _is_labelled_time,
+        _is_named_time,
         lambda c: _is_in_order(c.values),
     )
     for rule in rules:

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_names
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube.masks_and_labels import DATA_VAR
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,17 +21,17 @@ def as_dataset(ds: Any, argument: str = "ds") -> xr.Dataset:
     if isinstance(ds, xr.Dataset):
         check_names((*ds.variables, *ds.dims))
         return ds
-    store, inside = store_and_path(ds)
+    store, path = store_and_path(ds)
     if store is None and not isinstance(ds, str | os.PathLike):
         raise InvalidTypeError(
             f"{argument} must be an xarray Dataset or DataArray, a path, a zarr store or group, or "
             f"an Icechunk session, got {type(ds).__name__}"
         )
-    return _open_cube(ds if store is None else store, inside)
+    return _open_cube(ds if store is None else store, path)
 
 
 def _named(array: xr.DataArray) -> xr.Dataset:
-    name = roles.DATA_VAR if array.name is None else array.name
+    name = DATA_VAR if array.name is None else array.name
     if name in array.dims or name in array.coords:
         raise InvalidValueError(
             "the DataArray must not have the name of its dim or coordinate "
@@ -42,7 +42,7 @@ def _named(array: xr.DataArray) -> xr.Dataset:
 
 
 def store_and_path(source: Any) -> tuple[Any, str]:
-    """Return the zarr store behind an object, or None, and the path inside it."""
+    """Return the zarr store of a group, session or store, or None, and the path inside it."""
     import zarr
     from zarr.abc.store import Store
     from zarr.storage import StorePath

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.cube.absent_chunks import AbsentChunks, absent_chunks
 from ml4cube.cube.chunks.disk import DiskChunks
-from ml4cube.cube.chunks.opened import Opened, file_behind
+from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
 from ml4cube.cube.variables import cube_dims, cube_variables, repeats_dim
 
 if TYPE_CHECKING:
@@ -28,18 +28,20 @@ Slices = Mapping[str, slice]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Source of the cells of one variable; picklable."""
+    """Source of the cells of one variable; picklable.
+
+    `is_shared` is True if all regions use the same source, which `narrow` returns unchanged.
+    `stored` is the zarr array with exactly these cells, or its files; None if unknown.
+    `hides_absent_chunks` is True if chunks that are missing in a file would not be noticed.
+    """
 
     dims: tuple[str, ...]
     dtype: np.dtype[Any]
-    # Whether `narrow` returns the source itself.
-    sent_whole: bool = True
-    # The zarr array with exactly these cells, or its files; None if unknown.
+    is_shared: bool = True
     stored: Any = None
-    # Whether absent chunks of a file behind it would not be noticed.
-    hides_chunks: bool = False
+    hides_absent_chunks: bool = False
 
-    def take(self, slices: Slices) -> NDArray[Any]:
+    def read(self, slices: Slices) -> NDArray[Any]:
         """Read the cells inside `slices` of the whole cube."""
         raise NotImplementedError
 
@@ -54,9 +56,9 @@ class _MemorySource(Source):
 
     array: Any
     origin: tuple[int, ...]
-    sent_whole: bool = False
+    is_shared: bool = False
 
-    def take(self, slices: Slices) -> NDArray[Any]:
+    def read(self, slices: Slices) -> NDArray[Any]:
         cells: NDArray[Any] = self._part(slices)
         return cells
 
@@ -65,17 +67,18 @@ class _MemorySource(Source):
         return replace(self, array=self._part(slices).copy(), origin=_starts(slices, self.dims))
 
     def _part(self, slices: Slices) -> Any:
-        begin = zip(self.dims, self.origin, strict=True)
-        return self.array[tuple(slice(slices[d].start - o, slices[d].stop - o) for d, o in begin)]
+        origins = zip(self.dims, self.origin, strict=True)
+        box = tuple(slice(slices[d].start - o, slices[d].stop - o) for d, o in origins)
+        return self.array[box]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _DaskSource(_MemorySource):
     """Cells of a dask array, from `origin` on, computed in the calling thread."""
 
-    hides_chunks: bool = True
+    hides_absent_chunks: bool = True
 
-    def take(self, slices: Slices) -> NDArray[Any]:
+    def read(self, slices: Slices) -> NDArray[Any]:
         return np.asarray(self._part(slices).compute(scheduler="synchronous"))
 
     def narrow(self, slices: Slices) -> Source:
@@ -92,24 +95,24 @@ class _LazySource(Source):
 
     array: Any
 
-    def take(self, slices: Slices) -> NDArray[Any]:
+    def read(self, slices: Slices) -> NDArray[Any]:
         from xarray import Variable
 
         indexers = {dim: slices[dim] for dim in self.dims}
         return np.asarray(Variable(self.dims, self.array).isel(indexers).values)
 
     def narrow(self, slices: Slices) -> Source:
-        if self.sent_whole:
+        if self.is_shared:
             return self
-        # in another process that memory would be empty, and read as gaps
-        cells, origin = self.take(slices), _starts(slices, self.dims)
+        # a store in the memory of this process would be empty in another one, and read as gaps
+        cells, origin = self.read(slices), _starts(slices, self.dims)
         return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
 
 
 class _ZarrSource(Source):
-    """Cells of a zarr array that need no decoding, read without xarray, which is slow to import."""
+    """Cells of `stored` that need no decoding, read without xarray, which is slow to import."""
 
-    def take(self, slices: Slices) -> NDArray[Any]:
+    def read(self, slices: Slices) -> NDArray[Any]:
         box = tuple(slices[dim] for dim in self.dims)
         if isinstance(self.stored, DiskChunks):
             return self.stored.read(box)
@@ -118,12 +121,11 @@ class _ZarrSource(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class ComputedSource(Source):
-    """Cells computed from their positions."""
+    """Cells computed by a function of an array of positions along each dim."""
 
-    # Called with an array of positions along each dim; returns the values.
     function: Callable[..., NDArray[Any]]
 
-    def take(self, slices: Slices) -> NDArray[Any]:
+    def read(self, slices: Slices) -> NDArray[Any]:
         return self.function(*(np.arange(slices[d].start, slices[d].stop) for d in self.dims))
 
 
@@ -150,18 +152,19 @@ def _source(variable: xr.Variable) -> Source:
 
 def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
     """Return a source of a lazily indexed file: zarr itself where xarray adds nothing."""
-    found = Opened.of(array, dtype)
-    if found.plain and found.stored is not None:
+    zarr = LazyZarr.behind(array, dtype)
+    stored = zarr.array if zarr.is_whole and not zarr.in_this_process else None
+    if zarr.is_undecoded and stored is not None:
         # without the zarr array a worker need not import zarr, half of its start-up time
-        stored = DiskChunks.of(found.stored) or found.stored
+        stored = DiskChunks.of(stored) or stored
         return _ZarrSource(dims=dims, dtype=dtype, stored=stored)
     return _LazySource(
         dims=dims,
         dtype=dtype,
         array=array,
-        sent_whole=not found.here_only,
-        stored=found.stored,
-        hides_chunks=found.hides_chunks,
+        is_shared=not zarr.in_this_process,
+        stored=stored,
+        hides_absent_chunks=zarr.array is not None and stored is None,
     )
 
 
@@ -182,11 +185,11 @@ def _is_persisted(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class CubeReader:
-    """A reader of regions of a cube as plain arrays; picklable for every kind of cube."""
+    """A reader of regions of a cube as plain arrays; picklable for every kind of cube.
 
-    # Make one with `CubeReader.of`.
+    Make one with `CubeReader.of`. All arrays that it reads have `dims`, those of the cube.
+    """
 
-    # Dims of the cube; arrays that are read have all of them, in this order.
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     sources: Mapping[str, Source]
@@ -228,20 +231,20 @@ class CubeReader:
         """Return a reader of some of the variables."""
         return replace(self, sources={name: self.sources[name] for name in names})
 
-    def common(self) -> CubeReader:
+    def shared(self) -> CubeReader:
         """Return a reader of the sources that all regions share, to be sent only once."""
-        whole = {n: source for n, source in self.sources.items() if source.sent_whole}
-        return CubeReader(self.dims, self.shape, whole)
+        shared = {n: source for n, source in self.sources.items() if source.is_shared}
+        return CubeReader(self.dims, self.shape, shared)
 
-    def own(self, slices: Slices) -> Self:
-        """Return a reader of one region without the sources of `common`."""
+    def unshared(self, slices: Slices) -> Self:
+        """Return a reader of one region without the sources of `shared`."""
         narrow = self.narrow(slices)
-        own = {n: s for n, s in narrow.sources.items() if not self.sources[n].sent_whole}
-        return replace(narrow, sources=own)
+        unshared = {n: s for n, s in narrow.sources.items() if not self.sources[n].is_shared}
+        return replace(narrow, sources=unshared)
 
-    def joined(self, common: CubeReader) -> Self:
-        """Add the sources of `common`."""
-        return replace(self, sources={**common.sources, **self.sources})
+    def joined(self, shared: CubeReader) -> Self:
+        """Add the sources of `shared`."""
+        return replace(self, sources={**shared.sources, **self.sources})
 
     def read(self, slices: Slices) -> dict[str, NDArray[Any]]:
         """Read one region of every variable."""
@@ -250,17 +253,16 @@ class CubeReader:
     def absent(
         self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
     ) -> dict[str, AbsentChunks]:
-        """Return the variables with absent chunks in their zarr source."""
+        """Return the variables with absent chunks that begin in `owned`, given the cells read."""
         found = {}
+        origin = {dim: slices[dim].start for dim in self.dims}
         for name, source in self.sources.items():
             if source.stored is None:
                 continue
-            lacking = [slice(None) if d in source.dims else slice(0, 1) for d in self.dims]
-            origin = {dim: slices[dim].start for dim in self.dims}
+            # along dims that the variable lacks, all cells are the same
+            box = tuple(slice(None) if d in source.dims else slice(0, 1) for d in self.dims)
             with _reading(name, slices):
-                absent = absent_chunks(
-                    source.stored, source.dims, cells[name][tuple(lacking)], origin, owned
-                )
+                absent = absent_chunks(source.stored, source.dims, cells[name][box], origin, owned)
             if absent is not None:
                 found[name] = absent
         return found
@@ -268,15 +270,14 @@ class CubeReader:
     def _read_one(self, name: str, slices: Slices) -> NDArray[Any]:
         source = self.sources[name]
         with _reading(name, slices):
-            values = source.take(slices)
+            values = source.read(slices)
         if source.dims == self.dims:
             return values
-        order = [d for d in self.dims if d in source.dims]
-        values = values.transpose([source.dims.index(d) for d in order])
-        lacking = tuple(i for i, dim in enumerate(self.dims) if dim not in source.dims)
-        values = np.expand_dims(values, lacking)
-        full = tuple(slices[d].stop - slices[d].start for d in self.dims)
-        return values if values.shape == full else np.broadcast_to(values, full)
+        values = values.transpose([source.dims.index(d) for d in self.dims if d in source.dims])
+        absent_axes = tuple(axis for axis, d in enumerate(self.dims) if d not in source.dims)
+        values = np.expand_dims(values, absent_axes)
+        shape = tuple(slices[d].stop - slices[d].start for d in self.dims)
+        return values if values.shape == shape else np.broadcast_to(values, shape)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ml4cube.core.errors import InvalidValueError, listed
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube.masks_and_labels import (
+    RECIPE_ATTR,
+    ROLE_ATTR,
+    is_label,
+    is_named_mask,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -34,38 +39,42 @@ _MOST_VERTICES = 16  # a longer dim is one of the cube, such as the vertices of 
 
 def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
     """Return the dims of a cube: those of its data variable with most dims, in its order."""
-    others = not_data(ds, filter_var)
-    numbers = {
+    kinds = not_data(ds, filter_var)
+    numeric = {
         str(name): variable
         for name, variable in ds.data_vars.items()
-        if name not in others and variable.dtype.kind in "fiubcmM" and not repeats_dim(variable)
+        if name not in kinds and variable.dtype.kind in "fiubcmM" and not repeats_dim(variable)
     }
-    sampled = {name for name, variable in numbers.items() if holds_dtype(variable.dtype)}
-    candidates = {name: numbers[name].dims for name in numbers if not sampled or name in sampled}
-    if not candidates:
+    # variables that samples cannot hold count only if there are no others
+    held = {name: variable for name, variable in numeric.items() if holds_dtype(variable.dtype)}
+    dims_of = {name: variable.dims for name, variable in (held or numeric).items()}
+    if not dims_of:
         raise InvalidValueError(
             "the cube has no data variable of numbers, booleans or dates with each dim once, only "
-            f"{_listed(ds, others)}"
+            f"{_variables_with_kinds(ds, kinds)}"
         )
-    most = max(len(dims) for dims in candidates.values())
-    largest = {name: dims for name, dims in candidates.items() if len(dims) == most}
-    grids: dict[frozenset[Hashable], str] = {}
+    most = max(map(len, dims_of.values()))
+    largest = {name: dims for name, dims in dims_of.items() if len(dims) == most}
+    name_of_grid: dict[frozenset[Hashable], str] = {}
     for name, dims in largest.items():
-        grids.setdefault(frozenset(dims), name)
-    if len(grids) > 1:
-        found = " and ".join(f"{name!r} with dims {largest[name]}" for name in grids.values())
-        first = [name for name in candidates if set(candidates[name]) <= set(next(iter(grids)))]
+        name_of_grid.setdefault(frozenset(dims), name)
+    if len(name_of_grid) > 1:
+        found = " and ".join(
+            f"{name!r} with dims {dims_of[name]}" for name in name_of_grid.values()
+        )
+        first_grid = next(iter(name_of_grid))
+        on_first_grid = [name for name, dims in dims_of.items() if first_grid.issuperset(dims)]
         raise InvalidValueError(
             f"the dims of the cube are ambiguous: it has {found}; select the variables of one "
-            f"grid, ds[{first}]"
+            f"grid, ds[{on_first_grid}]"
         )
     return tuple(str(dim) for dim in next(iter(largest.values())))
 
 
-def _listed(ds: xr.Dataset, others: dict[str, str]) -> str:
+def _variables_with_kinds(ds: xr.Dataset, kinds: dict[str, str]) -> str:
     shown = [
-        f"{str(n)!r} ({others.get(str(n)) or f'{v.dtype} with dims {v.dims}'})"
-        for n, v in ds.data_vars.items()
+        f"{str(name)!r} ({kinds.get(str(name)) or f'{v.dtype} with dims {v.dims}'})"
+        for name, v in ds.data_vars.items()
     ]
     return ", ".join(shown) or "coordinates"
 
@@ -74,34 +83,34 @@ def cube_variables(
     ds: xr.Dataset, filter_var: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """Return the variables that samples can hold, and for the others the reason why not."""
-    dims, no_data = cube_dims(ds, filter_var), not_data(ds, filter_var)
+    dims, kinds = cube_dims(ds, filter_var), not_data(ds, filter_var)
     label = split_label(ds)
-    kept: list[str] = []
-    others: dict[str, str] = {}
+    held: list[str] = []
+    reasons: dict[str, str] = {}
     for key, v in ds.data_vars.items():
         name = str(key)
-        if name in no_data:
+        if name in kinds:
             if name not in (filter_var, label):
-                why = f" by its {roles.ROLE_ATTR}" if roles.ROLE_ATTR in v.attrs else ""
-                others[name] = f"is {no_data[name]}{why}"
+                by_attribute = f" by its {ROLE_ATTR}" if ROLE_ATTR in v.attrs else ""
+                reasons[name] = f"is {kinds[name]}{by_attribute}"
         elif not set(v.dims) <= set(dims):
-            others[name] = f"has dims {v.dims} outside the cube's {dims}"
+            reasons[name] = f"has dims {v.dims} outside the cube's {dims}"
         elif not holds_dtype(v.dtype):
-            others[name] = f"is of dtype {v.dtype}"
+            reasons[name] = f"is of dtype {v.dtype}"
         elif repeats_dim(v):
-            others[name] = f"has a dim twice: {v.dims}"
+            reasons[name] = f"has a dim twice: {v.dims}"
         else:
-            kept.append(name)
-    return kept, others
+            held.append(name)
+    return held, reasons
 
 
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
-    """Return the variables that hold data, each judged by itself, on any dims."""
-    label, others, excluded = split_label(ds), not_data(ds), set(exclude)
+    """Return the data variables on any dims whose dtype is of one of numpy's `kinds`."""
+    excluded, no_data = set(exclude), {*not_data(ds), split_label(ds)}
     found = [
         str(name)
         for name, v in ds.data_vars.items()
-        if name not in others and name != label and v.dtype.kind in kinds
+        if name not in no_data and v.dtype.kind in kinds
     ]
     if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
         logger.debug("left out: %s", ", ".join(left_out))
@@ -112,7 +121,7 @@ def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
     """Return the variables that are not data, whatever their dtype, with their kind."""
     found = {}
     for name, variable in ds.variables.items():
-        if roles.is_label(name, variable.dtype, variable.attrs):
+        if is_label(name, variable.dtype, variable.attrs):
             found[str(name)] = "the split label"
         elif is_mask(name, ds, filter_var):
             found[str(name)] = "a mask"
@@ -145,25 +154,27 @@ def _auxiliary(ds: xr.Dataset) -> dict[str, str]:
 
 def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> list[str]:
     """Find bounds by the name of the variable, or of a dim that no data variable has."""
-    others = {str(n): v for n, v in ds.data_vars.items() if n not in known}
-    few = {dim for dim, n in ds.sizes.items() if n <= _MOST_VERTICES}
-    vertices = {dim for dim in few.difference(ds.coords) if _BOUNDS_DIM.search(str(dim).lower())}
-    by_name = {name for name in others if _BOUNDS.search(name.lower())}
-    by_dim = {name for name, v in others.items() if vertices.intersection(v.dims)} - by_name
-    known_names = {str(name).lower() for name in (*ds.coords, *ds.dims)}
-    of_data = {
+    variables = {str(n): v for n, v in ds.data_vars.items() if n not in known}
+    short_dims = {dim for dim, n in ds.sizes.items() if n <= _MOST_VERTICES}
+    bounds_dims = {
+        dim for dim in short_dims.difference(ds.coords) if _BOUNDS_DIM.search(str(dim).lower())
+    }
+    by_name = {name for name in variables if _BOUNDS.search(name.lower())}
+    by_dim = {n for n, v in variables.items() if bounds_dims.intersection(v.dims)} - by_name
+    data_dims = {
         dim
-        for name, v in others.items()
+        for name, v in variables.items()
         if name not in by_name | by_dim and holds_dtype(v.dtype) and not repeats_dim(v)
         for dim in v.dims
     }
-    if not of_data:  # there are no data that they could be bounds of
+    if not data_dims:  # there are no data that they could be bounds of
         by_dim = set()
+    axis_names = {str(name).lower() for name in (*ds.coords, *ds.dims)}
     return [
         name
         for name in by_name | by_dim
-        if few.intersection(others[name].dims) - of_data
-        or (name in by_name and _BOUNDS.sub("", name.lower()) in known_names)
+        if short_dims.intersection(variables[name].dims) - data_dims
+        or (name in by_name and _BOUNDS.sub("", name.lower()) in axis_names)
     ]
 
 
@@ -171,7 +182,7 @@ def split_label(ds: xr.Dataset) -> str | None:
     """Return the name of the variable with the part of each cell."""
     if "split" in ds.variables:
         return "split"
-    found = [str(n) for n, v in ds.variables.items() if roles.is_label(n, v.dtype, v.attrs)]
+    found = [str(n) for n, v in ds.variables.items() if is_label(n, v.dtype, v.attrs)]
     if len(found) > 1:
         raise InvalidValueError(
             f"only one variable can be the split label, got {listed(found)}; rename it to 'split'"
@@ -180,7 +191,7 @@ def split_label(ds: xr.Dataset) -> str | None:
         return found[0]
     # a renamed and then aligned label looks like data computed with a label
     for name, var in ds.variables.items():
-        if roles.RECIPE_ATTR in var.attrs and var.dtype.kind != "b":
+        if RECIPE_ATTR in var.attrs and var.dtype.kind != "b":
             logger.warning(
                 "%r of %s is treated as data computed with a split label; rename it to 'split' if "
                 "it is the label",
@@ -193,7 +204,7 @@ def split_label(ds: xr.Dataset) -> str | None:
 def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
     """Return True if a variable is a mask rather than data."""
     variable = ds.variables[name]
-    return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
+    return name == filter_var or is_named_mask(name, variable.dtype, variable.attrs)
 
 
 def repeats_dim(variable: xr.Variable | xr.DataArray) -> bool:

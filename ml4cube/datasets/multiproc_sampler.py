@@ -559,7 +559,7 @@ class MultiProcSampler:
                     scaling,
                     self._options.order == "shuffled",
                     self._precision,
-                    self.sampling.reader.common(),
+                    self.sampling.reader.shared(),
                 )
                 for part, draft in drafts.items()
             }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, needs_torch
-from ml4cube.core.same_scaling import check_joined
+from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.loading.augmentation import Flip, Rotate90
 from ml4cube.loading.handover import Augment, Collate
 from ml4cube.loading.loaders import (
@@ -125,7 +125,7 @@ def prep_dataloader(
     arguments = dict(locals())
     given = {name: arguments.pop(name) for name in ("train_ds", "test_ds", "val_ds")}
     options = LoaderOptions(**arguments)
-    check_joined(given)
+    check_same_scaling(given)
     loaders = []
     for name, data in given.items():
         if data is not None:

@@ -19,7 +19,7 @@ from ml4cube.core.rank_shares import Ints
 from ml4cube.core.sample_spec import SAMPLE_DIM, SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import scale_parameters
-from ml4cube.cube.chunks.opened import Opened, file_behind
+from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
 from ml4cube.cube.reader import CubeReader
 from ml4cube.loading.lead_time import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
@@ -299,6 +299,6 @@ def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
 def _array_behind(variable: xr.Variable) -> Any:
     """Return the zarr array that a lazy variable shows unchanged, or None."""
     file = None if variable.chunks is None else file_behind(variable.data)
-    found = None if file is None else Opened.of(file, np.dtype(variable.dtype))
+    zarr = LazyZarr() if file is None else LazyZarr.behind(file, np.dtype(variable.dtype))
     # without slicing, decoding or casting between array and variable
-    return found.zarr if found and found.plain and found.whole else None
+    return zarr.array if zarr.is_undecoded and zarr.is_whole else None

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
-from ml4cube.cube.chunks.codecs import CHECKSUM, Bytes, ChunkCodecs
+from ml4cube.cube.chunks.codecs import CHECKSUM_BYTES, Bytes, ChunkCodecs
 from ml4cube.loading.ring.slots import Scratch
 from ml4cube.store.format import read_manifest, read_metadata
 
@@ -111,7 +111,7 @@ class ShardedArray:
 
     def _read_index(self, key: str) -> NDArray[np.uint64]:
         index = np.empty((self.shard // self.chunk, 2), "<u8")
-        size = index.nbytes + CHECKSUM
+        size = index.nbytes + CHECKSUM_BYTES
         if self.sizes[key] < size:
             raise StoreError(f"{self.root}/{key} is too short; make the store again")
         data = self._bytes(key, self.sizes[key] - size, size)

@@ -25,7 +25,7 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import Block, Grid, SizesLike, cell_ids
-from ml4cube.core.missing import fill_gaps, find_gaps, flags_of
+from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps
 from ml4cube.core.statistics import scale_values, unscale_values
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
@@ -357,7 +357,7 @@ class _BlockPredictor:
         values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in spec.features}
         if spec.mask is None:
             return values, np.ones(math.prod(tile.shape), bool)
-        in_mask = flags_of(cells[spec.mask]).reshape(-1)
+        in_mask = bool_mask(cells[spec.mask]).reshape(-1)
         if spec.masks_features:
             for name, array in values.items():
                 if array.dtype.kind == "f":
@@ -440,7 +440,7 @@ class _BlockPredictor:
         return fill_gaps(
             samples,
             method,
-            known=known,
+            train_stats=known,
             const=metadata.spec.const,
             seed=settings.get("seed", 0),
             positions=None if ids is None else ids[positions],

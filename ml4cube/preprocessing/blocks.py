@@ -15,7 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.cube.chunks.blocks import block_shape, blocks
-from ml4cube.cube.chunks.opened import straight
+from ml4cube.cube.chunks.lazy_zarr import read_directly
 
 T = TypeVar("T")
 Slices = dict[str, slice]
@@ -36,7 +36,7 @@ def each_block(
     """
     if variable.size == 0:
         return
-    variable = straight(variable)
+    variable = read_directly(variable)
     variables = (variable, *others)
     other_dims = [() if other is None else other.dims for other in others]
     of_block = partial(_apply, function, variable.dims, other_dims)

@@ -24,6 +24,8 @@ from ml4cube.core.errors import (
     check_choice,
     check_flags,
     check_names,
+    check_numpy,
+    check_real_number,
     check_seed,
     names_of,
 )
@@ -31,12 +33,11 @@ from ml4cube.core.missing import (
     DROP_POLICIES,
     FILL_METHODS,
     FILLED_ATTR,
-    blank,
-    check_real_number,
     fill_gaps,
     find_gaps,
+    set_gaps,
 )
-from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
+from ml4cube.core.statistics import VariableStatistics, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
@@ -216,7 +217,7 @@ def apply_filter(
 def _with_gaps(array: xr.DataArray, cells: xr.Variable) -> Any:
     """Turn cells of a variable into gaps, lazily if it is lazy."""
     return xr.apply_ufunc(
-        blank,
+        set_gaps,
         read_in_blocks(array),
         cells,
         dask="parallelized",
@@ -431,7 +432,7 @@ def fill_nan_values(
     options = {
         name: {
             "method": how,
-            "known": None if how == "constant" else _without_dims(name, statistics or {}),
+            "train_stats": None if how == "constant" else _without_dims(name, statistics or {}),
             "const": const,
             "seed": seed,
             "variable": name,

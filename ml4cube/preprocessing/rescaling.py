@@ -15,11 +15,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, prefixed
-from ml4cube.core.missing import plain
-from ml4cube.core.scaling import PLACES_ATTR, decoded_places, match_places
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real, prefixed
+from ml4cube.core.missing import masked_to_gaps
+from ml4cube.core.scaling import ENTRIES_ATTR, decode_entries, match_entries
 from ml4cube.core.statistics import (
-    check_real,
     offset_and_scale,
     scale_parameters,
     scale_values,
@@ -99,9 +98,9 @@ def rescale_array(
                 f"the statistics of {name!r} keep dims, so its values must be a DataArray or in a "
                 f"Dataset, got {type(array).__name__}"
             )
-        array = xr.DataArray(array if hasattr(array, "dask") else plain(array))
+        array = xr.DataArray(array if hasattr(array, "dask") else masked_to_gaps(array))
         return rescale_array(name, array, offset, scale, rescale_values).data
-    check_real(name, array.dtype)
+    check_real(f"variable {name!r}", array.dtype)
     cubes.check_decoded(name, array)
     array = read_in_blocks(array)
     entries = _entries(name, array, offset) if offset.dims else []
@@ -134,19 +133,19 @@ def _rescale_block(
 
 def _entries(name: str, array: xr.DataArray, offset: xr.DataArray) -> list[xr.Variable]:
     """Return, for each dim of the statistics, the entry of every cell."""
-    if PLACES_ATTR in array.attrs:
+    if ENTRIES_ATTR in array.attrs:
         return _entries_of_samples(array, offset.shape)
     dims = [str(dim) for dim in offset.dims]
     labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
     coords = {str(d): array.indexes[d].values for d in array.dims if d in array.indexes}
     sizes = {str(dim): n for dim, n in array.sizes.items()}
-    matched = match_places(name, dims, offset, labels, sizes, coords)
+    matched = match_entries(name, dims, offset, labels, sizes, coords)
     return [xr.Variable((dim,), entries) for dim, entries in matched]
 
 
 def _entries_of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable]:
     """Return `_entries` of a store's samples, which know their positions in the cube."""
-    name, stored = array.name, array.attrs[PLACES_ATTR]
+    name, stored = array.name, array.attrs[ENTRIES_ATTR]
     if len(stored) != len(shape):
         raise InvalidValueError(
             f"the samples of {name!r} were scaled by statistics along {[s[0] for s in stored]}, "
@@ -154,7 +153,7 @@ def _entries_of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.
         )
     result = []
     for (dim, entry_of_cell), (*_, window_dim, window), entries in zip(
-        decoded_places(stored), stored, shape, strict=True
+        decode_entries(stored), stored, shape, strict=True
     ):
         index = array.coords.get(f"{dim}_index")
         if index is None or (window_dim and array.sizes.get(window_dim) != window):

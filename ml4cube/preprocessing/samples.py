@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.missing import plain
+from ml4cube.core.missing import masked_to_gaps
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.opening import as_dataset
 from ml4cube.preprocessing import cubes
@@ -53,7 +53,7 @@ def as_cube(ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR) -> xr.Dat
     cubes.check_cube(ds)
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return as_dataset(ds)
-    arrays = {name: plain(values) for name, values in ds.items()}
+    arrays = {name: masked_to_gaps(values) for name, values in ds.items()}
     shapes = {n: array.shape for n, array in arrays.items() if n not in (filter_var, "split")}
     lengths = {name: shape[:1] for name, shape in shapes.items()}
     if len(set(lengths.values())) != 1 or () in lengths.values():

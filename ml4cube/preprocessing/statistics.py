@@ -14,6 +14,7 @@ from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
+    check_real,
     names_of,
     prefixed,
 )
@@ -227,7 +228,7 @@ def _chosen(
         )
     for name in chosen:
         cubes.check_decoded(name, cube.variables[name])
-        core.check_real(name, cube.variables[name].dtype)
+        check_real(f"variable {name!r}", cube.variables[name].dtype)
     return chosen
 
 

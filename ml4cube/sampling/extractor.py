@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.core.grid import Block, Grid, cell_ids
-from ml4cube.core.missing import fill_gaps, find_gaps, flags_of, window_all, window_any
+from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps, window_all, window_any
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import EXCLUDED, PARTS
@@ -190,7 +190,7 @@ class Extractor:
         """Return the mask, False where it has a gap."""
         if self.spec.filter_var is None:
             return None
-        return flags_of(cells[self.spec.filter_var])
+        return bool_mask(cells[self.spec.filter_var])
 
     def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
         """Return the gaps of a variable, with those that the mask makes."""
@@ -269,7 +269,7 @@ class Extractor:
         return fill_gaps(
             samples,
             method,
-            known=None if self.fill is None else self.fill[name],
+            train_stats=None if self.fill is None else self.fill[name],
             const=self.spec.const,
             seed=self.seed,
             positions=positions,

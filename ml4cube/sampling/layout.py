@@ -10,7 +10,7 @@ import numpy as np
 from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
-from ml4cube.core.scaling import PLACES_ATTR, Scaling, encoded_places
+from ml4cube.core.scaling import ENTRIES_ATTR, Scaling, encode_entries
 from ml4cube.core.statistics import scaled_attrs
 from ml4cube.sampling.cf_encoding import jsonable, without_epoch
 from ml4cube.sampling.plan import SamplePlan
@@ -73,16 +73,16 @@ def _variable_attrs(
     if scaling is None:
         return attrs
     attrs = scaled_attrs(attrs)
-    if scaling.places:
+    if scaling.entries:
         spec = sampling.spec
         window_sizes = spec.window_of(name, window)
         stored_dims = dict(zip(window_sizes, _dims(spec, name, window)[1:], strict=True))
         # each with the stored dim that it lies along and the length of that; "" and 1 if none
         places = [
             [*place, stored_dims.get(place[0], ""), window_sizes.get(place[0], 1)]
-            for place in encoded_places(scaling.places)
+            for place in encode_entries(scaling.entries)
         ]
-        return attrs | {PLACES_ATTR: places}
+        return attrs | {ENTRIES_ATTR: places}
     return attrs | {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
 
 

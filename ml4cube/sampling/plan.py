@@ -144,7 +144,7 @@ def make_plan(
     schema: Schema | None = None
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
-    shared = extractor, sampling.reader.common(), not sparing
+    shared = extractor, sampling.reader.shared(), not sparing
     for results in _in_order(engine.run(count_tiles, shared, tasks)):
         for result in results:
             counts[result.id] = result.outcomes
@@ -194,7 +194,7 @@ def makes_samples(sampling: Sampling) -> bool:
 def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
     """Check `missing_chunks`; refuse "raise" where missing chunks cannot be found."""
     check_choice("missing_chunks", missing_chunks, ("fill", "raise"))
-    hidden = [name for name, source in reader.sources.items() if source.hides_chunks]
+    hidden = [name for name, source in reader.sources.items() if source.hides_absent_chunks]
     if missing_chunks == "raise" and hidden:
         raise InvalidValueError(
             f"missing_chunks='raise' is not possible for {hidden}: only in an unchanged zarr "
@@ -272,10 +272,10 @@ def fill_statistics(sampling: Sampling, engine: TaskEngine, batch: int | None) -
     }
     boxes = Grid.blocks(shape, size)
     tasks = (
-        [(boxes.block(id), sampling.reader.own(boxes.block(id).slices)) for id in ids]
+        [(boxes.block(id), sampling.reader.unshared(boxes.block(id).slices)) for id in ids]
         for ids in _batches(len(boxes), sampling, batch)
     )
-    shared = sampling.extractor, sampling.reader.common()
+    shared = sampling.extractor, sampling.reader.shared()
     results = _in_order(engine.run(count_train_cells, shared, tasks))
     return functools.reduce(Statistics.merge, itertools.chain.from_iterable(results))
 

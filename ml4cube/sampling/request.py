@@ -246,7 +246,7 @@ class Sampling:
         """Yield each tile with a reader for a worker."""
         for id in ids:
             cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
-            yield int(id), self.reader.own(cells)
+            yield int(id), self.reader.unshared(cells)
 
 
 def _check_positive(name: str, value: Any, most: float = math.inf) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ml4cube.core.errors import InvalidValueError, prefixed
-from ml4cube.core.scaling import Places, Scaling
+from ml4cube.core.scaling import Entries, Scaling
 from ml4cube.core.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def scaling_of(
     return scaling
 
 
-def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Places]:
+def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Entries]:
     """Return the scaling of every cell, of variables whose scaling differs between cells."""
-    places = {name: of_variable.places for name, of_variable in scaling.items()}
+    places = {name: of_variable.entries for name, of_variable in scaling.items()}
     return {name: found for name, found in places.items() if found}

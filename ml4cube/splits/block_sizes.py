@@ -56,9 +56,9 @@ def _choose(view: CubeView, shares: list[float], windows: Grid | None) -> LargeB
             view.canonical,
             groups,
             blocks_wanted(shares),
-            least=len(shares),
+            fewest=len(shares),
             windows=windows,
-            around=[turn[0]] if turn else [],
+            cyclic=[turn[0]] if turn else [],
         )
         if blocks.is_apart:
             break

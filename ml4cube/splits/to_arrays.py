@@ -14,9 +14,9 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueEr
 from ml4cube.core.missing import (
     FILL_FEATURES,
     FILLED_ATTR,
+    bool_mask,
     find_gaps,
-    flags_of,
-    plain,
+    masked_to_gaps,
     warn_of_filled,
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
@@ -98,7 +98,7 @@ def create_split(
         raise InvalidTypeError(f"stack_axis must be an integer, got {stack_axis!r}")
     if not -axes <= stack_axis < axes:
         raise InvalidValueError(f"stack_axis must be from {-axes} to {axes - 1}, got {stack_axis}")
-    allowed = flags_of(arrays[mask[0]]) if mask else np.bool_(True)
+    allowed = bool_mask(arrays[mask[0]]) if mask else np.bool_(True)
     parts = [
         _take(arrays, (arrays["split"] == label) & allowed, used, part, by_cell)
         for part, label in (("train", TRAIN), ("test", TEST))
@@ -191,7 +191,7 @@ def _align(
                     "it out"
                 )
         return {name: np.asarray(data[name].variable.set_dims(sizes).values) for name in names}  # type: ignore[no-untyped-call]
-    arrays = {name: plain(data[name]) for name in names}
+    arrays = {name: masked_to_gaps(data[name]) for name in names}
     shape = arrays[used[0]].shape
     for name, array in arrays.items():
         last = shape[-array.ndim or len(shape) :] if name in labels else shape

@@ -13,9 +13,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_numpy
 from ml4cube.core.grid import Grid
-from ml4cube.core.statistics import check_numpy
 from ml4cube.splits.cube import CubeView, in_chunks
 from ml4cube.splits.tiles import sum_tiles
 
@@ -49,7 +48,7 @@ def valid_mask(valid: ValidLike | None, view: CubeView) -> xr.DataArray | None:
 
 def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
     """Check that an array lies on the cells of a cube; return it without coordinates."""
-    check_numpy(argument if array.name is None else str(array.name), array.dtype)
+    check_numpy(argument if array.name is None else f"variable {array.name!r}", array.dtype)
     check_aligned(_called(argument, array), array, view)
     # chunk first: without its attributes, an array has lost the chunks of its file
     return xr.DataArray(in_chunks(array).variable, name=array.name)

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import StoreError
 from ml4cube.core.missing import FILLED_ATTR
 from ml4cube.core.sample_spec import SampleSpec
-from ml4cube.core.scaling import Places, decoded_places, encoded_places
+from ml4cube.core.scaling import Entries, decode_entries, encode_entries
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
 from ml4cube.store.folders import FILES_AT_ONCE, HASH_ALGORITHM, Files, Folder, digest
@@ -492,7 +492,7 @@ class StoreMetadata:
     variables: tuple[str, ...]
     fill: Statistics | None = None
     filled: Mapping[str, str] = field(default_factory=dict)
-    places: Mapping[str, Places] = field(default_factory=dict)
+    places: Mapping[str, Entries] = field(default_factory=dict)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -565,7 +565,7 @@ class StoreMetadata:
                 variables=tuple(attrs["variables"]),
                 fill=_statistics(attrs[_FILL_ATTR]) if _FILL_ATTR in attrs else None,
                 filled=dict(attrs.get("filled", {})),
-                places={n: decoded_places(p) for n, p in attrs.get(_PLACES_ATTR, {}).items()},
+                places={n: decode_entries(p) for n, p in attrs.get(_PLACES_ATTR, {}).items()},
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -593,7 +593,7 @@ class StoreMetadata:
         if self.fill is not None:
             attrs[_FILL_ATTR] = json.loads(self.fill.to_json())
         if self.places:
-            attrs[_PLACES_ATTR] = {n: encoded_places(places) for n, places in self.places.items()}
+            attrs[_PLACES_ATTR] = {n: encode_entries(places) for n, places in self.places.items()}
         return attrs
 
 

@@ -27,7 +27,7 @@ from ml4cube.core.errors import (
     StoreError,
     check_choice,
 )
-from ml4cube.core.same_scaling import check_joined
+from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.progress import write_line
 from ml4cube.training.callbacks import LoggerCallback, is_better
 from ml4cube.training.files.checkpoint import write_bytes
@@ -147,7 +147,7 @@ class Trainer:
         check_count("patience", patience, optional=True)
         if self._by_batch:
             check_loader("train_data", train_data)
-        check_joined({"train_data": train_data, "test_data": test_data})
+        check_same_scaling({"train_data": train_data, "test_data": test_data})
         if not self._by_batch and epochs > 1:
             raise InvalidTypeError(
                 f"epochs must be 1 with batch_training=False, which fits once; got {epochs}"

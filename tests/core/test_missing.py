@@ -12,10 +12,10 @@ from hypothesis.extra import numpy as hnp
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import (
-    blank,
     fill_gaps,
     find_gaps,
-    plain,
+    masked_to_gaps,
+    set_gaps,
     uniform_noise,
     window_all,
     window_any,
@@ -27,7 +27,7 @@ SHAPES = hnp.array_shapes(min_dims=1, max_dims=5, max_side=4)
 ELEMENTS = st.sampled_from([0.0, 1.5, -3.0, math.nan, math.nan, math.inf])
 
 
-def known(mean: float) -> VariableStatistics:
+def stats(mean: float) -> VariableStatistics:
     """Statistics of train cells between 0 and twice their mean."""
     return VariableStatistics(4, mean, 0.0, 0.0, 2 * mean)
 
@@ -62,7 +62,7 @@ def test_gaps_of_every_dtype() -> None:
 
 @given(hnp.arrays(np.float64, SHAPES, elements=ELEMENTS))
 def test_sample_mean_falls_back_to_the_train_mean(values: np.ndarray) -> None:
-    filled = fill_gaps(values, "sample_mean", known=known(7.5))
+    filled = fill_gaps(values, "sample_mean", train_stats=stats(7.5))
     means = oracle.sample_means(values, 7.5).reshape(-1, *(1,) * (values.ndim - 1))
     expected = np.where(np.isfinite(values), values, means)
     np.testing.assert_allclose(filled, expected, rtol=1e-15)
@@ -83,7 +83,7 @@ def test_noise_is_even_and_differs_by_seed_and_variable() -> None:
 @pytest.mark.parametrize("method", ["sample_mean", "mean", "constant", "noise"])
 @given(hnp.arrays(st.sampled_from([">f4", "<f4", ">f8", "<f8", ">f2"]), SHAPES, elements=ELEMENTS))
 def test_the_dtype_never_depends_on_whether_there_are_gaps(method: str, values: np.ndarray) -> None:
-    filled = fill_gaps(values, method, known=known(1.0), const=1.0)
+    filled = fill_gaps(values, method, train_stats=stats(1.0), const=1.0)
     assert filled.dtype.str == values.dtype.str
     assert np.isfinite(filled).all()
     gaps = ~np.isfinite(values)
@@ -93,13 +93,13 @@ def test_the_dtype_never_depends_on_whether_there_are_gaps(method: str, values: 
 def test_constants_and_means_keep_the_dtype_and_other_kinds_are_refused() -> None:
     values = np.array([[1, np.nan], [np.inf, 4]], "float32")
     assert fill_gaps(values, "constant", const=-9).tolist() == [[1, -9], [-9, 4]]
-    assert fill_gaps(values, "mean", known=known(2.5)).dtype == np.float32
+    assert fill_gaps(values, "mean", train_stats=stats(2.5)).dtype == np.float32
     assert fill_gaps(np.array([1, 2]), "mean").tolist() == [1, 2]
     for method, words in [("constant", "needs const"), ("mean", "needs mean"), ("noise", "low")]:
         with pytest.raises(InvalidValueError, match=f"{words}.*'t'"):
             fill_gaps(values, method, variable="t")
     with pytest.raises(InvalidValueError, match="train part may be all gaps"):
-        fill_gaps(values, "mean", known=known(math.nan))
+        fill_gaps(values, "mean", train_stats=stats(math.nan))
     with pytest.raises(InvalidTypeError, match="must be a real number"):
         fill_gaps(values, "constant", const="x")
     with pytest.raises(InvalidTypeError, match="must be of a float dtype"):
@@ -111,7 +111,7 @@ def test_constants_and_means_keep_the_dtype_and_other_kinds_are_refused() -> Non
 @pytest.mark.parametrize("dtype", [">f4", ">f8", ">c16", ">M8[s]", "f2", "m8[D]"])
 def test_blanked_cells_keep_dtype_and_byte_order(dtype: str) -> None:
     values = np.array([1, 2], dtype)
-    found = blank(values, np.array([[True, False]]))
+    found = set_gaps(values, np.array([[True, False]]))
     assert (found.dtype, found.shape) == (values.dtype, (1, 2))
     assert find_gaps(found).tolist() == [[True, False]]
     assert found[0, 1] == values[1]
@@ -120,16 +120,16 @@ def test_blanked_cells_keep_dtype_and_byte_order(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i2", "i8", "u1", "?", "M8[s]", "m8[D]"])
 def test_masked_cells_of_numpy_are_gaps(dtype: str) -> None:
     values = np.ma.masked_array(np.arange(4).astype(dtype), [False, True, False, False])
-    read = plain(values)
+    read = masked_to_gaps(values)
     assert not np.ma.isMaskedArray(read)
     assert find_gaps(read).tolist() == [False, True, False, False]
     np.testing.assert_array_equal(read[2:].astype(dtype), values.data[2:])
-    assert plain(values[2:]).dtype == values.dtype  # nothing masked, nothing converted
+    assert masked_to_gaps(values[2:]).dtype == values.dtype  # nothing masked, nothing converted
 
 
 def test_masked_texts_are_refused() -> None:
     with pytest.raises(InvalidTypeError, match="cannot have gaps"):
-        plain(np.ma.masked_array(["a", "b"], [False, True]))
+        masked_to_gaps(np.ma.masked_array(["a", "b"], [False, True]))
 
 
 @pytest.mark.parametrize(("dtype", "const"), [("f4", math.inf), ("f8", -np.inf), ("f2", 1e6)])
@@ -138,5 +138,5 @@ def test_values_that_are_not_finite_fill_no_gap(dtype: str, const: float) -> Non
     with pytest.raises(InvalidValueError, match=r"const must be finite in float.* 't', got"):
         fill_gaps(values, "constant", const=const, variable="t")
     with pytest.raises(InvalidValueError, match=r"mean must be finite"):
-        fill_gaps(values, "mean", known=known(const))
+        fill_gaps(values, "mean", train_stats=stats(const))
     assert fill_gaps(values[:, :1], "constant", const=const).tolist() == [[1]]

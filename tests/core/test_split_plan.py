@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ml4cube.core.distance.reach import AxisReach, SphereReach
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
-from ml4cube.core.partition import hash_ids, partition, rank_of
+from ml4cube.core.partition import hash_ids, partition, shuffled_positions
 from ml4cube.core.split_plan import CellPlan, SplitPlan, check_fractions
 from tests import oracle_splits as oracle
 
@@ -21,14 +21,14 @@ SEEDS = st.integers(-(2**70), 2**70)
 
 @given(n=st.integers(1, 300), seed=SEEDS)
 def test_permutation_gives_every_rank_once(n: int, seed: int) -> None:
-    assert sorted(rank_of(np.arange(n), n, seed).tolist()) == list(range(n))
+    assert sorted(shuffled_positions(np.arange(n), n, seed).tolist()) == list(range(n))
 
 
 def test_permutation_mixes_far_and_near() -> None:
     n = 100_000
-    rank = rank_of(np.arange(n), n, 4).astype(float)
-    assert abs(np.corrcoef(rank[:-1], rank[1:])[0, 1]) < 0.02
-    shares = (rank.reshape(100, 1000) < n / 2).mean(axis=1)
+    position = shuffled_positions(np.arange(n), n, 4).astype(float)
+    assert abs(np.corrcoef(position[:-1], position[1:])[0, 1]) < 0.02
+    shares = (position.reshape(100, 1000) < n / 2).mean(axis=1)
     assert abs(shares - 0.5).max() < 5 * 0.5 / np.sqrt(1000)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.distance.separation import nearest_box, run_lengths
-from ml4cube.core.fingerprint import combine, fingerprint_columns, informative, words_of
+from ml4cube.core.fingerprint import are_informative, combine, fingerprint_columns, words_of
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.splits import (
     assign_block_split,
@@ -327,7 +327,7 @@ def test_fingerprints_know_their_values():
     cells = [np.full(100, 3.0), np.r_[np.full(98, 3.0), 4, 5], rng.normal(size=100)]
     place = [np.arange(100)]
     table = np.array([[c.sum() for c in fingerprint_columns(row, place)] for row in cells])
-    assert informative(table).tolist() == [False, False, True]
+    assert are_informative(table).tolist() == [False, False, True]
     swapped = np.array([[c.sum() for c in fingerprint_columns(cells[2][::-1].copy(), place)]])
     assert swapped[0, 0] != table[2, 0]  # the same values in another order
     assert (combine([table, swapped.repeat(3, 0)]) != combine([swapped.repeat(3, 0), table])).any()

@@ -1,4 +1,8 @@
-"""Cells that are too near to a block of another part, on plain arrays."""
+"""Find the cells that are too near to a block of another part.
+
+A reach says which cells are near to a cell: along one dim (`AxisReach`), or on the sphere
+(`SphereReach`). `cells_near` applies reaches to the blocks of a grid.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class AxisReach:
-    """Cells ``low[i]`` to ``high[i]`` along `dim` are near to cell i."""
+    """Cells ``low[i]`` to ``high[i]`` along `dim` are near to cell i.
+
+    On a cyclic dim, `low` and `high` may exceed the ends: -1 is the last cell.
+    """
 
     dim: str
-    # First and last near cell. On a cyclic dim they may exceed the ends: -1 is the last cell.
     low: Ints
     high: Ints
 
@@ -29,9 +35,10 @@ class AxisReach:
     def of_cells(cls, dim: str, n: int, cells: int, cyclic: bool = False) -> AxisReach:
         """Make a reach of `cells` cells in both directions."""
         i = np.arange(n)
-        cells = min(cells, n)
         if cyclic:
-            return cls(dim, i - min(cells, n // 2), i + min(cells, n // 2))
+            cells = min(cells, n // 2)
+            return cls(dim, i - cells, i + cells)
+        cells = min(cells, n)
         return cls(dim, np.maximum(i - cells, 0), np.minimum(i + cells, n - 1))
 
     @classmethod
@@ -42,117 +49,124 @@ class AxisReach:
         high = np.searchsorted(rising, rising + distance, side="right") - 1
         return cls(dim, low.astype(np.int64), high.astype(np.int64))
 
-    def blocks(self, grid: Grid, cells: Ints) -> tuple[Ints, Ints]:
-        """Return the first and last block in reach of each of `cells`; unrolled where cyclic."""
+    def block_range(self, grid: Grid, cells: Ints) -> tuple[Ints, Ints]:
+        """Return the first and last block along `dim` that is near to each of `cells`.
+
+        On a cyclic dim, blocks may exceed the ends as well: -1 is the last block.
+        """
         axis = grid.dims.index(self.dim)
         n, tile, count = grid.shape[axis], grid.tile[axis], grid.counts[axis]
 
-        def block(position: Ints) -> Ints:
+        def block_of(position: Ints) -> Ints:
             turns, cell = np.divmod(position, n)
             return np.asarray(turns * count + cell // tile, dtype=np.int64)
 
-        return block(self.low[cells]), block(self.high[cells])
+        return block_of(self.low[cells]), block_of(self.high[cells])
 
 
 @dataclass(frozen=True, eq=False)
 class SphereReach:
-    """Cells whose centres are at most `km` apart on a great circle are near."""
+    """Cells whose centres are at most `km` apart on a great circle are near.
+
+    Latitudes and longitudes are in degrees, in any order; longitudes may be 0 to 360 or -180 to
+    180. Distances are on a sphere of radius 6371 km.
+    """
 
     lat_dim: str
     lon_dim: str
-    # Latitudes in degrees, in any order.
     lat: NDArray[np.float64]
-    # Longitudes in degrees, in any order and wrapping (0 to 360, -180 to 180).
     lon: NDArray[np.float64]
-    # Largest distance, in kilometres on a sphere of radius 6371 km.
     km: float
 
-    def half_widths(self, lat: float) -> NDArray[np.float64]:
-        """Return how many degrees of longitude the reach of a cell at `lat` covers in every row."""
-        here, rows = np.deg2rad(lat), np.deg2rad(self.lat)
-        # haversine: precise for small angles, where the law of cosines loses digits
-        reach = np.sin(min(self.km / EARTH_RADIUS_KM, np.pi) / 2) ** 2
-        across = np.cos(here) * np.cos(rows)
-        rest = reach - np.sin((rows - here) / 2) ** 2
-        # a cell exactly at the distance is near, also after rounding
-        near_row = rest >= -1e-12 * max(reach, 1e-12)
-        ratio = np.clip(rest / np.maximum(across, 1e-15), 0, 1)
-        width = np.rad2deg(2 * np.arcsin(np.sqrt(ratio))) * (1 + 1e-9) + 1e-9
-        return np.where(near_row, np.minimum(width, 180.0), -1.0)
-
-    def spread(
-        self, other: Bools, grid: Grid, axes: tuple[int, int], lat_cells: Ints, lon_cells: Ints
-    ) -> Bools:
-        """Tell for cells of the sphere whether a block of `other` is within reach."""
-        table = np.moveaxis(other, axes, (-2, -1))
+    def cells_near(self, blocks: Bools, grid: Grid, positions: Mapping[str, Ints]) -> Bools:
+        """Replace the two axes of blocks by axes of cells: is one of `blocks` near?"""
+        axes = grid.dims.index(self.lat_dim), grid.dims.index(self.lon_dim)
+        lat_cells, lon_cells = positions[self.lat_dim], positions[self.lon_dim]
+        blocks = np.moveaxis(blocks, axes, (-2, -1))
         lon = np.mod(self.lon, 360.0)
-        east = np.argsort(lon, kind="stable")
-        rows = table[..., grid.tile_of_cells(self.lon_dim)[east]]
-        # cumulative counts along each row of blocks, to count any window of longitudes at once
-        count = np.zeros((*rows.shape[:-1], rows.shape[-1] + 1), dtype=np.int32)
-        np.cumsum(rows, axis=-1, out=count[..., 1:])
-        result = np.zeros((*table.shape[:-2], lat_cells.size, lon_cells.size), dtype=bool)
+        eastward = np.argsort(lon, kind="stable")
+        in_blocks = blocks[..., grid.tile_of_cells(self.lon_dim)[eastward]]
+        # cumulative counts along each row of blocks, to count any range of longitudes at once
+        count = np.zeros((*in_blocks.shape[:-1], in_blocks.shape[-1] + 1), dtype=np.int32)
+        np.cumsum(in_blocks, axis=-1, out=count[..., 1:])
+        near = np.zeros((*blocks.shape[:-2], lat_cells.size, lon_cells.size), dtype=bool)
         block_row = grid.tile_of_cells(self.lat_dim)
         for i, cell in enumerate(lat_cells):
-            width = self.half_widths(float(self.lat[cell]))
-            for row in np.unique(block_row[width >= 0]):
-                widest = float(width[block_row == row].max())
-                result[..., i, :] |= _any_within(
-                    count[..., row, :], lon[east], lon[lon_cells], widest
+            degrees = self._degrees_of_longitude(float(self.lat[cell]))
+            for row in np.unique(block_row[degrees >= 0]):
+                most = float(degrees[block_row == row].max())
+                near[..., i, :] |= _any_within(
+                    count[..., row, :], lon[eastward], lon[lon_cells], most
                 )
-        return np.moveaxis(result, (-2, -1), axes)
+        return np.moveaxis(near, (-2, -1), axes)
+
+    def _degrees_of_longitude(self, lat: float) -> NDArray[np.float64]:
+        """Return how far `km` from a cell at `lat` extends in each row; -1 in rows out of reach."""
+        here, rows = np.deg2rad(lat), np.deg2rad(self.lat)
+        # haversine: precise for small angles, where the law of cosines loses digits
+        distance = np.sin(min(self.km / EARTH_RADIUS_KM, np.pi) / 2) ** 2
+        left_for_longitude = distance - np.sin((rows - here) / 2) ** 2
+        # a cell exactly at the distance is near, also after rounding
+        in_reach = left_for_longitude >= -1e-12 * max(distance, 1e-12)
+        ratio = left_for_longitude / np.maximum(np.cos(here) * np.cos(rows), 1e-15)
+        degrees = np.rad2deg(2 * np.arcsin(np.sqrt(np.clip(ratio, 0, 1)))) * (1 + 1e-9) + 1e-9
+        return np.where(in_reach, np.minimum(degrees, 180.0), -1.0)
+
+
+Reach = AxisReach | SphereReach
+
+
+def cells_near(
+    blocks: Bools, grid: Grid, reaches: Sequence[Reach], positions: Mapping[str, Ints]
+) -> Bools:
+    """Return True for each cell that is near to one of `blocks`, a mask of the grid's blocks."""
+    on_sphere = [reach for reach in reaches if isinstance(reach, SphereReach)]
+    sphere_dims = {dim for reach in on_sphere for dim in (reach.lat_dim, reach.lon_dim)}
+    by_dim = {reach.dim: reach for reach in reaches if isinstance(reach, AxisReach)}
+    near = blocks
+    ranges: dict[int, tuple[Ints, Ints]] = {}
+    for axis, dim in enumerate(grid.dims):
+        if dim in sphere_dims:
+            continue
+        along = by_dim.get(dim) or AxisReach.of_cells(dim, grid.shape[axis], 0)
+        low, high = along.block_range(grid, positions[dim])
+        first, last = int(low.min()), int(high.max())
+        near = np.take(near, np.arange(first, last + 1), axis=axis, mode="wrap")
+        ranges[axis] = (low - first, high - first)
+    for sphere in on_sphere:
+        near = sphere.cells_near(near, grid, positions)
+    for axis, (low, high) in ranges.items():
+        near = _any_between(near, axis, low, high)
+    return near
 
 
 def _any_within(
     count: NDArray[np.int32],
     lon: NDArray[np.float64],
     centres: NDArray[np.float64],
-    width: float,
+    degrees: float,
 ) -> Bools:
-    """Return True where anything is counted within `width` degrees of a centre, cyclically."""
-    if width >= 180:
+    """Return True where anything is counted within some degrees of a centre, cyclically.
+
+    ``count[..., i]`` is the cumulative count of the first i longitudes, which rise from 0 to 360.
+    """
+    if degrees >= 180:
         return np.broadcast_to(count[..., -1:] > 0, (*count.shape[:-1], centres.size))
 
-    def before(x: NDArray[np.float64], side: str) -> NDArray[np.int32]:
-        turns, angle = np.divmod(x, 360.0)
+    def count_before(angle: NDArray[np.float64], side: str) -> NDArray[np.int32]:
+        turns, angle = np.divmod(angle, 360.0)
         index = np.searchsorted(lon, angle, side=side)  # type: ignore[call-overload]
         return np.asarray(count[..., index] + turns.astype(np.int32) * count[..., -1:])
 
-    return np.asarray(before(centres + width, "right") > before(centres - width, "left"))
-
-
-Reach = AxisReach | SphereReach
-
-
-def near_to(
-    other: Bools, grid: Grid, reaches: Sequence[Reach], positions: Mapping[str, Ints]
-) -> Bools:
-    """Tell for each cell whether it is near to a block of `other`."""
-    sphere = [r for r in reaches if isinstance(r, SphereReach)]
-    round_dims = {dim for r in sphere for dim in (r.lat_dim, r.lon_dim)}
-    along = {r.dim: r for r in reaches if isinstance(r, AxisReach)}
-    spans: dict[int, tuple[Ints, Ints]] = {}
-    for axis, dim in enumerate(grid.dims):
-        if dim in round_dims:
-            continue
-        reach = along.get(dim) or AxisReach.of_cells(dim, grid.shape[axis], 0)
-        low, high = reach.blocks(grid, positions[dim])
-        first, last = int(low.min()), int(high.max())
-        other = np.take(other, np.arange(first, last + 1), axis=axis, mode="wrap")
-        spans[axis] = (low - first, high - first)
-    for r in sphere:
-        axes = (grid.dims.index(r.lat_dim), grid.dims.index(r.lon_dim))
-        other = r.spread(other, grid, axes, positions[r.lat_dim], positions[r.lon_dim])
-    for axis, (low, high) in spans.items():
-        other = _any_between(other, axis, low, high)
-    return other
+    west, east = centres - degrees, centres + degrees
+    return np.asarray(count_before(east, "right") > count_before(west, "left"))
 
 
 def _any_between(flags: Bools, axis: int, low: Ints, high: Ints) -> Bools:
     """Return the logical or of ``flags[low[i] : high[i] + 1]`` along `axis`, for every i."""
     # cells of a block mostly share their range, so compute each range once
-    ranges, which = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
+    ranges, range_of_cell = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
     count = np.cumsum(flags, axis=axis, dtype=np.int32)
-    before = np.concatenate([np.zeros_like(count.take([0], axis)), count], axis=axis)
-    found = before.take(ranges[1] + 1, axis) > before.take(ranges[0], axis)
-    return np.asarray(found.take(which.ravel(), axis))
+    count_before = np.concatenate([np.zeros_like(count.take([0], axis)), count], axis=axis)
+    found = count_before.take(ranges[1] + 1, axis) > count_before.take(ranges[0], axis)
+    return np.asarray(found.take(range_of_cell.ravel(), axis))

@@ -15,68 +15,75 @@ _PAIRS_AT_ONCE = 1 << 21
 
 
 def nearest_box(
-    points: Ints, low: Ints, high: Ints, scale: Sequence[float], period: Sequence[int]
+    points: Ints, low: Ints, high: Ints, unit: Sequence[float], period: Sequence[int]
 ) -> tuple[Floats, Ints]:
     """Return the distance of each point to the nearest box, and the cells along each axis.
 
-    `low` and `high` are the first and last cell of each box, `scale` is the unit of each axis in
-    cells (inf: the axis does not count), `period` the length of each cyclic axis, 0 for others.
-    Without boxes distances are inf and steps -1.
+    `points` (points, axes) are cells, `low` and `high` (boxes, axes) the first and last cell of
+    each box. `unit` is the unit of distance in cells of each axis (inf: the axis does not count),
+    `period` the length of each cyclic axis, 0 for others. Without boxes distances are inf and
+    cells -1.
     """
     distance = np.full(len(points), np.inf)
-    steps = np.full(points.shape, -1, dtype=np.int64)
+    cells_apart = np.full(points.shape, -1, dtype=np.int64)
     if not len(low):
-        return distance, steps
+        return distance, cells_apart
     at_once = max(_PAIRS_AT_ONCE // len(low), 1)
     for start in range(0, len(points), at_once):
-        part = slice(start, start + at_once)
-        apart = [
-            _apart(points[part, axis], low[:, axis], high[:, axis], period[axis])
+        some = slice(start, start + at_once)
+        by_axis = [
+            _cells_apart(points[some, axis], low[:, axis], high[:, axis], period[axis])
             for axis in range(points.shape[1])
         ]
-        squares = np.zeros(apart[0].shape)
-        for along, unit in zip(apart, scale, strict=True):
-            squares += (along / unit) ** 2
+        squares = np.zeros(by_axis[0].shape)
+        for along, cells in zip(by_axis, unit, strict=True):
+            squares += (along / cells) ** 2
         nearest = squares.argmin(axis=1)
         rows = np.arange(len(nearest))
-        distance[part] = np.sqrt(squares[rows, nearest])
-        steps[part] = np.stack([along[rows, nearest] for along in apart], axis=1)
-    return distance, steps
+        distance[some] = np.sqrt(squares[rows, nearest])
+        cells_apart[some] = np.stack([along[rows, nearest] for along in by_axis], axis=1)
+    return distance, cells_apart
 
 
-def _apart(point: Ints, low: Ints, high: Ints, period: int) -> Ints:
+def _cells_apart(point: Ints, low: Ints, high: Ints, period: int) -> Ints:
+    """Return the cells from each point to each box along one axis, 0 inside."""
     below, above = low[None, :] - point[:, None], point[:, None] - high[None, :]
-    apart = np.maximum(np.maximum(below, above), 0)
+    apart = np.maximum(below, above)
     if period:
-        around = np.minimum(
-            np.maximum(below + period, above - period), np.maximum(below - period, above + period)
-        )
-        apart = np.minimum(apart, np.maximum(around, 0))
-    return np.asarray(apart)
+        # also to the copies of the box one period up and down
+        apart = np.minimum(apart, np.maximum(below + period, above - period))
+        apart = np.minimum(apart, np.maximum(below - period, above + period))
+    return np.asarray(np.maximum(apart, 0))
 
 
 def run_lengths(part: Bools, widths: Sequence[Ints]) -> list[Ints]:
-    """Return the cells in each box's run of boxes of the part, along each axis; 0 outside."""
+    """Return, along each axis, the length in cells of the run of boxes of a part at each box.
+
+    `part` is True for the boxes of the part; others have length 0. `widths` are the cells of the
+    boxes along each axis.
+    """
     lengths = []
     for axis, width in enumerate(widths):
         flags = np.moveaxis(part, axis, 0)
-        total = np.zeros(flags.shape, dtype=np.int64)
-        for order in (range(len(width)), range(len(width) - 1, -1, -1)):
+        length = np.zeros(flags.shape, dtype=np.int64)
+        # from the start of the run to the box, and from the box to its end: the box counts twice
+        for boxes in (range(len(width)), reversed(range(len(width)))):
             running = np.zeros(flags.shape[1:], dtype=np.int64)
-            for i in order:
-                running = np.where(flags[i], running + width[i], 0)
-                total[i] += running
-        total -= np.where(flags, width.reshape(-1, *(1,) * (flags.ndim - 1)), 0)
-        lengths.append(np.moveaxis(total, 0, axis))
+            for box in boxes:
+                running = np.where(flags[box], running + width[box], 0)
+                length[box] += running
+        length -= np.where(flags, width.reshape(-1, *(1,) * (flags.ndim - 1)), 0)
+        lengths.append(np.moveaxis(length, 0, axis))
     return lengths
 
 
 def nearest_on_axis(points: Floats, train: Floats) -> Ints:
     """Return for each point the index of the nearest train position along one axis."""
     order = np.argsort(train, kind="stable")
-    after = np.searchsorted(train[order], points).clip(0, train.size - 1)
+    rising = train[order]
+    after = np.searchsorted(rising, points).clip(0, train.size - 1)
     before = (after - 1).clip(0)
-    is_before = np.abs(train[order][before] - points) <= np.abs(train[order][after] - points)
+    is_before = np.abs(rising[before] - points) <= np.abs(rising[after] - points)
     return np.asarray(order[np.where(is_before, before, after)])
 
 

@@ -7,6 +7,7 @@ sill. The lag where it stops growing is the range, beyond which values are not c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ _SPARSE_LAGS = 24
 FEWEST_LAGS = 3
 # Pairs that a class must have to count (Journel and Huijbregts 1978, *Mining Geostatistics*).
 _FEWEST_PAIRS = 30
-# Share of the misfit at which a model that is rarer is preferred.
-_CLEARLY = 0.35
+# A less usual model is preferred if its misfit is less than this share of the other's.
+_CLEARLY_BETTER = 0.35
 _RANGES_TRIED = 80
 # Share of the longest lag, half the length of the dim, up to which a range counts. Fields much
 # smaller than their range, less a plane, seem to have one of a fifth to a third of the length.
@@ -35,7 +36,8 @@ class Variogram:
 
     Lags are in cells, the sill includes the nugget, and `range` is the practical range: the lag at
     which the model reaches 95 % of its sill, at least one cell. Without a model, or a range, they
-    are NaN and `reason` says why.
+    are NaN and `reason` says why. `rising` is True if there is no sill because the semivariance
+    still rises at the longest range that can be seen.
     """
 
     lags: Floats
@@ -46,7 +48,6 @@ class Variogram:
     sill: float = np.nan
     range: float = np.nan
     reason: str = ""
-    # True if there is no sill because the semivariance still rises at the longest range to see.
     rising: bool = False
 
     def at(self, lag: Floats) -> Floats:
@@ -57,24 +58,9 @@ class Variogram:
         return np.asarray(self.nugget + (self.sill - self.nugget) * shape)
 
 
-# Shapes from 0 to 1 of the distance in units of the practical range, at which they are 0.95:
-# Cressie 1993, *Statistics for Spatial Data*, section 2.3.1; Stein 1999, *Interpolation of Spatial
-# Data*, section 2.7, for those of Matérn with smoothness 3/2 and 5/2.
-def _linear(h: Floats) -> Floats:
-    return np.minimum(0.95 * h, 1.0)
-
-
 def _spherical(h: Floats) -> Floats:
     s = np.minimum(0.8114 * h, 1.0)
     return np.asarray(1.5 * s - 0.5 * s**3)
-
-
-def _exponential(h: Floats) -> Floats:
-    return np.asarray(1 - np.exp(-2.9957 * h))
-
-
-def _gaussian(h: Floats) -> Floats:
-    return np.asarray(1 - np.exp(-2.9957 * h**2))
 
 
 def _matern_3_2(h: Floats) -> Floats:
@@ -87,13 +73,16 @@ def _matern_5_2(h: Floats) -> Floats:
     return np.asarray(1 - (1 + s + s**2 / 3) * np.exp(-s))
 
 
-_MODELS = {
-    "linear": _linear,
+# Shapes from 0 to 1 of the distance in units of the practical range, at which they are 0.95:
+# Cressie 1993, *Statistics for Spatial Data*, section 2.3.1; Stein 1999, *Interpolation of Spatial
+# Data*, section 2.7, for those of Matérn with smoothness 3/2 and 5/2.
+_MODELS: dict[str, Callable[[Floats], Floats]] = {
+    "linear": lambda h: np.minimum(0.95 * h, 1.0),
     "spherical": _spherical,
-    "exponential": _exponential,
+    "exponential": lambda h: np.asarray(1 - np.exp(-2.9957 * h)),
     "matern-3/2": _matern_3_2,
     "matern-5/2": _matern_5_2,
-    "gaussian": _gaussian,
+    "gaussian": lambda h: np.asarray(1 - np.exp(-2.9957 * h**2)),
 }
 
 
@@ -109,29 +98,29 @@ def semivariances(lines: Floats, positions: Floats) -> tuple[Floats, Floats, NDA
     steps = _steps(n, positions, longest)
     farthest = np.floor(longest + 0.5)
 
-    def classes(step: int) -> tuple[Floats, NDArray[np.bool_]]:
+    def class_of_pairs(step: int) -> tuple[Floats, NDArray[np.bool_]]:
         # two cells at nearly one position, on an irregular axis, are a pair of neighbours
-        which = np.maximum(np.floor(positions[step:] - positions[:-step] + 0.5), 1.0)
-        return which, which <= farthest
+        class_ = np.maximum(np.floor(positions[step:] - positions[:-step] + 0.5), 1.0)
+        return class_, class_ <= farthest
 
     # the classes that occur, because an axis with a wide hole might have very many
-    seen = [np.unique(which[use]) for which, use in map(classes, steps)]
-    of_class = np.unique(np.concatenate([np.empty(0), *seen]))
-    total, distance = np.zeros(of_class.size), np.zeros(of_class.size)
-    pairs = np.zeros(of_class.size, dtype=np.int64)
+    occurring = [np.unique(class_[is_used]) for class_, is_used in map(class_of_pairs, steps)]
+    classes = np.unique(np.concatenate([np.empty(0), *occurring]))
+    squares, distances = np.zeros(classes.size), np.zeros(classes.size)
+    pairs = np.zeros(classes.size, dtype=np.int64)
     for step in steps:
-        apart = positions[step:] - positions[:-step]
+        distance = positions[step:] - positions[:-step]
         difference = lines[:, step:] - lines[:, :-step]
         known = np.isfinite(difference)
-        squares = np.where(known, difference, 0.0) ** 2
+        square = np.where(known, difference, 0.0) ** 2
         count = known.sum(axis=0)
-        which, use = classes(step)
-        index = np.searchsorted(of_class, which[use])
-        np.add.at(total, index, squares.sum(axis=0)[use])
-        np.add.at(distance, index, (apart * count)[use])
-        np.add.at(pairs, index, count[use])
+        class_, is_used = class_of_pairs(step)
+        index = np.searchsorted(classes, class_[is_used])
+        np.add.at(squares, index, square.sum(axis=0)[is_used])
+        np.add.at(distances, index, (distance * count)[is_used])
+        np.add.at(pairs, index, count[is_used])
     found = pairs > 0
-    return distance[found] / pairs[found], total[found] / pairs[found] / 2, pairs[found]
+    return distances[found] / pairs[found], squares[found] / pairs[found] / 2, pairs[found]
 
 
 def _steps(n: int, positions: Floats, longest: float) -> list[int]:
@@ -205,15 +194,14 @@ class _Fit(NamedTuple):
 def _best(lags: Floats, gamma: Floats, pairs: Floats) -> _Fit:
     """Return the best model; less usual ones (a nugget, a sharp bend) need a clearly better fit."""
 
-    def best(models: list[str], nugget: bool) -> _Fit:
+    def best_of(models: list[str], nugget: bool) -> _Fit:
         return min(_fit_model(name, lags, gamma, pairs, nugget) for name in models)
 
-    plain = best([name for name in _MODELS if name != "linear"], False)
-    bent = best(["linear"], False)
-    if bent.loss < plain.loss * _CLEARLY:
-        plain = bent
-    with_nugget = best(list(_MODELS), True)
-    return with_nugget if with_nugget.loss < plain.loss * _CLEARLY else plain
+    best = best_of([name for name in _MODELS if name != "linear"], False)
+    for less_usual in (best_of(["linear"], False), best_of(list(_MODELS), True)):
+        if less_usual.loss < best.loss * _CLEARLY_BETTER:
+            best = less_usual
+    return best
 
 
 def _fit_model(name: str, lags: Floats, gamma: Floats, pairs: Floats, nugget: bool) -> _Fit:
@@ -224,9 +212,9 @@ def _fit_model(name: str, lags: Floats, gamma: Floats, pairs: Floats, nugget: bo
         weights = weights / weights.sum()
         tried = np.geomspace(0.3 * lags.min(), 4 * lags.max(), _RANGES_TRIED)
         for _ in range(3):  # three grids, each within the two steps around the last one's best
-            loss, low, partial = _solve(name, tried, lags, gamma, weights, nugget)
+            loss, nuggets, partial = _solve(name, tried, lags, gamma, weights, nugget)
             i = int(np.argmin(loss))
-            fit = _Fit(float(loss[i]), name, float(tried[i]), float(low[i]), float(partial[i]))
+            fit = _Fit(float(loss[i]), name, float(tried[i]), float(nuggets[i]), float(partial[i]))
             tried = np.geomspace(tried[max(i - 1, 0)], tried[min(i + 1, tried.size - 1)], 15)
         fitted = fit.nugget + fit.partial * _MODELS[name](lags / fit.range)
         expected = np.maximum(fitted, 1e-3 * gamma.max())
@@ -238,7 +226,7 @@ def _solve(
 ) -> tuple[Floats, Floats, Floats]:
     """Return loss, best nugget and best partial sill, neither below 0, for every range tried."""
     shape = _MODELS[name](lags[None, :] / ranges[:, None])
-    low = np.zeros(ranges.size)
+    nuggets = np.zeros(ranges.size)
     # no nugget: a line through zero
     partial = ((shape * gamma) @ weights) / np.maximum((shape**2) @ weights, 1e-300)
     if nugget:
@@ -247,8 +235,8 @@ def _solve(
         spread = (shape**2) @ weights - mean_shape**2
         slope = np.where(spread > 1e-14, across / np.maximum(spread, 1e-14), 0.0)
         slope = np.maximum(slope, 0.0)  # at worst nothing but nugget
-        free = mean_gamma - slope * mean_shape
-        low = np.maximum(free, 0.0)
-        partial = np.where(free > 0, slope, partial)
-    residual = gamma[None, :] - low[:, None] - partial[:, None] * shape
-    return (residual**2) @ weights, low, partial
+        intercept = mean_gamma - slope * mean_shape
+        nuggets = np.maximum(intercept, 0.0)
+        partial = np.where(intercept > 0, slope, partial)
+    residual = gamma[None, :] - nuggets[:, None] - partial[:, None] * shape
+    return (residual**2) @ weights, nuggets, partial

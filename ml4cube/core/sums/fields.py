@@ -19,10 +19,9 @@ import cftime
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real
 from ml4cube.core.sums.moments import (
     VariableStatistics,
-    check_dtype,
     check_exact,
     raise_too_large,
 )
@@ -52,11 +51,9 @@ class Moments(NamedTuple):
     @classmethod
     def empty(cls, shape: Sequence[int]) -> Self:
         """Return the moments of no cells."""
-        nothing, none = np.zeros(shape, np.int64), np.full(shape, np.nan)
-        return cls(
-            nothing, none, np.zeros(shape), none.copy(), none.copy(), nothing.copy(),
-            nothing.copy(), np.zeros(shape),
-        )  # fmt: skip
+        numbers: dict[str, Any] = {name: np.zeros(shape) for name in ("m2", "weight")}
+        numbers |= {name: np.zeros(shape, np.int64) for name in ("count", "gaps", "infs")}
+        return cls(**numbers, **{name: np.full(shape, np.nan) for name in ("mean", "min", "max")})
 
     @classmethod
     def of(
@@ -67,13 +64,13 @@ class Moments(NamedTuple):
         weights: Floats | None = None,
     ) -> Moments:
         """Sum up a block along `axes`, a slab at a time; cells of weight 0 are left out."""
-        check_dtype(values.dtype)
+        check_real("values", values.dtype)
         kept = tuple(n for axis, n in enumerate(values.shape) if axis not in axes)
         total: Moments | None = None
         for slab in _slabs(values.shape, axes):
-            chosen = None if where is None else where[slab]
-            some_weights = None if weights is None else weights[slab]
-            found = _slab_moments(values[slab], axes, chosen, some_weights)
+            where_here = None if where is None else where[slab]
+            weights_here = None if weights is None else weights[slab]
+            found = _slab_moments(values[slab], axes, where_here, weights_here)
             total = found if total is None else total.merge(found)
         return cls.empty(kept) if total is None else total
 
@@ -85,19 +82,13 @@ class Moments(NamedTuple):
             delta = other.mean - self.mean
             mean = self.mean + delta * share
             m2 = self.m2 + other.m2 + delta * delta * self.weight * share
-        for_self, for_other = other.count == 0, self.count == 0
-        mean = np.where(for_self, self.mean, np.where(for_other, other.mean, mean))
-        m2 = np.where(for_self, self.m2, np.where(for_other, other.m2, m2))
-        return Moments(
-            np.asarray(self.count + other.count),
-            mean,
-            m2,
-            np.asarray(np.fmin(self.min, other.min)),
-            np.asarray(np.fmax(self.max, other.max)),
-            np.asarray(self.gaps + other.gaps),
-            np.asarray(self.infs + other.infs),
-            np.asarray(weight),
-        )
+        only_self, only_other = other.count == 0, self.count == 0
+        mean = np.where(only_self, self.mean, np.where(only_other, other.mean, mean))
+        m2 = np.where(only_self, self.m2, np.where(only_other, other.m2, m2))
+        count, gaps = self.count + other.count, self.gaps + other.gaps
+        low, high = np.fmin(self.min, other.min), np.fmax(self.max, other.max)
+        merged = (count, mean, m2, low, high, gaps, self.infs + other.infs, weight)
+        return Moments(*map(np.asarray, merged))
 
 
 def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
@@ -138,11 +129,13 @@ def _slab_moments(
         among = True if used is None else used
         least, greatest = (f(values, initial=0, where=among) for f in (np.min, np.max))
         check_exact(int(least), int(greatest))
-    all_cells = math.prod(x.shape[axis] for axis in axes)
-    cells: Any = all_cells
+    cells_per_entry = math.prod(x.shape[axis] for axis in axes)
+    used_cells: Any = cells_per_entry
     if used is not None:
-        cells = used.sum(axes)
+        used_cells = used.sum(axes)
         x[~used] = np.nan
+
+    # count, range, gaps and infinities
     low, high = _range(x, axes)
     infs = np.zeros(low.shape, np.int64)
     if (np.isinf(low) | np.isinf(high)).any():
@@ -151,8 +144,10 @@ def _slab_moments(
         x[unbounded] = np.nan
         low, high = _range(x, axes)
     left_out = np.asarray(np.isnan(x))
-    count = np.asarray(all_cells - left_out.sum(axes))
-    gaps = np.asarray(cells - count - infs)
+    count = np.asarray(cells_per_entry - left_out.sum(axes))
+    gaps = np.asarray(used_cells - count - infs)
+
+    # mean and squared deviations
     x[left_out] = 0.0
     # with weights, a buffer that is refilled after each change of x; without, x itself
     weight, weighted = count.astype(np.float64), x
@@ -167,10 +162,10 @@ def _slab_moments(
         x[left_out] = 0.0
         if weights is not None:
             np.multiply(weights, x, out=weighted)
-        rest = weighted.sum(axes)
+        left_by_rounding = weighted.sum(axes)
         x *= weighted
-        m2 = x.sum(axes) - rest * rest / weight
-        mean = mean + rest / weight
+        m2 = x.sum(axes) - left_by_rounding * left_by_rounding / weight
+        mean = mean + left_by_rounding / weight
     # a constant is its own mean, exactly
     constant = low == high
     mean = np.where(constant, low, mean)
@@ -268,8 +263,8 @@ class FieldStatistics(VariableStatistics):
         """
         if isinstance(other, FieldStatistics) and set(other.dims) == set(self.dims):
             other = other._transposed(self.dims)
-        mine = self._form()
-        theirs = other._form() if isinstance(other, FieldStatistics) else "one number each"
+        mine = self._layout()
+        theirs = other._layout() if isinstance(other, FieldStatistics) else "one number each"
         if not isinstance(other, FieldStatistics) or mine != theirs:
             raise InvalidValueError(
                 f"cannot merge statistics of {mine} with those of {theirs}; compute both with the "
@@ -288,7 +283,7 @@ class FieldStatistics(VariableStatistics):
         histogram = self.histogram and self.histogram.transposed(order)
         return type(self)(*moments, dims, self.labels, histogram, self.weighting)
 
-    def _form(self) -> str:
+    def _layout(self) -> str:
         """Describe everything that must be equal to merge."""
         labels = {
             dim: zlib.crc32(json.dumps(encoded(values)).encode())

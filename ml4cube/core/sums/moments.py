@@ -18,20 +18,20 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_real
 
-# Most cells that share a shift.
-_PIECE = 2_097_152
-# Cells converted to float64 at a time: 1 MiB, about the size of a core's own cache. Fewer would
+# Most cells that share a shift: a piece.
+_CELLS_PER_SHIFT = 2_097_152
+# Cells converted to float64 at a time (a part): 1 MiB, the size of a core's own cache. Fewer would
 # cost more: each numpy call has overhead, and with several threads it hands over the GIL.
-_PART = 131_072
-# Cells of a dot product: so few that no BLAS splits it over threads, and the bits do not depend on
-# the number of cores.
-_ROW = 1_024
-_ONES = np.ones(_ROW)
+_CELLS_IN_CACHE = 131_072
+# Cells of a dot product (a row): so few that no BLAS splits it over threads, and the bits do not
+# depend on the number of cores.
+_CELLS_PER_DOT = 1_024
+_ONES = np.ones(_CELLS_PER_DOT)
 _HUGE_PAGE = 2 * 2**20  # bytes, on x86 and most others
 # Up to here float64 holds every integer.
-_EXACT = 2**53
+_LARGEST_EXACT = 2**53
 
 # Fields of a VariableStatistics: count, mean, m2, min, max, gaps, infs.
 _Numbers = tuple[int, float, float, float, float, int, int]
@@ -99,12 +99,12 @@ class VariableStatistics:
             float64.
         """
         array = np.asarray(values)
-        check_dtype(array.dtype)
+        check_real("values", array.dtype)
         flat = _used(array, where)
         scratch = _Scratch.of(flat)
         with np.errstate(over="ignore", invalid="ignore"):
-            starts = range(0, flat.size or 1, _PIECE)
-            pieces = [cls(*_of_piece(flat[i : i + _PIECE], scratch)) for i in starts]
+            starts = range(0, flat.size or 1, _CELLS_PER_SHIFT)
+            pieces = [cls(*_of_piece(flat[i : i + _CELLS_PER_SHIFT], scratch)) for i in starts]
         return reduce(cls.merge, pieces)
 
     def merge(self, other: VariableStatistics) -> Self:
@@ -191,7 +191,7 @@ class VariableStatistics:
 
 
 def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
-    """Sum up at most `_PIECE` cells, 1-D, by deviations from a shift."""
+    """Sum up at most `_CELLS_PER_SHIFT` cells, 1-D, by deviations from a shift."""
     # The shift, 0 or the least cell, replaces gaps, which then add nothing. If it is so far from
     # the mean that digits of the spread would be lost, deviations are taken again, from the mean.
     if piece.dtype.kind == "f":
@@ -205,16 +205,16 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
         return count, low, 0.0, low, high, gaps, 0
     # cells whose range is about their size need no shift, which saves a pass
     shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
-    rest, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=True)
-    if math.isnan(rest):  # signaling NaNs survive a maximum
+    total, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=True)
+    if math.isnan(total):  # signaling NaNs survive a maximum
         return _of_piece(piece + 0, scratch)
-    if not rest * rest <= 0.9999 * count * squares:
-        shift += rest / count
-        rest, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=False)
-    m2 = squares - rest * rest / count
+    if not total * total <= 0.9999 * count * squares:
+        shift += total / count
+        total, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=False)
+    m2 = squares - total * total / count
     if not math.isfinite(m2):
         raise_too_large(low, high)
-    return count, shift + rest / count, max(m2, 0.0), low, high, gaps, 0
+    return count, shift + total / count, max(m2, 0.0), low, high, gaps, 0
 
 
 def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
@@ -227,14 +227,6 @@ def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
     return array.ravel(order="K")
 
 
-def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise InvalidTypeError unless a dtype holds real numbers."""
-    if dtype.kind not in "fiub":
-        raise InvalidTypeError(
-            f"values must be real numbers, got dtype {dtype}; leave the variable out or convert it"
-        )
-
-
 def raise_too_large(low: float, high: float) -> NoReturn:
     """Raise InvalidValueError for values whose squares exceed float64."""
     raise InvalidValueError(
@@ -245,7 +237,7 @@ def raise_too_large(low: float, high: float) -> NoReturn:
 
 def check_exact(least: int, greatest: int) -> None:
     """Raise for integers that float64 rounds: their spread may be less than the rounding."""
-    if least < -_EXACT or greatest > _EXACT:
+    if least < -_LARGEST_EXACT or greatest > _LARGEST_EXACT:
         raise InvalidValueError(
             f"integers must be at most 2**53 to be exact in float64, got {max(-least, greatest)}; "
             "is a fill value not decoded? Otherwise subtract an offset (values - values.min()), "
@@ -275,23 +267,23 @@ class _Scratch:
         """Allocate buffers for a part, and for the sums of a piece's rows."""
         memory = np.empty(3 * _HUGE_PAGE, np.uint8)
         memory = memory[-memory.ctypes.data % _HUGE_PAGE :]
-        ends = np.cumsum([8, dtype.itemsize, 1]) * _PART
+        ends = np.cumsum([8, dtype.itemsize, 1]) * _CELLS_IN_CACHE
         x, filler, flags, _ = np.split(memory, ends)
         self.dtype = dtype
         self.x = x.view(np.float64)
-        self.rows = self.x.reshape(-1, _ROW)
+        self.rows = self.x.reshape(-1, _CELLS_PER_DOT)
         self.flags = flags.view(bool)
         self.filler: NDArray[Any] = filler.view(dtype)
         self.filler.fill(0)
-        self.totals = np.empty(_PIECE // _ROW)
-        self.squares = np.empty(_PIECE // _ROW)
+        self.totals = np.empty(_CELLS_PER_SHIFT // _CELLS_PER_DOT)
+        self.squares = np.empty(_CELLS_PER_SHIFT // _CELLS_PER_DOT)
         # only saves a pass: the results are the same with either value
         self.gaps_expected = True
 
     def range_of(self, piece: NDArray[Any]) -> tuple[float, float, int]:
         """Return the least and greatest number, NaN if there is none, and the number of gaps."""
         if piece.size == 0:
-            return _NO_RANGE
+            return math.nan, math.nan, 0
         if piece.dtype.kind != "f":
             least, greatest = int(piece.min()), int(piece.max())
             check_exact(least, greatest)
@@ -318,23 +310,23 @@ class _Scratch:
         # With `is_least`, `shift` is a number of the piece's dtype and at most the least cell, so a
         # maximum with it replaces gaps, which is far cheaper than selecting them. The bits are the
         # same on any number of cores.
-        filler, pick = gaps and is_least, gaps and not is_least
-        if filler and self.filler[0] != shift:
+        replace_by_maximum, replace_one_by_one = gaps and is_least, gaps and not is_least
+        if replace_by_maximum and self.filler[0] != shift:
             self.filler.fill(shift)
         done = 0
         for part in _parts(piece):
             x, rows = self.x, self.rows
-            if part.size < _PART:
-                rows = rows[: -(-part.size // _ROW)]
+            if part.size < _CELLS_IN_CACHE:
+                rows = rows[: -(-part.size // _CELLS_PER_DOT)]
                 x[part.size : rows.size] = 0.0
                 x = x[: part.size]
-            if filler:
+            if replace_by_maximum:
                 np.fmax(part, self.filler[: part.size], out=x)
             else:
                 x[:] = part
             if shift:
                 x -= shift
-            if pick:
+            if replace_one_by_one:
                 x[np.isnan(part)] = 0.0
             end = done + len(rows)
             np.vecdot(rows, _ONES, out=self.totals[done:end])
@@ -343,10 +335,7 @@ class _Scratch:
         return float(np.add.reduce(self.totals[:done])), float(np.add.reduce(self.squares[:done]))
 
 
-_NO_RANGE = (math.nan, math.nan, 0)
-
-
 def _parts(piece: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Cut a piece into parts that fit into cache."""
-    for start in range(0, piece.size, _PART):
-        yield piece[start : start + _PART]
+    for start in range(0, piece.size, _CELLS_IN_CACHE):
+        yield piece[start : start + _CELLS_IN_CACHE]

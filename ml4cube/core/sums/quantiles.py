@@ -26,7 +26,7 @@ _Bins = tuple[Floats, NDArray[Any]]  # edges and counts, one row for each entry
 
 # Bins this narrow hold one value each, but for values as small as they are, 2e-308; 2**-exponent
 # is still a normal number.
-_EXACT = -1022
+_LEAST_EXPONENT = -1022
 # Bins per histogram, and in all of them together: an edge and a count each, 128 MiB.
 _MOST_BINS, _FEWEST_BINS, _MOST_IN_ALL = 65_536, 256, 2**23
 _BYTES_PER_BIN = 16
@@ -34,7 +34,7 @@ _BYTES_PER_BIN = 16
 _SORTED_CELLS = 2**17
 # Cells counted together without sorting, so few that temporaries stay in cache, and the number of
 # counters per bin.
-_CELLS_COUNTED, _DENSER = 2**17, 4
+_CELLS_COUNTED, _COUNTERS_PER_BIN = 2**17, 4
 
 
 def default_bins(entries: int) -> int:
@@ -75,24 +75,18 @@ class Histogram:
     def of(cls, values: Reals, bins: int, weights: Floats | None = None) -> Self:
         """Count the cells of each entry of `values` (*field, cells); NaN is left out."""
         field, n = values.shape[:-1], values.shape[-1]
-        flat = values.reshape(-1, n)
-        weighed = None if weights is None else weights.reshape(-1, n)
+        rows = values.reshape(-1, n)
+        weight_rows = None if weights is None else weights.reshape(-1, n)
         dtype = np.int64 if weights is None else np.float64
-        rows = max(_SORTED_CELLS // max(n, 1), 1)
-        groups = []
-        for top in range(0, len(flat), rows):
-            some = slice(top, top + rows)
-            none = cls.empty((len(flat[some]),), bins, dtype)
-            amounts = None if weighed is None else weighed[some]
-            groups.append(((some, ...), none._with_rows(flat[some], amounts)))
-        whole = cls.gathered((len(flat),), bins, groups, dtype)
-        shape = (*field, whole.edges.shape[-1])
-        return cls(
-            whole.exponent.reshape(field),
-            whole.edges.reshape(shape),
-            whole.counts.reshape(shape),
-            bins,
-        )
+        at_once = max(_SORTED_CELLS // max(n, 1), 1)
+        parts = []
+        for start in range(0, len(rows), at_once):
+            some = slice(start, start + at_once)
+            empty = cls.empty((len(rows[some]),), bins, dtype)
+            some_weights = None if weight_rows is None else weight_rows[some]
+            parts.append(((some, ...), empty._with_rows(rows[some], some_weights)))
+        whole = cls.gathered((len(rows),), bins, parts, dtype)
+        return whole._reshaped(field)
 
     @classmethod
     def gathered(
@@ -105,7 +99,7 @@ class Histogram:
         """Join the histograms of parts of a field, each with its index, ending in ``...``."""
         width = max([part.edges.shape[-1] for _, part in parts], default=1)
         whole = cls(
-            np.full(field, _EXACT, np.int64),
+            np.full(field, _LEAST_EXPONENT, np.int64),
             np.full((*field, width), np.nan),
             np.zeros((*field, width), dtype),
             bins,
@@ -120,8 +114,7 @@ class Histogram:
     def _with_rows(self, cells: Reals, weights: Floats | None) -> Self:
         """Count the cells of each row of an empty histogram."""
         n, total = cells.shape[-1], self
-        # There is one row only where it is longer than `_SORTED_CELLS`.
-        if n > _SORTED_CELLS:
+        if n > _SORTED_CELLS:  # there is only one row then
             # several times as fast as sorting, if it works
             counted = self._by_counters(cells[0], None if weights is None else weights[0])
             if counted is not None:
@@ -151,33 +144,33 @@ class Histogram:
         low, high = float(np.fmin.reduce(quiet)), float(np.fmax.reduce(quiet))
         if not 0 < high - low < math.inf:
             return None
-        exponent = max(math.frexp((high - low) / (_DENSER * self.bins - 2))[1], _EXACT + 1)
+        finest_width = (high - low) / (_COUNTERS_PER_BIN * self.bins - 2)
+        exponent = max(math.frexp(finest_width)[1], _LEAST_EXPONENT + 1)
         width = math.ldexp(1.0, exponent)
         if max(-low, high) >= 2**51 * width:  # float64 cannot tell such bins apart
             return None
         first, last = _lower_edges(np.array([[low, high]]), np.full(1, exponent))[0] / width
-        counts = np.zeros(int(last - first) + 2, self.counts.dtype)  # first those of gaps
+        counts = np.zeros(int(last - first) + 2, self.counts.dtype)  # counter 0 is for gaps
         # the value that each counter counts, while all its cells have the same value
-        value, one_each = np.full(counts.size, np.nan), True
+        value, one_value_each = np.full(counts.size, np.nan), True
         for start in range(0, values.size, _CELLS_COUNTED):
             part = slice(start, start + _CELLS_COUNTED)
             cells = quiet[part]
-            numbers = np.floor(np.multiply(cells, 1.0 / width, dtype=np.float64))
+            bins = np.floor(np.multiply(cells, 1.0 / width, dtype=np.float64))
             if width > 1 and first < 0:  # tiny negative values give -0.0
-                numbers[(numbers == 0) & (cells < 0)] = -1
-            numbers -= first - 1
-            numbers[np.isnan(numbers)] = 0
-            counters = numbers.astype(np.intp)
-            amounts = None if weights is None else weights[part]
-            counts += np.bincount(counters, amounts, counts.size)
-            if one_each:
-                before = value[counters]
-                value[counters] = cells
-                same = (np.isnan(before) | (before == cells)) & (value[counters] == cells)
-                one_each = bool((same | (counters == 0)).all())
+                bins[(bins == 0) & (cells < 0)] = -1
+            bins -= first - 1  # the first bin has counter 1
+            bins[np.isnan(bins)] = 0
+            counter = bins.astype(np.intp)
+            counts += np.bincount(counter, None if weights is None else weights[part], counts.size)
+            if one_value_each:
+                before = value[counter]
+                value[counter] = cells
+                same = (np.isnan(before) | (before == cells)) & (value[counter] == cells)
+                one_value_each = bool((same | (counter == 0)).all())
         used = np.flatnonzero(counts[1:])
         counts = counts[np.newaxis, used + 1]
-        if one_each:
+        if one_value_each:
             exact = _lower_edges(value[np.newaxis, used + 1], self.exponent)
             return self._fitted(self.exponent, *_collapsed(exact, counts))
         if used.size <= self.bins:
@@ -190,31 +183,34 @@ class Histogram:
         field = exponent.shape
         exponent, edges = exponent.reshape(-1), edges.reshape(-1, edges.shape[-1])
         counts = counts.reshape(edges.shape)
-        over = np.flatnonzero((~np.isnan(edges)).sum(-1) > self.bins)
-        if over.size:
-            crowded = edges[over]
-            fine = exponent[over]
+        too_many = np.flatnonzero((~np.isnan(edges)).sum(-1) > self.bins)
+        if too_many.size:
+            # bisection between an exponent that is too fine, and one at which all bins fit
+            rows, too_fine = edges[too_many], exponent[too_many]
             # halved, so that it does not overflow
-            extent = np.nanmax(crowded, -1) / 2 - crowded[:, 0] / 2 + np.ldexp(0.5, fine)
-            coarse = np.maximum(np.frexp(extent / (self.bins - 2))[1] + 1, fine + 1)
+            extent = np.nanmax(rows, -1) / 2 - rows[:, 0] / 2 + np.ldexp(0.5, too_fine)
+            fitting = np.maximum(np.frexp(extent / (self.bins - 2))[1] + 1, too_fine + 1)
             step = 1  # small steps first: the widths sought are only slightly narrower
-            while (coarse - fine > 1).any():
-                middle = np.maximum((fine + coarse) // 2, coarse - step)
+            while (fitting - too_fine > 1).any():
+                tried = np.maximum((too_fine + fitting) // 2, fitting - step)
                 step *= 2
-                fits = _occupied(_lower_edges(crowded, middle)) <= self.bins
-                coarse, fine = np.where(fits, middle, coarse), np.where(fits, fine, middle)
+                fits = _occupied(_lower_edges(rows, tried)) <= self.bins
+                fitting = np.where(fits, tried, fitting)
+                too_fine = np.where(fits, too_fine, tried)
             exponent = exponent.copy()
-            exponent[over] = coarse
+            exponent[too_many] = fitting
             edges, counts = _collapsed(_lower_edges(edges, exponent), counts)
-        shape = (*field, edges.shape[-1])
-        return type(self)(
-            exponent.reshape(field), edges.reshape(shape), counts.reshape(shape), self.bins
-        )
+        return type(self)(exponent, edges, counts, self.bins)._reshaped(field)
+
+    def _reshaped(self, field: tuple[int, ...]) -> Self:
+        shape = (*field, self.edges.shape[-1])
+        edges, counts = self.edges.reshape(shape), self.counts.reshape(shape)
+        return type(self)(self.exponent.reshape(field), edges, counts, self.bins)
 
     @property
     def width(self) -> Floats:
         """Width of a bin, which bounds the error of quantiles; 0 where they are exact."""
-        return np.where(self.exponent == _EXACT, 0.0, np.ldexp(1.0, self.exponent))
+        return np.where(self.exponent == _LEAST_EXPONENT, 0.0, np.ldexp(1.0, self.exponent))
 
     def merge(self, other: Histogram) -> Self:
         """Merge with the histogram of other cells; exact in any order if not weighted."""
@@ -222,12 +218,12 @@ class Histogram:
         if mine != theirs:
             raise InvalidValueError(f"cannot merge histograms of (shape, bins) {mine} and {theirs}")
         exponent = np.maximum(self.exponent, other.exponent)
-        both = []
-        for one in (self, other):
-            flat = (-1, one.edges.shape[-1])
-            edges = _lower_edges(one.edges, exponent)
-            both.append((edges.reshape(flat), one.counts.reshape(flat)))
-        return self._fitted(exponent, *_joined(both))
+        parts = []
+        for histogram in (self, other):
+            rows = (-1, histogram.edges.shape[-1])
+            edges = _lower_edges(histogram.edges, exponent)
+            parts.append((edges.reshape(rows), histogram.counts.reshape(rows)))
+        return self._fitted(exponent, *_joined(parts))
 
     def transposed(self, order: Sequence[int]) -> Self:
         """Transpose the axes of the field."""
@@ -243,10 +239,11 @@ class Histogram:
         width = self.width.reshape(-1)
         found = np.empty(len(edges))
         # a few at a time: cumulative sums need as much memory as the counts
-        for start in range(0, len(edges), max(2**20 // columns, 1)):
-            some = slice(start, start + max(2**20 // columns, 1))
-            index, part = _bin_of_quantile(counts[some], probability)
-            found[some] = edges[some][np.arange(len(index)), index] + part * width[some]
+        at_once = max(2**20 // columns, 1)
+        for start in range(0, len(edges), at_once):
+            some = slice(start, start + at_once)
+            index, fraction = _bin_of_quantile(counts[some], probability)
+            found[some] = edges[some][np.arange(len(index)), index] + fraction * width[some]
         return np.asarray(np.clip(found.reshape(self.exponent.shape), low, high))
 
 
@@ -302,12 +299,12 @@ def _collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
 
 def _bin_of_quantile(counts: NDArray[Any], probability: float) -> tuple[NDArray[np.intp], Floats]:
     """Return the bin of a quantile in each row, and the fraction of the bin below it."""
-    below = np.cumsum(counts, axis=1, dtype=np.float64)
-    wanted = probability * below[:, -1:]
+    cumulative = np.cumsum(counts, axis=1, dtype=np.float64)
+    wanted = probability * cumulative[:, -1:]
     # the first bin that is not empty and reaches the share wanted
-    index = np.argmax((below >= wanted) & (counts > 0), axis=1)
+    index = np.argmax((cumulative >= wanted) & (counts > 0), axis=1)
     rows = np.arange(len(counts))
-    inside = counts[rows, index].astype(np.float64)
-    before = below[rows, index] - inside
-    part = (wanted[:, 0] - before) / np.where(inside > 0, inside, 1.0)
-    return index, np.asarray(np.clip(part, 0.0, 1.0))
+    in_bin = counts[rows, index].astype(np.float64)
+    before_bin = cumulative[rows, index] - in_bin
+    fraction = (wanted[:, 0] - before_bin) / np.where(in_bin > 0, in_bin, 1.0)
+    return index, np.asarray(np.clip(fraction, 0.0, 1.0))

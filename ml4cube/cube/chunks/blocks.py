@@ -22,16 +22,15 @@ _BLOCK_CELLS = 2**21
 def block_shape(variable: xr.Variable) -> dict[str, int]:
     """Return the shape of the blocks in which an array without dask chunks is read."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
-    stored = variable.encoding.get(
-        "preferred_chunks", {}
-    )  # of the file: one size, or one per chunk
-    tile = {dim: min(int(np.max(stored.get(dim, 1))), n) for dim, n in sizes.items()}
-    # grow from the last dim, in which cells lie side by side
+    # of the file; along each dim one size, or one per chunk
+    chunks = variable.encoding.get("preferred_chunks", {})
+    block = {dim: min(int(np.max(chunks.get(dim, 1))), n) for dim, n in sizes.items()}
+    # grow by whole chunks, first along the last dim, in which cells lie side by side
     for dim in reversed(sizes):
-        left = _BLOCK_CELLS // math.prod(tile.values())
-        whole = -(-sizes[dim] // tile[dim])
-        tile[dim] = min(tile[dim] * max(min(left, whole), 1), sizes[dim])
-    return tile
+        affordable = _BLOCK_CELLS // math.prod(block.values())
+        needed = math.ceil(sizes[dim] / block[dim])
+        block[dim] = min(block[dim] * max(min(affordable, needed), 1), sizes[dim])
+    return block
 
 
 def read_in_blocks(array: V) -> V:

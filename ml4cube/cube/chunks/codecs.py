@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-#: Bytes of a CRC-32C.
-CHECKSUM = 4
+CHECKSUM_BYTES = 4  # of a CRC-32C
 
 
 @dataclass(frozen=True)
 class ChunkCodecs:
     """Codecs of little-endian cells, with an optional compressor and checksum."""
 
-    # Name of the compressor.
     compressor: str | None
     checksum: bool
 
@@ -70,8 +68,10 @@ def without_checksum(data: Bytes) -> Bytes:
     import google_crc32c
 
     # slices of arrays are views, slices of bytes are copies
-    body, stored = data[:-CHECKSUM], data[-CHECKSUM:].tobytes()
-    if len(stored) < CHECKSUM or google_crc32c.value(body) != int.from_bytes(stored, "little"):
+    body, stored = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:].tobytes()
+    if len(stored) < CHECKSUM_BYTES or google_crc32c.value(body) != int.from_bytes(
+        stored, "little"
+    ):
         raise ValueError("wrong checksum")
     return body
 
@@ -96,17 +96,21 @@ def _decode_zstd(data: Bytes, out: NDArray[Any]) -> None:
         zstd.decompress(data, out)
 
 
-def _zstd_size(data: Bytes, wanted: int) -> int:
-    """Return the size that the first frame declares, or `wanted` if none (RFC 8878, 3.1.1)."""
+def _zstd_size(data: Bytes, default: int) -> int:
+    """Return the decoded size that the first frame declares, or `default` if it declares none."""
+    # RFC 8878, section 3.1.1
     header = data[:18].tobytes()
     if header[:4] != b"\x28\xb5\x2f\xfd" or len(header) < 6:
-        return 0
+        return 0  # no frame, which zstd reports
     flags = header[4]
-    single = flags >> 5 & 1
-    length = (single, 2, 4, 8)[flags >> 6]
-    begin = 6 - single + (0, 1, 2, 4)[flags & 3]
-    size = int.from_bytes(header[begin : begin + length], "little") + 256 * (length == 2)
-    return size if length else wanted
+    is_single_segment = flags >> 5 & 1
+    size_bytes = (is_single_segment, 2, 4, 8)[flags >> 6]
+    if not size_bytes:
+        return default
+    dictionary_bytes = (0, 1, 2, 4)[flags & 3]
+    begin = 6 - is_single_segment + dictionary_bytes
+    size = int.from_bytes(header[begin : begin + size_bytes], "little")
+    return size + 256 if size_bytes == 2 else size
 
 
 def _copy(cells: Bytes, out: NDArray[Any]) -> None:

@@ -20,17 +20,17 @@ from ml4cube.cube.chunks.codecs import Bytes, ChunkCodecs
 
 @dataclass(frozen=True)
 class DiskChunks:
-    """A reader of boxes of an array. Make one with `DiskChunks.of`."""
+    """A reader of boxes of an array. Make one with `DiskChunks.of`.
+
+    The file of a chunk is ``{folder}/{prefix}{numbers}``, its numbers joined by `separator`. A
+    chunk has `chunks` cells along each axis; cells of absent chunks are `fill`.
+    """
 
     folder: str
-    # Start of all chunk names.
     prefix: str
-    # Between the numbers of a chunk's name.
     separator: str
-    # Cells of a chunk along each axis.
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
-    # Value of the cells of absent chunks.
     fill: Any
     codecs: ChunkCodecs
 
@@ -57,31 +57,31 @@ class DiskChunks:
     def read(self, box: Sequence[slice]) -> NDArray[Any]:
         """Read a box of cells."""
         shape = tuple(s.stop - s.start for s in box)
-        cells = np.empty(shape, self.dtype)
+        result = np.empty(shape, self.dtype)
         ranges = [
             range(s.start // n, -(-s.stop // n)) for s, n in zip(box, self.chunks, strict=True)
         ]
         buffer: NDArray[Any] | None = None
         for chunk in itertools.product(*ranges):
-            data = self._file(chunk)
-            firsts = [c * n for c, n in zip(chunk, self.chunks, strict=True)]
-            inside = tuple(
+            data = self._read_file(chunk)
+            origin = [number * n for number, n in zip(chunk, self.chunks, strict=True)]
+            source = tuple(
                 slice(max(s.start - first, 0), min(s.stop - first, n))
-                for s, first, n in zip(box, firsts, self.chunks, strict=True)
+                for s, first, n in zip(box, origin, self.chunks, strict=True)
             )
             target = tuple(
-                slice(first + i.start - s.start, first + i.stop - s.start)
-                for s, first, i in zip(box, firsts, inside, strict=True)
+                slice(first + cells.start - s.start, first + cells.stop - s.start)
+                for s, first, cells in zip(box, origin, source, strict=True)
             )
             if data is None:
-                cells[target] = self.fill
-            elif shape == self.chunks and cells[target].shape == shape:
-                self._decode(chunk, data, cells)
+                result[target] = self.fill
+            elif shape == self.chunks and result[target].shape == shape:
+                self._decode(chunk, data, result)
             else:
                 buffer = np.empty(self.chunks, self.dtype) if buffer is None else buffer
                 self._decode(chunk, data, buffer)
-                cells[target] = buffer[inside]
-        return cells
+                result[target] = buffer[source]
+        return result
 
     def key(self, chunk: tuple[int, ...]) -> str:
         """Return the name of a chunk."""
@@ -94,7 +94,7 @@ class DiskChunks:
     def _path(self, chunk: tuple[int, ...]) -> str:
         return f"{self.folder}/{self.key(chunk)}"
 
-    def _file(self, chunk: tuple[int, ...]) -> Bytes | None:
+    def _read_file(self, chunk: tuple[int, ...]) -> Bytes | None:
         try:
             with open(self._path(chunk), "rb") as file:
                 return np.frombuffer(file.read(), np.uint8)
@@ -112,12 +112,13 @@ def _layout_v3(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:
     """Return prefix and separator of chunk names, and the codecs; None if not supported."""
     codecs = ChunkCodecs.of_v3(metadata["codecs"])
     keys = metadata["chunk_key_encoding"]
-    known = keys["name"] in ("default", "v2") and not metadata.get("storage_transformers")
-    if codecs is None or not known:
+    if codecs is None or metadata.get("storage_transformers"):
         return None
-    default = keys["name"] == "default"
-    separator = (keys.get("configuration") or {}).get("separator", "/" if default else ".")
-    return f"c{separator}" if default else "", separator, codecs
+    if keys["name"] not in ("default", "v2"):
+        return None
+    is_default = keys["name"] == "default"
+    separator = (keys.get("configuration") or {}).get("separator", "/" if is_default else ".")
+    return f"c{separator}" if is_default else "", separator, codecs
 
 
 def _layout_v2(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ml4cube.cube.chunks.opened import file_behind
+from ml4cube.cube.chunks.lazy_zarr import file_behind
 from ml4cube.sampling.request import Sampling
 from ml4cube.store.folders import raise_error
 

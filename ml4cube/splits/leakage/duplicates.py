@@ -22,9 +22,9 @@ from ml4cube.core.fingerprint import (
     KNOWN,
     SECOND,
     Words,
+    are_informative,
     combine,
     fingerprint_columns,
-    informative,
     mix,
 )
 from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
@@ -227,7 +227,7 @@ def _equal_tiles(
     size = math.prod(tiling.tile.values()) if tiling.tile else 1
     certain, mixed, steps = 0, [], []
     repeated, fields = 0, math.prod(shape[len(tiling.outer) :])
-    good = informative(table)
+    good = are_informative(table)
     for group in _groups(table, good):
         train = counts[group, 0] > 0
         held = counts[group, 1] + counts[group, 2] > 0
@@ -279,7 +279,7 @@ def _equal_runs(tiling: _Tiling, table: Words, labels: Words) -> tuple[int, list
         total[..., KNOWN:] += part[..., KNOWN:]
     copied = np.zeros(counts.shape[:2], dtype=bool)
     repeated = np.zeros(counts.shape[:2], dtype=bool)
-    for group in _groups(total, informative(total)):
+    for group in _groups(total, are_informative(total)):
         starts, columns = np.unravel_index(group, total.shape[:-1])
         for k in range(tiling.run):
             here = counts[starts + k, columns]

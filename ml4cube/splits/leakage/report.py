@@ -13,9 +13,9 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_numpy
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN
-from ml4cube.core.statistics import check_decoded, check_numpy
+from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
@@ -352,7 +352,7 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
     if unknown := [n for n in names if n not in view.ds]:
         raise InvalidValueError(f"var: unknown variables {unknown}; the cube has {list(found)}")
     for name in names:
-        check_numpy(name, view.ds[name].dtype)
+        check_numpy(f"variable {name!r}", view.ds[name].dtype)
     return names
 
 

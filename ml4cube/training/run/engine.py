@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
-from ml4cube.core.same_scaling import check_joined
+from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.training.events import Callback
 from ml4cube.training.inputs.batches import (
     describe_batch,
@@ -60,7 +60,7 @@ class Engine:
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
-        check_joined({"train_data": train, **named("test_data", val)})
+        check_same_scaling({"train_data": train, **named("test_data", val)})
         self.world, self.options, self.step = world, options, step
         self.metrics = check_metrics(metrics)
         self._optimizer, self.scheduler = optimizer, scheduler
@@ -122,7 +122,7 @@ class Engine:
     def evaluate(self, loader: Any = None) -> dict[str, float]:
         """Validate once, outside any epoch, exactly on any number of ranks; every rank."""
         if loader is not None:
-            check_joined({"train_data": self.feed.loader, **named("loader", loader)})
+            check_same_scaling({"train_data": self.feed.loader, **named("loader", loader)})
         chosen = self.val_loader if loader is None else exact_loader(loader, self.world)
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")

@@ -18,7 +18,7 @@ from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core.indexing import LazilyIndexedArray
 
 from ml4cube.cube.chunks.disk import DiskChunks
-from ml4cube.cube.chunks.opened import straight
+from ml4cube.cube.chunks.lazy_zarr import read_directly
 from ml4cube.preprocessing import Statistics
 from tests.cubes import cell_id_cube
 
@@ -59,7 +59,7 @@ def test_any_selection_gives_the_same_cells(
     cube: tuple[Path, xr.Dataset], data: Any, lazy: bool, vectorized: bool
 ) -> None:
     path, ds = cube
-    quick = straight(opened(path, chunks={} if lazy else None))
+    quick = read_directly(opened(path, chunks={} if lazy else None))
     index: dict[Any, Any]
     if vectorized and not lazy:
         places = [
@@ -80,7 +80,7 @@ def test_any_selection_gives_the_same_cells(
 def test_nothing_but_the_reader_changes(tmp_path: Path, version: int, chunks: Any) -> None:
     ds = stored(tmp_path / "c.zarr", version=version)
     with_attrs = opened(tmp_path / "c.zarr", chunks=chunks)
-    quick = straight(with_attrs)
+    quick = read_directly(with_attrs)
     assert quick is not with_attrs
     assert (quick.dims, quick.chunks, quick.dtype) == (
         with_attrs.dims,
@@ -104,7 +104,7 @@ BOXES: dict[str, Callable[[xr.Variable], xr.Variable]] = {
 def test_a_box_of_an_opened_file_is_read_from_chunks(tmp_path: Path, case: str) -> None:
     ds = stored(tmp_path / "c.zarr")
     variable = BOXES[case](opened(tmp_path / "c.zarr"))
-    quick = straight(variable)
+    quick = read_directly(variable)
     assert quick is not variable
     assert quick.identical(BOXES[case](ds["a"].variable))
 
@@ -163,7 +163,7 @@ def test_variables_that_are_not_plain_chunks_are_left_alone(tmp_path: Path, case
     more, act = LEFT_ALONE[case]
     stored(tmp_path / "c.zarr", **more)
     variable = act(tmp_path / "c.zarr")
-    assert straight(variable) is variable
+    assert read_directly(variable) is variable
 
 
 def test_variables_of_other_kinds_of_stores_are_left_alone(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_variables_of_other_kinds_of_stores_are_left_alone(tmp_path: Path) -> No
 
     for store in (Mine(tmp_path / "c.zarr"), zarr.storage.LoggingStore(Mine(tmp_path / "c.zarr"))):
         variable = opened(store)  # type: ignore[arg-type]
-        assert straight(variable) is variable
+        assert read_directly(variable) is variable
 
 
 @pytest.mark.parametrize("chunks", [None, {}], ids=["no dask", "dask"])
@@ -198,5 +198,5 @@ def test_statistics_read_each_chunk_once_and_keep_every_bit(
         patched.setattr(DiskChunks, "_decode", counting)
         ours = Statistics.from_cube(ds, **asked)
     assert decoded == Counter({(t, y, 0): 1 for t in range(3) for y in range(2)})
-    monkeypatch.setattr("ml4cube.preprocessing.blocks.straight", lambda variable: variable)
+    monkeypatch.setattr("ml4cube.preprocessing.blocks.read_directly", lambda variable: variable)
     assert Statistics.from_cube(ds, **asked) == ours

@@ -1,0 +1,118 @@
+"""The zarr array behind a variable that was opened and not loaded.
+
+xarray is imported only where it is needed, so that a worker process that only reads a zarr array
+stays small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ml4cube.cube.chunks.disk import DiskChunks
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True)
+class LazyZarr:
+    """The zarr array behind one of xarray's lazily indexed arrays. Find it with `LazyZarr.behind`.
+
+    `array` is None for other kinds of files; all else is False or None then. `is_undecoded` is True
+    if xarray only indexes it, without scaling, masking or conversion. `box` is the index if that
+    selects contiguous cells along each axis. `is_whole` is True if all cells are used,
+    `in_this_process` if the store is in its memory, so that other processes cannot read it.
+    """
+
+    array: Any = None
+    is_undecoded: bool = False
+    box: tuple[slice | int, ...] | None = None
+    is_whole: bool = False
+    in_this_process: bool = False
+
+    @classmethod
+    def behind(cls, lazy: Any, dtype: np.dtype[Any]) -> LazyZarr:
+        """Find the zarr array behind the data, of some dtype, of a variable that is not loaded."""
+        from xarray.backends.zarr import ZarrArrayWrapper
+        from xarray.core.indexing import (
+            CopyOnWriteArray,
+            ExplicitlyIndexed,
+            LazilyIndexedArray,
+            MemoryCachedArray,
+        )
+        from zarr.storage import FsspecStore, MemoryStore
+
+        indexes_only = CopyOnWriteArray | MemoryCachedArray | LazilyIndexedArray
+        is_undecoded, keys, inner = True, [], lazy
+        while isinstance(inner, ExplicitlyIndexed) and hasattr(inner, "array"):
+            is_undecoded &= isinstance(inner, indexes_only)
+            keys += [inner.key.tuple] if hasattr(inner, "key") else []
+            inner = inner.array
+        # a wrapper of another class may change what it reads
+        is_undecoded &= type(inner) is ZarrArrayWrapper
+        array: Any = getattr(inner, "_array", None)
+        store = getattr(array, "store", None)
+        if store is None:
+            return cls()
+        in_this_process = isinstance(store, MemoryStore)
+        if isinstance(store, FsspecStore):
+            in_this_process = "memory" in store.fs.protocol
+        is_whole = array.shape == lazy.shape and all(
+            isinstance(k, slice) and k == slice(None) for key in keys for k in key
+        )
+        box = keys[0] if len(keys) == 1 and all(map(_is_contiguous, keys[0])) else None
+        return cls(array, is_undecoded and array.dtype == dtype, box, is_whole, in_this_process)
+
+
+def _is_contiguous(key: Any) -> bool:
+    """Return True if a key selects contiguous cells."""
+    return isinstance(key, int | np.integer) or (isinstance(key, slice) and key.step in (None, 1))
+
+
+def file_behind(array: Any) -> Any:
+    """Return the lazily indexed file that a dask array shows unchanged, as from `open_zarr`."""
+    # Reading it directly avoids a graph per region, at a fraction of the cost.
+    from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
+
+    # dask's array expressions have no layers
+    layers: Any = getattr(array.dask, "layers", {})
+    original = f"original-{array.name}"
+    # dask.array.from_array, and nothing else, makes exactly these two layers
+    if set(layers) != {original, array.name}:
+        return None
+    task = layers[original][original]
+    adapter = getattr(task, "value", task)
+    if not isinstance(adapter, ImplicitToExplicitIndexingAdapter):
+        return None
+    is_same = adapter.shape == array.shape and adapter.dtype == array.dtype
+    return adapter.array if is_same else None
+
+
+def read_directly(variable: xr.Variable) -> xr.Variable:
+    """Return a variable that reads its chunks without zarr-python, if they are on local disk."""
+    # Only for reading box by box: selecting single cells would read all cells between them.
+    from dask.base import is_dask_collection
+    from xarray import Variable
+    from xarray.core.indexing import BasicIndexer, LazilyIndexedArray
+
+    from ml4cube.cube.chunks.backend import ChunksArray
+
+    # `_data`, because `data` would load a lazily indexed file
+    data: Any = variable._data
+    is_dask = is_dask_collection(data)
+    if variable._in_memory and not is_dask:
+        return variable
+    file = file_behind(data) if is_dask else data
+    zarr = LazyZarr() if file is None else LazyZarr.behind(file, np.dtype(variable.dtype))
+    chunks = DiskChunks.of(zarr.array) if zarr.is_undecoded and zarr.box is not None else None
+    if chunks is None or zarr.box is None:
+        return variable
+    lazy = LazilyIndexedArray(ChunksArray(chunks, zarr.array.shape), BasicIndexer(zarr.box))
+    direct = Variable(variable.dims, lazy, variable.attrs, variable.encoding)
+    if not is_dask:
+        return direct
+    # named after the given array, so that no cache confuses two states of a file
+    return direct.chunk(variable.chunksizes, name=f"direct-{data.name}")
