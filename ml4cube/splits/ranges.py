@@ -312,7 +312,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
 def station_dim(array: xr.DataArray) -> str | None:
     """Return the dim of stations, along which both latitude and longitude lie, or None."""
     view = CubeView.of(array.rename(None))  # its name may look like bounds
-    lat, lon = view.axis_of("lat"), view.axis_of("lon")
+    lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is None or lon is None or lat.dims != lon.dims:
         return None
     dim = str(lat.dims[0])

@@ -242,7 +242,7 @@ class ForwardChaining(CubeSplitter):
         buffer, _ = plan_buffer(None, self.gap, False, view, [dim], dim)
         grid = Grid.blocks(view.canonical, {dim: 1})
         weights, _ = weigh(grid)
-        moment = view.moments(dim)
+        moment = view.time_ranks(dim)
         by_moment = np.bincount(moment, weights).astype(np.float64)
         periods = self.n_splits + 1
         starts = starts_in_order(by_moment, [1 / periods] * periods, "time steps")

@@ -18,9 +18,9 @@ from ml4cube.core.distance.reach import EARTH_RADIUS_KM
 from ml4cube.core.distance.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
-from ml4cube.cube.coordinates import dates_along, find_time_dim
+from ml4cube.cube.coordinates import dates_along, find_time_dim, role_of
 from ml4cube.cube.variables import data_variables
-from ml4cube.splits.cube import CubeView, check_degrees, is_kind, microseconds
+from ml4cube.splits.cube import CubeView, check_degrees, microseconds
 from ml4cube.splits.leakage.label_layout import SAMPLE, Layout
 from ml4cube.splits.validity import has_value
 
@@ -56,7 +56,7 @@ class Axes:
         times, steps = None, 0
         if time_dim is not None:
             steps = view.sizes[time_dim]
-            for axis in (dates_along(coords.values(), time_dim), view.own(time_dim)):
+            for axis in (dates_along(coords.values(), time_dim), view.dim_coord(time_dim)):
                 if times is not None or axis is None or bool(axis.isnull().any()):
                     continue
                 if is_time(axis):
@@ -125,13 +125,13 @@ class Axes:
 def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
     """Return latitude and longitude: of a grid, stations, a curvilinear grid, or one point."""
     found = []
-    for kind in ("lat", "lon"):
-        axis = view.axis_of(kind)
+    for role in ("latitude", "longitude"):
+        axis = view.axis_of(role)
         if axis is None:
             others = [
                 coord
                 for coord in view.ds.coords.values()
-                if is_kind(coord, kind) and coord.ndim != 1 and time_dim not in coord.dims
+                if role_of(coord) == role and coord.ndim != 1 and time_dim not in coord.dims
             ]
             if not others:
                 return None
@@ -150,9 +150,9 @@ def _refuse_degrees_as_data(view: CubeView) -> None:
         [
             str(name)
             for name, var in view.ds.data_vars.items()
-            if var.ndim < 3 and set(var.dims) <= set(view.dims) and is_kind(var, kind)
+            if var.ndim < 3 and set(var.dims) <= set(view.dims) and role_of(var) == role
         ]
-        for kind in ("lat", "lon")
+        for role in ("latitude", "longitude")
     )
     if lat and lon:
         raise InvalidValueError(

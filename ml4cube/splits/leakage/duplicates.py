@@ -167,7 +167,7 @@ def _blocks_of(label: xr.DataArray) -> dict[str, int]:
 
 def map_dims(view: CubeView) -> tuple[str, ...]:
     """Return the dims of a map: latitude and longitude, or else the last two except time."""
-    lat, lon = view.axis_of("lat"), view.axis_of("lon")
+    lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is not None and lon is not None:
         found = {str(lat.dims[0]), str(lon.dims[0])}
     else:

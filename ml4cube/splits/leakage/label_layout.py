@@ -83,7 +83,7 @@ class Layout:
 
     def shared_cells(self, view: CubeView) -> dict[str, int]:
         """Count held-out cells that are also in train, at a meridian or time that occurs twice."""
-        dim, columns = view.lon_turn() or ("", 0)
+        dim, columns = view.lon_circle() or ("", 0)
         repeated: list[tuple[str, str, Any]] = [
             ("on a meridian", dim, [i, i + columns])
             for i in range(self.label.sizes.get(dim, 0) - columns)
@@ -131,7 +131,7 @@ def separate(
     part: int,
 ) -> Separation:
     """Measure the separation of test cells from train cells."""
-    cyclic, columns = view.lon_turn() or (None, 0)
+    cyclic, columns = view.lon_circle() or (None, 0)
     period = [columns if dim == cyclic else 0 for dim in known.starts]
     windows = _sample_windows(known, part)
     whole = windows if known is layout else _sample_windows(layout, part)

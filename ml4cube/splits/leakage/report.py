@@ -420,7 +420,7 @@ def _placement(
 ) -> Placement:
     gap = layout.gap_on_one_side(axes.time_dim, PARTS[part]) if axes.time_dim else None
     # around the globe, no longitude is on one side of the others
-    around, _ = view.lon_turn() or (None, 0)
+    around, _ = view.lon_circle() or (None, 0)
     one_sided = gap is not None or any(
         layout.gap_on_one_side(dim, PARTS[part]) is not None for dim in ordered if dim != around
     )

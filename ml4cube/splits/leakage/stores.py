@@ -76,7 +76,7 @@ def _turn(train: xr.Dataset, held_out: xr.Dataset) -> dict[str, int]:
         for name, coord in train.coords.items()
         if name in held_out.coords and coord.dtype.kind in "fiu"
     }
-    turn = Samples.locate(xr.Dataset({}, both, train.attrs)).view.lon_turn()
+    turn = Samples.locate(xr.Dataset({}, both, train.attrs)).view.lon_circle()
     return {} if turn is None else dict([turn])
 
 
