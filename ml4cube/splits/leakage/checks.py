@@ -120,7 +120,7 @@ class Checks:
             self.row(f"duplicate cells of {name}", found.cells, "cells", meaning, 0, status)
         if worst and cells:
             self.leaks.append(
-                f"{percent(cells / max(worst.of, 1))} of the held-out cells are bitwise copies of "
+                f"{percent(cells / max(worst.held_out_cells, 1))} of the held-out cells are bitwise copies of "
                 f"train cells{_when(worst, view)}"
             )
 
