@@ -69,7 +69,7 @@ def _sample(view: CubeView, layout: Layout, dim: str) -> dict[str, Ints]:
     rng = np.random.default_rng(0)
     steps = np.arange(view.sizes[dim])
     if steps.size > _STEPS:
-        edges = layout.starts[dim][1:]
+        edges = layout.run_starts[dim][1:]
         edges = rng.permutation(edges)[: _STEPS // 4]
         more = rng.integers(1, steps.size, _STEPS // 2 - edges.size)
         later = np.concatenate([edges, more])

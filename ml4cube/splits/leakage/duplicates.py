@@ -262,10 +262,10 @@ def _equal_tiles(
         group = group[: max(_LARGEST_TILE * 8 // math.prod(tiling.tile.values()), 2)]
         indices = [tuple(int(i) for i in np.unravel_index(tile, shape)) for tile in group]
         boxes = [tiling.labels_of(label, index) for index in indices]
-        train_tiles = np.sum([box == TRAIN for box in boxes], axis=0)
+        n_train = np.sum([box == TRAIN for box in boxes], axis=0)
         for index, box in zip(indices, boxes, strict=True):
-            other_train_tiles = train_tiles - (box == TRAIN)
-            if copies := int((np.isin(box, HELD_OUT) & (other_train_tiles > 0)).sum()):
+            is_copy = np.isin(box, HELD_OUT) & (n_train > (box == TRAIN))
+            if copies := int(is_copy.sum()):
                 cells_in_sample += copies
                 steps.append(index[0])
     cells += round(cells_in_sample * len(mixed_groups) / max(len(sample), 1))
