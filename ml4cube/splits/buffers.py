@@ -161,16 +161,15 @@ def _merge_kilometres(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
 
 def _measure(argument: str, value: Any) -> tuple[str, float]:
     """Return "cells", "km" or "time" and the number of cells, kilometres or microseconds."""
-    kind, length = "", -1.0
     number, unit = _number_and_unit(value)
     # numpy counts a timedelta64 among its integers
     if isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64):
-        kind, length = "cells", int(value)
+        kind, length = "cells", float(value)
     elif unit == "km":
         kind, length = "km", number
     elif (time := _timedelta(value)) is not None:
         kind, length = "time", time // datetime.timedelta(microseconds=1)
-    if not kind:
+    else:
         raise InvalidTypeError(
             f"{argument} must be cells (2), a length of time ('30D', '12h', '30min'), a distance "
             f"('150km'), or one of these by dim ({{'time': '30D'}}), got {value!r}; units of time "

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ml4cube.core.axes import rounding_of
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
+from ml4cube.core.missing import window_all
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan
 from ml4cube.splits.buffers import reaches_of
@@ -150,9 +151,7 @@ class Samples:
 def _whole_windows(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.bool_]:
     """Return for each cell whether the window that begins there holds only flagged cells."""
     flags = np.pad(flags, [(0, n - 1) for n in size], constant_values=True)
-    for axis, n in enumerate(size):
-        flags = np.asarray(np.lib.stride_tricks.sliding_window_view(flags, n, axis).all(axis=-1))
-    return flags
+    return window_all(flags, size, [1] * len(size))
 
 
 def _length(X: Any) -> int:

@@ -267,26 +267,19 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
             step_pairs = list(zip(steps.tolist(), train_steps[nearest].tolist(), strict=True))
         else:
             found["time"].append(time_distances)
-    if "space" not in measured:
-        return _joined(found)
-    assert axes.points is not None
-    assert train_axes.points is not None
-    located, train_located = (
-        np.isfinite(points).all(axis=-1) for points in (axes.points, train_axes.points)
-    )
-    for i, (step, train_step) in enumerate(step_pairs):
-        locations = np.flatnonzero(cells.locations(step) & located)
-        locations = _sample(locations, -(-SAMPLE // len(step_pairs)), rng)
-        train_locations = train.locations(train_step) & train_located
-        if locations.size and train_locations.any():
-            nearest_km = train_axes.km(train_locations, axes.points[locations])[:, 0]
-            found["space"].append(nearest_km)
-            if step is not None:
-                found["time"].append(np.full(locations.size, time_distances[i]))
-    return _joined(found)
-
-
-def _joined(found: dict[str, list[Floats]]) -> dict[str, Floats]:
+    if "space" in measured and axes.points is not None and train_axes.points is not None:
+        located, train_located = (
+            np.isfinite(points).all(axis=-1) for points in (axes.points, train_axes.points)
+        )
+        for i, (step, train_step) in enumerate(step_pairs):
+            locations = np.flatnonzero(cells.locations(step) & located)
+            locations = _sample(locations, -(-SAMPLE // len(step_pairs)), rng)
+            train_locations = train.locations(train_step) & train_located
+            if locations.size and train_locations.any():
+                nearest_km = train_axes.km(train_locations, axes.points[locations])[:, 0]
+                found["space"].append(nearest_km)
+                if step is not None:
+                    found["time"].append(np.full(locations.size, time_distances[i]))
     return {domain: np.concatenate(parts) for domain, parts in found.items() if parts}
 
 

@@ -85,13 +85,12 @@ def _lon_circle(train: xr.Dataset, held_out: xr.Dataset) -> LonCircle | None:
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
     """Return True if equal positions of two stores are the same cells."""
-    spec, other_spec = train.attrs["spec"], held_out.attrs["spec"]
-    if any(spec[key] != other_spec[key] for key in ("dims", "shape", "size")):
-        return False
-    source, other_source = (
-        (store.attrs.get("provenance") or {}).get("source") for store in (train, held_out)
+    (spec, source), (other_spec, other_source) = (
+        (store.attrs["spec"], (store.attrs.get("provenance") or {}).get("source"))
+        for store in (train, held_out)
     )
-    if source != other_source:
+    same_windows = all(spec[key] == other_spec[key] for key in ("dims", "shape", "size"))
+    if source != other_source or not same_windows:
         return False
     return all(_same_coordinates(train, held_out, dim) for dim in spec["dims"])
 
