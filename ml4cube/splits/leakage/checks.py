@@ -52,18 +52,19 @@ class Placement:
 
 
 class Checks:
-    """Collects the rows of the table and the findings."""
+    """The rows of a report's table and its findings, added check by check."""
 
     def __init__(self, part: str, deployment_decides: bool = False) -> None:
         self.part = part
-        # distances to a deployment then replace the checks of neighbours and range
+        # if so, the checks of neighbours and range add rows, but no findings
         self.deployment_decides = deployment_decides
         self.rows: dict[str, dict[str, Any]] = {}
         self.leaks: list[str] = []
         self.too_hard: list[str] = []
         self.fits: list[str] = []
         self.warnings: list[str] = []
-        self.compared = ""  # the units that were compared for copies
+        # what was compared for copies ("tiles of 16 lat x 16 lon cells"), for the verdict
+        self.compared = ""
 
     def row(
         self, name: str, found: Any, unit: str, meaning: str, limit: Any = None, status: str = ""

@@ -51,8 +51,7 @@ class Axes:
     @classmethod
     def of(cls, view: CubeView, map_dims: tuple[str, ...] = ()) -> Axes:
         """Find the locations and times of a cube."""
-        coords = view.ds.coords
-        time_dim = find_time_dim(coords.values(), view.dims)
+        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
         times = None if time_dim is None else _times(view, time_dim)
         steps = 0 if time_dim is None else view.sizes[time_dim]
         degrees = _degrees(view, time_dim)

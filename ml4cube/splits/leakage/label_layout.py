@@ -107,8 +107,8 @@ class Layout:
         """Return the steps between train and a part wholly on one side of it, else None."""
         if dim not in self.run_starts:
             return None
-        train, held = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
-        gap = int(max(held[0] - train[-1], train[0] - held[-1])) - 1
+        train, test = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
+        gap = int(max(test[0] - train[-1], train[0] - test[-1])) - 1
         return gap if gap >= 0 else None
 
 
@@ -248,8 +248,8 @@ def _choose_windows(layout: Layout, part: int, rng: np.random.Generator) -> list
         window = []
         for dim, starts in layout.run_starts.items():
             n = max(min(starts.size, 5), int(starts.size * share))
-            held = np.flatnonzero(layout.profiles[part, dim])
-            centre = int(np.searchsorted(starts, rng.choice(held), side="right")) - 1
+            test = np.flatnonzero(layout.profiles[part, dim])
+            centre = int(np.searchsorted(starts, rng.choice(test), side="right")) - 1
             first = min(max(centre - n // 2, 0), starts.size - n)
             window.append(slice(first, first + n))
         windows.append(window)
