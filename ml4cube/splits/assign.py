@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ml4cube.core.distance.reach import AxisReach
 from ml4cube.core.errors import EmptyPartError, check_seed
 from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.core.split_plan import EXCLUDED, TRAIN, CellPlan, SplitPlan, check_fractions
+from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer, reaches_of
 from ml4cube.splits.cube import CubeView
@@ -121,7 +122,7 @@ def assign_block_split(
     fractions = check_fractions(split, val)
     sizes = block_sizes(block_size, view, fractions.values())
     grid = Grid.blocks(view.canonical, sizes)
-    kept, wraps = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
+    parsed_buffer, cyclic_dims = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
     mask = valid_mask(valid, view)
     weights, strata = weigh_blocks(view, grid, mask, stratify)
     plan = SplitPlan.assign(
@@ -129,12 +130,12 @@ def assign_block_split(
         weights,
         fractions,
         seed,
-        classes=None if strata is None else strata.counts,
-        buffer=kept,
-        cyclic=wraps,
-        note=None if strata is None else f"stratified by {strata.name}",
+        classes=strata.counts if strata else None,
+        buffer=parsed_buffer,
+        cyclic=cyclic_dims,
+        note=f"stratified by {strata.request}" if strata else None,
     )
-    if strata is not None:
+    if strata:
         strata.warn_of_missing(plan.table.ravel(), stacklevel=3)
     check_train_left(view, plan, weights, mask)
     return with_label(view, plan, name, "assign_block_split")
@@ -256,21 +257,21 @@ def assign_time_split(
     check_name(name, view)
     fractions = check_fractions(split, val)
     dim = view.time_dim("dim", dim)
-    moment = view.moments(dim)
-    kept, _ = plan_buffer(None, gap, False, view, [dim], dim)
+    time_ranks = view.time_ranks(dim)
+    buffer, _ = plan_buffer(None, gap, False, view, [dim], dim)
     grid = Grid.blocks(view.canonical, {dim: 1})
     mask = valid_mask(valid, view)
     weights = count_by_block(mask, grid).ravel()
-    times = Grid.blocks({dim: int(moment.max()) + 1}, {dim: 1})
-    cut = SplitPlan.in_order(times, np.bincount(moment, weights), fractions)
-    labels = cut.table[moment]
-    steps = dict(kept).get(dim)
-    if isinstance(steps, int) and len(times) < moment.size:
-        # counts distinct times, so it is part of the labels, not of the plan's buffer
-        first = np.flatnonzero(cut.table != TRAIN).min(initial=moment.size + steps)
-        labels[(labels == TRAIN) & (moment >= first - steps)] = EXCLUDED
-        kept = ()
-    plan = SplitPlan(grid, labels.tobytes(), None, cut.fractions, kept)
+    distinct_times = Grid.blocks({dim: int(time_ranks.max()) + 1}, {dim: 1})
+    time_plan = SplitPlan.in_order(distinct_times, np.bincount(time_ranks, weights), fractions)
+    reaches: tuple[AxisReach, ...] = ()
+    gap_steps = dict(buffer).get(dim)
+    if isinstance(gap_steps, int) and len(distinct_times) < time_ranks.size:
+        # the gap counts distinct times, so it is part of the labels, not of the plan's buffer
+        reaches = (AxisReach.of_cells(dim, len(distinct_times), gap_steps),)
+        buffer = ()
+    labels = time_plan.label_cells({dim: time_ranks}, reaches)
+    plan = SplitPlan(grid, labels.tobytes(), None, time_plan.fractions, buffer)
     advice = f"use a smaller gap than {gap!r}, or a larger train fraction"
     check_train_left(view, plan, weights, mask, advice)
     return with_label(view, plan, name, "assign_time_split")
@@ -289,20 +290,23 @@ def weigh_blocks(
 def check_train_left(
     view: CubeView,
     plan: SplitPlan,
-    weights: Any,
+    weights: Counts,
     mask: xr.DataArray | None,
     advice: str = "use a smaller buffer, larger blocks or a smaller test fraction",
 ) -> None:
     """Refuse a buffer that takes every valid cell of the train part."""
+    if not dict(plan.fractions).get("train"):
+        return
     reaches = reaches_of(plan, view)
-    has_train = bool(((plan.table.ravel() == TRAIN) & (np.ravel(weights) > 0)).any())
-    if not dict(plan.fractions).get("train") or (has_train and not reaches):
+    if not reaches and ((plan.table.ravel() == TRAIN) & (weights > 0)).any():
         return
     for box in slabs(plan.cube_shape):
         positions = {dim: np.arange(s.start, s.stop) for dim, s in box.items()}
-        left = xr.DataArray(plan.label_cells(positions, reaches) == TRAIN, dims=plan.grid.dims)
+        labels = plan.label_cells(positions, reaches)
+        train_cells = xr.DataArray(labels == TRAIN, dims=plan.grid.dims)
         if mask is not None:
-            left = left & mask.isel({d: s for d, s in box.items() if d in mask.dims})
-        if left.any():
+            in_box = {dim: s for dim, s in box.items() if dim in mask.dims}
+            train_cells = train_cells & mask.isel(in_box)
+        if train_cells.any():
             return
     raise EmptyPartError(f"the gap or buffer takes every cell of the train part; {advice}")

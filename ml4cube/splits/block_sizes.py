@@ -29,19 +29,23 @@ def block_sizes(
     view: CubeView,
     fractions: Iterable[float],
     windows: Grid | None = None,
-    used: float = 1.0,
+    data_fraction: float = 1.0,
 ) -> dict[str, int]:
-    """Parse the user's block size into cells by dim, or choose one."""
+    """Return the user's block size in cells by dim, or a chosen one.
+
+    If samples are cut from the cube, `windows` are their windows, and `data_fraction` is the
+    fraction of the cube that is used.
+    """
     if block_size is not None:
         return parse_sizes("block_size", block_size, view.sizes)
-    shares = [used * fraction for fraction in fractions]
+    shares = [data_fraction * fraction for fraction in fractions]
     if len(shares) < 2:
         return {}
-    chosen = _choose(view, shares, windows)
-    if chosen.count > 1:
-        few = chosen.count * min(shares) < 1
-        warnings.warn(_describe(chosen, few, view), UserWarning, stacklevel=caller_level())
-    return chosen.sizes
+    blocks = _choose(view, shares, windows)
+    if blocks.count > 1:
+        too_few = blocks.count * min(shares) < 1
+        warnings.warn(_describe(blocks, too_few, view), UserWarning, stacklevel=caller_level())
+    return blocks.sizes
 
 
 def _choose(view: CubeView, shares: list[float], windows: Grid | None) -> LargeBlocks:
@@ -49,7 +53,7 @@ def _choose(view: CubeView, shares: list[float], windows: Grid | None) -> LargeB
     times = _time_dims(view)
     on_map = [dim for dim in _map_dims(view) if dim not in times]
     others = [dim for dim in view.canonical if dim not in (*on_map, *times)]
-    turn = view.lon_turn()
+    circle = view.lon_circle()
     blocks = LargeBlocks({}, 1, 0.0)
     for groups in ([on_map, times], [on_map, times, others]):
         blocks = large_blocks(
@@ -58,7 +62,7 @@ def _choose(view: CubeView, shares: list[float], windows: Grid | None) -> LargeB
             blocks_wanted(shares),
             fewest=len(shares),
             windows=windows,
-            cyclic=[turn[0]] if turn else [],
+            cyclic=[circle.dim] if circle else [],
         )
         if blocks.is_apart:
             break
@@ -67,7 +71,7 @@ def _choose(view: CubeView, shares: list[float], windows: Grid | None) -> LargeB
 
 def _map_dims(view: CubeView) -> list[str]:
     """Return the dims along which neighbouring cells are neighbours on the map."""
-    lat, lon = view.axis_of("lat"), view.axis_of("lon")
+    lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is not None and lon is not None and lat.dims == lon.dims:
         return []  # stations, a track or a mesh: neighbours in the file may be far apart
     found = {str(axis.dims[0]) for axis in (lat, lon) if axis is not None}
@@ -77,9 +81,9 @@ def _map_dims(view: CubeView) -> list[str]:
         elif coord.ndim == 1 and str(coord.attrs.get("axis")).upper() in ("X", "Y"):
             found.add(str(coord.dims[0]))
     found |= {dim for dim in view.dims if dim.lower() in _MAP_DIMS or _is_horizontal(dim, {})}
-    turn = view.lon_turn()
-    if turn is not None and turn[1] < view.sizes.get(turn[0], 0):
-        found.discard(turn[0])  # its first columns are repeated at its end
+    circle = view.lon_circle()
+    if circle and circle.columns < view.sizes[circle.dim]:
+        found.discard(circle.dim)  # its first columns are repeated at its end
     return sorted(found & set(view.dims))
 
 
@@ -92,36 +96,35 @@ def _time_dims(view: CubeView) -> list[str]:
     """Return the time dim if its steps are sorted and distinct, in a list."""
     try:
         dim = view.time_dim("block_size")
-        view.moments(dim)
+        view.time_ranks(dim)
     except InvalidValueError:  # none, or its times are not sorted
         return []
     return [] if view.repeated_times(dim) else [dim]
 
 
-def _describe(chosen: LargeBlocks, few: bool, view: CubeView) -> str:
+def _describe(blocks: LargeBlocks, too_few: bool, view: CubeView) -> str:
     """Return a warning that names the chosen blocks, and how to choose better ones."""
-    if SAMPLE_DIM in chosen.sizes:  # neighbours in a store are not neighbours in the cube
+    if SAMPLE_DIM in blocks.sizes:  # neighbours in a store are not neighbours in the cube
         return (
-            f"no block_size is given: the samples are split into {chosen.count} blocks of "
-            f"{chosen.sizes}, by their order in the store. {SPLIT_SAMPLES}"
+            f"no block_size is given: the samples are split into {blocks.count} blocks of "
+            f"{blocks.sizes}, by their order in the store. {SPLIT_SAMPLES}"
         )
-    whole = [dim for dim in view.dims if dim not in chosen.sizes]
-    apart = f", whole along {', '.join(map(repr, whole))}" if whole else ""
-    data = [v for v in view.ds.data_vars.values() if set(v.dims) == set(view.dims)]
-    var = next((f", {v.name!r}" for v in data if v.dtype.kind in "biuf"), "")
-    text = (
-        f"no block_size is given: the cube is split into {chosen.count} blocks of {chosen.sizes} "
-        f"cells{apart}"
+    uncut = ", ".join(repr(dim) for dim in view.dims if dim not in blocks.sizes)
+    chosen = (
+        f"no block_size is given: the cube is split into {blocks.count} blocks of {blocks.sizes} "
+        f"cells{f', whole along {uncut}' if uncut else ''}"
     )
-    if data and (stations := station_dim(data[0])) in chosen.sizes:
+    data = [v for v in view.ds.data_vars.values() if set(v.dims) == set(view.dims)]
+    if data and (stations := station_dim(data[0])) in blocks.sizes:
         return (
-            f"{text}. The stations along {stations!r} may be in any order, so stations of one part "
-            "may be neighbours of those of another, and the test score will be too optimistic. "
-            "Leave out groups of stations with assign_region_split, or give sizes"
+            f"{chosen}. The stations along {stations!r} may be in any order, so stations of one "
+            "part may be neighbours of those of another, and the test score will be too "
+            "optimistic. Leave out groups of stations with assign_region_split, or give sizes"
         )
+    var = next((f", {v.name!r}" for v in data if v.dtype.kind in "biuf"), "")
     return (
-        f"{text}{', too few to meet the fractions closely' if few else ''}. Up to "
-        f"{chosen.touching:.0%} of the cells of a part touch another part, and the range of "
+        f"{chosen}{', too few to meet the fractions closely' if too_few else ''}. Up to "
+        f"{blocks.touching:.0%} of the cells of a part touch another part, and the range of "
         "autocorrelation was not estimated: if values are alike over longer distances, the test "
         "score will be too optimistic. Choose blocks from the data, block_size="
         f"ml4cube.splits.suggest_block_size(ds{var}), or give sizes"

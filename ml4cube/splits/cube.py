@@ -1,11 +1,11 @@
-"""CubeView: the dims, chunks, times and longitudes of a cube; reads no data."""
+"""CubeView: the dims, chunks, times and longitudes of a cube; reads coordinates, but no data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -19,19 +19,27 @@ from ml4cube.cube.coordinates import TIME_NAMES, dates_along, find_time_dim, rol
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables
 
-# Longitudes up to two turns are accepted.
-_MOST_LON = 720.0
+# Longitudes of up to two full circles are accepted.
+_MAX_LON = 720.0
 
-# Cells of an array in memory that are processed at once, and cells per chunk of a larger one.
+# Largest array in memory that is not cut into chunks, and cells of a chunk otherwise.
 _CELLS_IN_MEMORY, _CELLS_IN_CHUNK = 1 << 24, 1 << 21
 
-# Labels (one byte each) that are made at once for a cube opened without dask.
-_LABELS_AT_ONCE = 1 << 24
+# Labels (one byte each) of a chunk, for a cube opened without dask.
+_LABELS_IN_CHUNK = 1 << 24
+
+
+class LonCircle(NamedTuple):
+    """A longitude that spans the globe."""
+
+    dim: str
+    # Columns of one full circle; the cube may repeat the first ones at its end.
+    columns: int
 
 
 @dataclass(frozen=True, eq=False)
 class CubeView:
-    """A cube as the splits see it; reads no data."""
+    """A cube as the splits see it."""
 
     ds: xr.Dataset
     # Dims of its largest data variable, in that variable's order.
@@ -58,7 +66,7 @@ class CubeView:
 
     @property
     def coords(self) -> Any:
-        """Coordinates of the cube."""
+        """Coordinates of the cube, for `check_aligned`."""
         return self.ds.coords
 
     @property
@@ -66,34 +74,36 @@ class CubeView:
         """Number of cells along each dim, sorted by name."""
         return {dim: self.ds.sizes[dim] for dim in sorted(self.dims)}
 
-    def axis_of(self, kind: str) -> xr.DataArray | None:
-        """Return the 1-D coordinate of a kind ("time", "lat" or "lon"), or None."""
+    def axis_of(self, role: str) -> xr.DataArray | None:
+        """Return the 1-D coordinate with a role ("time", "latitude" or "longitude"), or None."""
         coords = self.ds.coords.values()
-        if kind == "time":
+        if role == "time":
             dim = find_time_dim(coords, self.dims)
             dates: xr.DataArray | None = None if dim is None else dates_along(coords, dim)
             return dates
         found = [
             coord
             for coord in coords
-            if coord.ndim == 1 and coord.dims[0] in self.dims and is_kind(coord, kind)
+            if coord.ndim == 1 and coord.dims[0] in self.dims and role_of(coord) == role
         ]
         if not found:
             return None
-        found.sort(key=lambda coord: (coord.name != coord.dims[0], str(coord.name)))
-        degrees = in_degrees(found[0].values, found[0].attrs.get("units"))
-        return xr.DataArray(degrees, dims=found[0].dims, name=found[0].name)
+        axis = min(found, key=lambda coord: (coord.name != coord.dims[0], str(coord.name)))
+        degrees = in_degrees(axis.values, axis.attrs.get("units"))
+        return xr.DataArray(degrees, dims=axis.dims, name=axis.name)
 
-    def own(self, dim: str) -> xr.DataArray | None:
+    def dim_coord(self, dim: str) -> xr.DataArray | None:
         """Return the coordinate with the name of a dim, or None."""
         return self.ds.coords[dim] if dim in self.ds.coords else None  # noqa: SIM401
 
-    def steps_of(self, dim: str) -> xr.DataArray | None:
+    def step_coord(self, dim: str) -> xr.DataArray | None:
         """Return the coordinate that orders the steps along a dim, or None."""
-        own = self.own(dim)
+        dim_coord = self.dim_coord(dim)
         dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
-        if dates is None or (own is not None and (self.has_times(dim) or dates.isnull().any())):
-            return own
+        if dates is None:
+            return dim_coord
+        if dim_coord is not None and (self.has_times(dim) or dates.isnull().any()):
+            return dim_coord
         return dates
 
     def time_dim(self, argument: str, dim: str | None = None) -> str:
@@ -112,85 +122,92 @@ class CubeView:
             f"e.g. {example}"
         )
 
-    def moments(self, dim: str) -> NDArray[np.intp]:
-        """Return the rank in time of each step along `dim`; refuse steps in no order."""
-        coord = self.steps_of(dim)
+    def time_ranks(self, dim: str) -> NDArray[np.intp]:
+        """Return the rank of each step along `dim` among the distinct times; refuse unsorted ones.
+
+        Without a coordinate that can be sorted, this is the position of the step.
+        """
+        coord = self.step_coord(dim)
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
             return np.arange(self.sizes[dim])
         return sorted_ranks(coord)
 
     def has_times(self, dim: str) -> bool:
-        """Return True if the dim's own coordinate holds times."""
-        own = self.own(dim)
-        if own is None:
+        """Return True if the coordinate with the name of the dim holds times."""
+        coord = self.dim_coord(dim)
+        if coord is None:
             return False
-        return is_time(own) or (dim.lower() in TIME_NAMES and own.dtype.kind in "fiu")
+        return is_time(coord) or (dim.lower() in TIME_NAMES and coord.dtype.kind in "fiu")
 
     def repeated_times(self, dim: str) -> list[NDArray[np.intp]]:
         """Return the steps of each time that occurs more than once along `dim`."""
-        along = [axis.dims for kind in ("lat", "lon") if (axis := self.axis_of(kind)) is not None]
-        if not self.has_times(dim) or (dim,) in along:
+        if not self.has_times(dim):
             return []
-        rank = _ranks(self.ds.coords[dim])
-        order = np.argsort(rank, kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
+        lat, lon = self.axis_of("latitude"), self.axis_of("longitude")
+        if any(axis is not None and axis.dims == (dim,) for axis in (lat, lon)):
+            return []  # along a track, each of these steps has its own location
+        ranks = _ranks(self.ds.coords[dim])
+        order = np.argsort(ranks, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(ranks[order])) + 1)
         return [steps for steps in groups if steps.size > 1]
 
-    def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
-        """Return latitude and longitude, each 1-D along a dim of its own."""
-        lat, lon = self.axis_of("lat"), self.axis_of("lon")
+    def lat_lon_axes(self, distance: object) -> tuple[xr.DataArray, xr.DataArray]:
+        """Return latitude and longitude, each 1-D along its own dim; `distance` needs them."""
+        lat, lon = self.axis_of("latitude"), self.axis_of("longitude")
         if lat is not None and lon is not None and lat.dims == lon.dims:
             raise InvalidValueError(
-                f"{asked!r} needs latitude and longitude along two dims, but both lie along "
+                f"{distance!r} needs latitude and longitude along two dims, but both lie along "
                 f"{lat.dims[0]!r} (stations, a track or a stacked grid); unstack a grid, or leave "
                 "out groups of stations with assign_region_split"
             )
         if lat is None or lon is None:
             raise InvalidValueError(
-                f"{asked!r} needs 1-D latitude and longitude, not rotated, along two dims, but the "
-                f"cube has the coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
+                f"{distance!r} needs 1-D latitude and longitude, not rotated, along two dims, but "
+                f"the cube has the coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
             )
-        check_degrees(asked, lat, lon)
+        check_degrees(distance, lat, lon)
         return lat, lon
 
     def lon_axis(self) -> xr.DataArray | None:
         """Return the longitude that is an axis of a grid, or None."""
-        lon = self.axis_of("lon")
-        others = [
-            coord.dims for kind in ("lat", "time") if (coord := self.axis_of(kind)) is not None
-        ]
-        return None if lon is None or lon.dims in others else lon
-
-    def lon_turn(self) -> tuple[str, int] | None:
-        """Return the dim and the columns per turn of a longitude that spans the globe, or None."""
-        coord = self.lon_axis()
-        if coord is None or coord.size < 3:
+        lon = self.axis_of("longitude")
+        others = (self.axis_of("latitude"), self.axis_of("time"))
+        if lon is None or any(axis is not None and axis.dims == lon.dims for axis in others):
             return None
-        lon = coord.values
-        if not (np.abs(lon) <= _MOST_LON).all():
+        return lon
+
+    def lon_circle(self) -> LonCircle | None:
+        """Return the longitude that spans the globe, or None."""
+        axis = self.lon_axis()
+        if axis is None or axis.size < 3:
+            return None
+        lon = axis.values
+        if not (np.abs(lon) <= _MAX_LON).all():
             return None
         # longitudes may start anywhere: from 175 to -180 is an ordinary step
-        step = (np.diff(lon) + 180) % 360 - 180
-        if not np.allclose(step, step[0], rtol=1e-2, atol=1e-6) or step[0] == 0:
+        steps = (np.diff(lon) + 180) % 360 - 180
+        if not np.allclose(steps, steps[0], rtol=1e-2, atol=1e-6) or steps[0] == 0:
             return None
-        turns_over = (abs(step.sum()) - 360) / abs(step.mean())  # columns past a full turn
-        if turns_over < -1.5:
+        # steps from the first column to the last, beyond a full circle
+        excess = (abs(steps.sum()) - 360) / abs(steps.mean())
+        if excess < -1.5:
             return None
-        return str(coord.dims[0]), coord.size - max(math.floor(turns_over + 1.01), 0)
+        repeated_columns = max(math.floor(excess + 1.01), 0)
+        return LonCircle(str(axis.dims[0]), axis.size - repeated_columns)
 
 
 def sorted_ranks(coord: xr.DataArray) -> NDArray[np.intp]:
     """Return the rank of each value among the distinct values; refuse values in no order."""
     if coord.isnull().any():
         raise InvalidValueError(f"{coord.name!r} has missing dates or numbers; fill or drop them")
-    rank = _ranks(coord)
-    steps = np.diff(rank)
+    ranks = _ranks(coord)
+    steps = np.diff(ranks)
     if not ((steps >= 0).all() or (steps <= 0).all()):
         raise InvalidValueError(
             f"the values of {coord.name!r} must be sorted; use ds.sortby({coord.name!r}), or "
             f"ds.drop_vars({coord.name!r}) if they do not give the order"
         )
-    return rank
+    return ranks
 
 
 def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
@@ -202,25 +219,34 @@ def _chunks(
     dims: tuple[str, ...], ds: xr.Dataset, variables: list[xr.DataArray]
 ) -> dict[str, tuple[int, ...]] | None:
     """Return chunks for a label along every dim, or None if it needs none."""
-    known: dict[str, tuple[int, ...]] = {}
+    dask_chunks: dict[str, tuple[int, ...]] = {}
     for variable in variables:
-        for dim, sizes in variable.variable.chunksizes.items():
-            known.setdefault(str(dim), tuple(sizes))
-    if known:
-        return {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
+        for dim, lengths in variable.variable.chunksizes.items():
+            dask_chunks.setdefault(str(dim), tuple(lengths))
+    if dask_chunks:
+        return {dim: dask_chunks.get(dim, (ds.sizes[dim],)) for dim in dims}
     # opened without dask, and not read yet: a label of all cells might not fit in memory
-    lazy = [variable for variable in variables if not variable.variable._in_memory]
-    shape = {dim: ds.sizes[dim] for dim in dims}
-    if not lazy or math.prod(shape.values()) <= _LABELS_AT_ONCE:
+    unread = [variable for variable in variables if not variable.variable._in_memory]
+    sizes = {dim: ds.sizes[dim] for dim in dims}
+    if not unread or math.prod(sizes.values()) <= _LABELS_IN_CHUNK:
         return None
-    stored: dict[str, int] = {}
-    for variable in lazy:
-        stored = {**_stored_chunks(variable), **stored}
+    file_chunks: dict[str, int] = {}
+    for variable in unread:
+        file_chunks = {**_file_chunks(variable), **file_chunks}
     # labels are small, so a chunk of labels covers several chunks of the file
-    return _whole_chunks(shape, stored, _LABELS_AT_ONCE)
+    return _join_file_chunks(sizes, file_chunks, _LABELS_IN_CHUNK)
 
 
-def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
+def in_chunks(array: xr.DataArray) -> xr.DataArray:
+    """Return the array, chunked if it is large and has no chunks."""
+    largest = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
+    if array.chunks is not None or array.size <= largest:
+        return array
+    sizes = {str(dim): n for dim, n in array.sizes.items()}
+    return array.chunk(_join_file_chunks(sizes, _file_chunks(array), _CELLS_IN_CHUNK))
+
+
+def _file_chunks(variable: xr.DataArray) -> dict[str, int]:
     """Return the chunk sizes of the file that a variable was opened from."""
     return {
         str(name): int(size)
@@ -229,46 +255,33 @@ def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
     }
 
 
-def _whole_chunks(
-    sizes: Mapping[str, int], stored: Mapping[str, int], cells: int
+def _join_file_chunks(
+    sizes: Mapping[str, int], file_chunks: Mapping[str, int], cells: int
 ) -> dict[str, tuple[int, ...]]:
     """Return chunks of about `cells` cells that consist of whole chunks of the file."""
-    of_file = tuple(min(stored.get(dim, n), n) for dim, n in sizes.items())
     chunks = normalize_chunks(  # type: ignore[no-untyped-call]
         "auto",
         shape=tuple(sizes.values()),
         limit=cells,
         dtype=np.dtype(np.uint8),
-        previous_chunks=of_file if stored else None,
+        previous_chunks=tuple(min(file_chunks.get(dim, n), n) for dim, n in sizes.items())
+        if file_chunks
+        else None,
     )
     return dict(zip(sizes, chunks, strict=True))
 
 
-def in_chunks(array: xr.DataArray) -> xr.DataArray:
-    """Return the array, chunked if it is large and has no chunks."""
-    least = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
-    if array.chunks is not None or array.size <= least:
-        return array
-    sizes = {str(dim): n for dim, n in array.sizes.items()}
-    return array.chunk(_whole_chunks(sizes, _stored_chunks(array), _CELLS_IN_CHUNK))
-
-
-def check_degrees(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
+def check_degrees(argument: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
     """Refuse missing or impossible degrees, with which distances would be meaningless."""
-    for coord, most in ((lat, MOST_LAT), (lon, _MOST_LON)):
-        wrong = np.flatnonzero(~(np.abs(coord.values) <= most))
+    for coord, limit in ((lat, MOST_LAT), (lon, _MAX_LON)):
+        wrong = np.flatnonzero(~(np.abs(coord.values) <= limit))
         if wrong.size:
             shown = ", ".join(f"{coord.values[i]:g} at {i}" for i in wrong[:3])
             raise InvalidValueError(
-                f"{asked!r} needs degrees from {-most:.0f} to {most:.0f} in {coord.name!r}, got "
-                f"{wrong.size} others ({shown}); correct the coordinate, or drop it to measure in "
-                "cells"
+                f"{argument!r} needs degrees from {-limit:.0f} to {limit:.0f} in {coord.name!r}, "
+                f"got {wrong.size} others ({shown}); correct the coordinate, or drop it to measure "
+                "in cells"
             )
-
-
-def is_kind(coord: xr.DataArray, kind: str) -> bool:
-    """Return True if a coordinate holds times ("time"), latitudes ("lat") or longitudes ("lon")."""
-    return role_of(coord) == {"lat": "latitude", "lon": "longitude"}.get(kind, kind)
 
 
 def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
@@ -279,7 +292,7 @@ def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
     if coord.dtype.kind == "M":
         values = values.astype("datetime64[us]")  # nanoseconds overflow after 292 years
         return np.asarray((values - values[0]).astype(np.int64))
-    since = [
+    elapsed = [
         d.days * 86_400_000_000 + d.seconds * 1_000_000 + d.microseconds for d in values - values[0]
     ]
-    return np.array(since, dtype=np.int64)
+    return np.array(elapsed, dtype=np.int64)

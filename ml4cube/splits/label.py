@@ -69,13 +69,13 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    plan, made_by, recipe_ends = read_recipe(recipe)
+    plan, made_by, coord_ends = read_recipe(recipe)
     if plan.cube_shape != view.canonical:
         raise InvalidValueError(
             f"the recipe is for a cube of {plan.cube_shape}, but this cube has "
             f"{view.canonical}; select the same cells, or make a new split"
         )
-    _check_ends(recipe_ends, view)
+    _check_coord_ends(coord_ends, view)
     return with_label(view, plan, name, made_by)
 
 
@@ -83,19 +83,21 @@ def with_label(view: CubeView, plan: SplitPlan | CellPlan, name: str, made_by: s
     """Add the label of a plan to its cube, lazily if the cube is chunked."""
     _warn_of_overlapping_samples(view, plan)
     reaches = reaches_of(plan, view)
-    data: Any
+    labels: Any
     if view.chunks is None:
-        data = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
+        labels = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
         for box in slabs(view.sizes):  # a buffer needs more memory than the labels
-            here = [np.arange(s.start, s.stop) for s in box.values()]
-            data[tuple(box.values())] = label_box(*here, dims=view.dims, plan=plan, reaches=reaches)
+            cells = [np.arange(s.start, s.stop) for s in box.values()]
+            labels[tuple(box.values())] = label_box(
+                *cells, dims=view.dims, plan=plan, reaches=reaches
+            )
     else:
-        data = _lazy_labels(view.dims, view.chunks, plan, reaches)
+        labels = _lazy_labels(view.dims, view.chunks, plan, reaches)
     recipe = {
         "format": RECIPE_FORMAT,
         "made_by": made_by,
         "plan": json.loads(plan.to_json()),
-        "ends": _ends(view),
+        "ends": _coord_ends(view),
     }
     attrs = {
         "long_name": "part of a train/test split",
@@ -104,17 +106,17 @@ def with_label(view: CubeView, plan: SplitPlan | CellPlan, name: str, made_by: s
         RECIPE_ATTR: json.dumps(recipe),
         NAME_ATTR: name,
     }
-    return view.ds.assign({name: (view.dims, data, attrs)})
+    return view.ds.assign({name: (view.dims, labels, attrs)})
 
 
 def _warn_of_overlapping_samples(view: CubeView, plan: SplitPlan | CellPlan) -> None:
     """Warn if samples of a store are split although their windows overlap in the cube."""
     spec = view.ds.attrs.get("spec")
-    overlap = spec.get("overlap") if isinstance(spec, Mapping) else None
-    if SAMPLE_DIM not in view.dims or not overlap or not any(overlap):
+    if not isinstance(spec, Mapping) or SAMPLE_DIM not in view.dims:
         return
-    if isinstance(plan, CellPlan) or SAMPLE_DIM in cut_dims(plan.grid):
-        cells = dict(zip(view.ds.attrs["spec"]["dims"], overlap, strict=True))
+    overlap = spec.get("overlap") or ()
+    if any(overlap) and (isinstance(plan, CellPlan) or SAMPLE_DIM in cut_dims(plan.grid)):
+        cells = dict(zip(spec["dims"], overlap, strict=True))
         warnings.warn(
             f"the samples are windows that overlap by {cells} cells, and are split by their order "
             f"in the store. {SPLIT_SAMPLES}",
@@ -130,15 +132,15 @@ def _lazy_labels(
     reaches: tuple[Reach, ...],
 ) -> Any:
     """Return labels as a dask array; its name depends on plan, reaches and chunks."""
-    arguments: list[Any] = []
+    positions_and_axes: list[Any] = []
     for axis, dim in enumerate(dims):
         positions = np.arange(sum(chunks[dim]))
         lazy = da.from_array(positions, chunks=(chunks[dim],))  # type: ignore[no-untyped-call]
-        arguments += [lazy, (axis,)]
+        positions_and_axes += [lazy, (axis,)]
     return da.blockwise(  # type: ignore[no-untyped-call]
         label_box,
         tuple(range(len(dims))),
-        *arguments,
+        *positions_and_axes,
         dims=dims,
         plan=plan,
         reaches=reaches,
@@ -151,8 +153,8 @@ def _lazy_labels(
 def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     """Return the function that computes a lazy label box by box, or None."""
     label = ds[name]
-    made_as = str(getattr(label.variable._data, "name", ""))
-    if not made_as.startswith("label_box-") or RECIPE_ATTR not in label.attrs:
+    dask_name = str(getattr(label.variable._data, "name", ""))
+    if not dask_name.startswith("label_box-") or RECIPE_ATTR not in label.attrs:
         return None
     plan, _, _ = read_recipe(label.attrs[RECIPE_ATTR])
     view = CubeView.of(ds)
@@ -163,7 +165,7 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     except InvalidValueError:  # a coordinate that the buffer needs was dropped
         return None
     # dask names an array by its inputs, so another name may mean other labels
-    if _lazy_labels(view.dims, label.variable.chunksizes, plan, reaches).name != made_as:
+    if _lazy_labels(view.dims, label.variable.chunksizes, plan, reaches).name != dask_name:
         return None
     return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
 
@@ -178,23 +180,23 @@ def check_name(name: str, view: CubeView) -> None:
         )
     if name not in view.ds:
         return
-    taken = view.ds[name]
-    known = RECIPE_ATTR in taken.attrs or taken.dtype.kind in "biu"
-    if not (known and is_label(name, taken.dtype, taken.attrs)):
+    existing = view.ds[name]
+    may_be_label = RECIPE_ATTR in existing.attrs or existing.dtype.kind in "biu"
+    if not (may_be_label and is_label(name, existing.dtype, existing.attrs)):
         raise InvalidValueError(
-            f"name={name!r} is a variable of the cube of dtype {taken.dtype}, not a split label; "
-            f"choose another name, or rename it, e.g. ds.rename({name}='{name}_data')"
+            f"name={name!r} is a variable of the cube of dtype {existing.dtype}, not a split "
+            f"label; choose another name, or rename it, e.g. ds.rename({name}='{name}_data')"
         )
 
 
-def _ends(view: CubeView) -> dict[str, list[float | str]]:
+def _coord_ends(view: CubeView) -> dict[str, list[float | str]]:
     """Return the first and last coordinate of each dim, which identify the cube."""
-    found = {}
+    ends = {}
     for dim in view.canonical:
-        if dim in view.ds.coords and view.ds.sizes[dim]:
+        if dim in view.ds.coords:
             values = view.ds[dim].values
-            found[dim] = [_plain_value(values[0]), _plain_value(values[-1])]
-    return found
+            ends[dim] = [_plain_value(values[0]), _plain_value(values[-1])]
+    return ends
 
 
 def _plain_value(value: Any) -> float | str:
@@ -208,29 +210,29 @@ def _plain_value(value: Any) -> float | str:
     return float(value) if number and math.isfinite(value) else str(value)
 
 
-def _check_ends(ends: Mapping[str, Any], view: CubeView) -> None:
+def _check_coord_ends(expected: Mapping[str, Any], view: CubeView) -> None:
     """Refuse a cube of the same shape with other coordinates."""
-    here: dict[str, Any] = _ends(view)
-    for dim in sorted(set(ends) & set(here)):
-        there, found = ends[dim], here[dim]
-        if any(isinstance(value, str) for value in (*there, *found)):
-            same = there == found
+    found: dict[str, Any] = _coord_ends(view)
+    for dim in sorted(expected.keys() & found.keys()):
+        (first, last), ends = found[dim], expected[dim]
+        if any(isinstance(value, str) for value in (first, last, *ends)):
+            same = [first, last] == ends
         else:  # a float32 coordinate may have become a float64
-            step = abs(found[1] - found[0]) / max(view.ds.sizes[dim] - 1, 1)
-            tolerance = max(1e-3 * step, 1e-6 * abs(found[0]), 1e-6 * abs(found[1]))
-            same = all(abs(a - b) <= tolerance for a, b in zip(there, found, strict=True))
+            step = abs(last - first) / max(view.ds.sizes[dim] - 1, 1)
+            tolerance = max(1e-3 * step, 1e-6 * abs(first), 1e-6 * abs(last))
+            same = abs(first - ends[0]) <= tolerance and abs(last - ends[1]) <= tolerance
         if not same:
             raise InvalidValueError(
-                f"the recipe is for a cube whose {dim!r} runs from {there[0]} to {there[1]}, but "
-                f"here it runs from {found[0]} to {found[1]}; sort and select the same cells, or "
-                "make a new split"
+                f"the recipe is for a cube whose {dim!r} runs from {ends[0]} to {ends[1]}, but "
+                f"here it runs from {first} to {last}; sort and select the same cells, or make a "
+                "new split"
             )
 
 
 def read_recipe(
     recipe: str | Mapping[str, Any],
 ) -> tuple[SplitPlan | CellPlan, str, Mapping[str, Any]]:
-    """Read the recipe of a label."""
+    """Return the plan in a recipe, the function that made it, and the ends of the coordinates."""
     if isinstance(recipe, str):
         try:
             recipe = json.loads(recipe)

@@ -19,7 +19,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits import residuals
 from ml4cube.splits.cube import CubeView, in_chunks
-from ml4cube.splits.residuals import remove_trend_and_season, sample_lines
+from ml4cube.splits.residuals import Residuals, remove_trend_and_season, sample_lines
 
 logger = logging.getLogger(__name__)
 
@@ -142,40 +142,45 @@ def estimate_range(
     True
     """
     array = _variable(ds, var)
-    wanted = _wanted_dims(array, dims)
-    whole = None
     order = sorted(str(dim) for dim in array.dims)
-    found: dict[str, Variogram] = {}
     stations = station_dim(array)
-    for dim in wanted:
+    all_residuals = None
+    variograms: dict[str, Variogram] = {}
+    for dim in _dims(array, dims):
         if dim == stations:
             reason = f"no sill: {dim!r} lists stations, whose order does not follow their distance"
-            none = np.empty(0)
-            found[dim] = Variogram(none, none, none.astype(np.int64), reason=reason)
-            continue
-        if array.size <= residuals.CELLS_AT_MOST:
-            whole = whole or remove_trend_and_season(array, order, detrend, deseason)
-            left = whole
-        else:
-            sample = sample_lines(array, dim, deseason)
-            left = remove_trend_and_season(sample, order, detrend, deseason)
-        lines = np.moveaxis(left.values, order.index(dim), -1)
-        lines = lines.reshape(-1, lines.shape[-1])
-        lags, half, pairs = semivariances(lines, left.positions[dim])
-        if lags.size >= FEWEST_LAGS and math.sqrt(half.max()) <= left.rounding:
-            name = array.dtype.name if array.dtype.kind == "f" else "float64"
-            reason = (
-                "no sill: all values along it are equal, or vary by no more than a few steps of "
-                f"{name}, which may be rounding"
+            variograms[dim] = Variogram(
+                np.empty(0), np.empty(0), np.empty(0, dtype=np.int64), reason=reason
             )
-            found[dim] = Variogram(lags, half, pairs, reason=reason)
-            continue
-        spread = float(np.nanvar(lines)) if np.isfinite(lines).any() else None
-        found[dim] = fit_variogram(lags, half, pairs, spread)
-    ranges = Ranges(found, str(array.name))
+        elif array.size > residuals.CELLS_AT_MOST:
+            sample = sample_lines(array, dim, deseason)
+            variograms[dim] = _variogram(
+                remove_trend_and_season(sample, order, detrend, deseason), dim, array.dtype
+            )
+        else:
+            all_residuals = all_residuals or remove_trend_and_season(
+                array, order, detrend, deseason
+            )
+            variograms[dim] = _variogram(all_residuals, dim, array.dtype)
+    ranges = Ranges(variograms, str(array.name))
     for dim, reason in ranges.reasons.items():
         logger.warning("%s along %s: %s", array.name, dim, reason)
     return ranges
+
+
+def _variogram(found: Residuals, dim: str, dtype: np.dtype[Any]) -> Variogram:
+    """Return the variogram of residuals along a dim, fitted unless they may be only rounding."""
+    axis = list(found.positions).index(dim)
+    lines = np.moveaxis(found.values, axis, -1).reshape(-1, found.values.shape[axis])
+    lags, semivariance, pairs = semivariances(lines, found.positions[dim])
+    if lags.size >= FEWEST_LAGS and math.sqrt(semivariance.max()) <= found.rounding:
+        reason = (
+            "no sill: all values along it are equal, or vary by no more than a few steps of "
+            f"{dtype.name if dtype.kind == 'f' else 'float64'}, which may be rounding"
+        )
+        return Variogram(lags, semivariance, pairs, reason=reason)
+    variance = float(np.nanvar(lines)) if np.isfinite(lines).any() else None
+    return fit_variogram(lags, semivariance, pairs, variance)
 
 
 def suggest_block_size(
@@ -239,49 +244,50 @@ def suggest_block_size(
             f"blocks along {stations!r} are not regions because its stations are in no order; "
             "leave out groups of stations with assign_region_split"
         )
-    cells = {dim: array.sizes[dim] for dim in ranges}
-    # fraction of a block's length that touches no other block
-    inside = 0.5 ** (1 / max(len(ranges), 1))
-    shortest = math.floor(2 / (1 - inside)) + 1
-    least = {
-        dim: max(r, shortest) if np.isfinite(r) else float(cells[dim]) for dim, r in ranges.items()
+    lengths = {dim: array.sizes[dim] for dim in ranges}
+    # fewer than half the cells of a block touch another one if this fraction of each side does not
+    inner_fraction = 0.5 ** (1 / max(len(ranges), 1))
+    shortest = math.floor(2 / (1 - inner_fraction)) + 1
+    wanted = {
+        dim: max(cells, shortest) if np.isfinite(cells) else float(lengths[dim])
+        for dim, cells in ranges.items()
     }
-    count = {dim: _equal_blocks(cells[dim], least[dim]) for dim in ranges}
-    full = math.prod(count.values())
-    while math.prod(count.values()) < min_blocks:
+    counts = {dim: _equal_blocks(lengths[dim], wanted[dim]) for dim in ranges}
+    n_long_blocks = math.prod(counts.values())
+    while math.prod(counts.values()) < min_blocks:
         # cut the dim whose blocks stay longest relative to the range; prefer dims with a known
         # range, because without a sill it is unknown how alike blocks are
-        left = {
-            dim: (bool(np.isfinite(ranges[dim])), cells[dim] / (count[dim] + 1) / least[dim])
-            for dim in count
-            if math.ceil(cells[dim] / count[dim]) > 1 and cells[dim] >= 4 and dim != stations
+        order = {
+            dim: (bool(np.isfinite(ranges[dim])), lengths[dim] / (counts[dim] + 1) / wanted[dim])
+            for dim in counts
+            if math.ceil(lengths[dim] / counts[dim]) > 1 and lengths[dim] >= 4 and dim != stations
         }
-        if not left:
+        if not order:
             break
-        dim = max(left, key=lambda name: left[name])
+        dim = max(order, key=lambda name: order[name])
         # skip counts with the same block size, which would cut nothing
-        size = math.ceil(cells[dim] / count[dim]) - 1
-        count[dim] = math.ceil(cells[dim] / size)
-    sizes = {dim: math.ceil(cells[dim] / count[dim]) for dim in count}
-    if full < min_blocks:
-        short = [dim for dim in sizes if sizes[dim] < min(cells[dim], least[dim])]
+        smaller_size = math.ceil(lengths[dim] / counts[dim]) - 1
+        counts[dim] = math.ceil(lengths[dim] / smaller_size)
+    sizes = {dim: math.ceil(lengths[dim] / counts[dim]) for dim in counts}
+    if n_long_blocks < min_blocks:
+        short = [dim for dim in sizes if sizes[dim] < min(lengths[dim], wanted[dim])]
         logger.warning(
             "%s: only %d blocks as long as the range fit in the cube, fewer than %d%s. Values on "
             "both sides of an edge are alike: add a buffer, or leave out a region or a period of "
             "time",
             array.name,
-            full,
+            n_long_blocks,
             min_blocks,
             f", so shorter ones are suggested along {listed(short)}" if short else "",
         )
     return sizes
 
 
-def _equal_blocks(cells: int, shortest: float) -> int:
+def _equal_blocks(length: int, shortest: float) -> int:
     """Return the most blocks of equal size (but the last), none shorter than `shortest`."""
-    for count in range(max(int(cells // max(shortest, 1.0)), 1), 1, -1):
-        size = math.ceil(cells / count)
-        last = cells - size * (count - 1)
+    for count in range(max(int(length // max(shortest, 1.0)), 1), 1, -1):
+        size = math.ceil(length / count)
+        last = length - size * (count - 1)
         if last >= shortest:
             return count
     return 1
@@ -309,20 +315,20 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
     return in_chunks(array)
 
 
-def station_dim(array: xr.DataArray) -> str | None:
-    """Return the dim of stations, along which both latitude and longitude lie, or None."""
-    view = CubeView.of(array.rename(None))  # its name may look like bounds
-    lat, lon = view.axis_of("lat"), view.axis_of("lon")
-    if lat is None or lon is None or lat.dims != lon.dims:
-        return None
-    dim = str(lat.dims[0])
-    return None if dim == find_time_dim(view.ds.coords.values(), view.dims) else dim
-
-
-def _wanted_dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[str]:
+def _dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[str]:
     if dims is None:
         return [str(dim) for dim in array.dims]
     wanted = [dims] if isinstance(dims, str) else list(dims)
     if unknown := [dim for dim in wanted if dim not in array.dims]:
         raise InvalidValueError(f"unknown dims {unknown}; {array.name!r} has {array.dims}")
     return wanted
+
+
+def station_dim(array: xr.DataArray) -> str | None:
+    """Return the dim of stations, along which both latitude and longitude lie, or None."""
+    view = CubeView.of(array.rename(None))  # by its name it might be taken for bounds
+    lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
+    if lat is None or lon is None or lat.dims != lon.dims:
+        return None
+    dim = str(lat.dims[0])
+    return None if dim == find_time_dim(view.ds.coords.values(), view.dims) else dim

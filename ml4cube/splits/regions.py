@@ -41,8 +41,9 @@ class RegionMap:
 
     # One block for each cell of the map, over the cube's sorted dims.
     grid: Grid
-    # Index into `ids`; -1 for cells without a region.
+    # For each cell of the map, an index into `ids`; -1 for cells without a region.
     region: NDArray[np.intp]
+    # Sorted ids of the regions.
     ids: NDArray[Any]
     name: str
 
@@ -69,40 +70,40 @@ class RegionMap:
             )
         name = "regions" if regions.name is None else str(regions.name)
         values = bare.transpose(*dims).values.ravel()
-        there = pd.notnull(values) if values.dtype == object else ~find_gaps(values)
-        words = values[there]
-        ids, which = np.unique(words.astype(str) if words.dtype == object else words, False, True)
+        has_id = pd.notnull(values) if values.dtype == object else ~find_gaps(values)
+        ids_of_cells = values[has_id].astype(str if values.dtype == object else values.dtype)
+        ids, index = np.unique(ids_of_cells, return_inverse=True)
         if not ids.size:
             raise InvalidValueError(f"{name!r} must have region ids, got only gaps")
         region = np.full(values.size, -1, dtype=np.intp)
-        region[there] = which.ravel()
+        region[has_id] = index.ravel()
         grid = Grid.blocks(view.canonical, dict.fromkeys(dims, 1))
         return cls(grid, region, ids, name)
 
     def find(self, argument: str, wanted: Any) -> list[int]:
-        """Return the indices of regions, given by their ids."""
+        """Return the indices of regions, given by one id or several."""
         single = isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable)
-        found: list[int] = []
+        indices: list[int] = []
         for id in [wanted] if single else list(wanted):
             # ids of several types are held as texts
-            same = np.flatnonzero(self.ids == (str(id) if self.ids.dtype.kind == "U" else id))
-            if not same.size:
-                known = textwrap.shorten(", ".join(map(str, self.ids.tolist())), 200)
+            matches = np.flatnonzero(self.ids == (str(id) if self.ids.dtype.kind == "U" else id))
+            if not matches.size:
+                choices = textwrap.shorten(", ".join(map(str, self.ids.tolist())), 200)
                 raise InvalidValueError(
-                    f"{argument}: unknown region {id!r}; {self.name!r} has {known}"
+                    f"{argument}: unknown region {id!r}; {self.name!r} has {choices}"
                 )
-            found.append(int(same[0]))
-        return found
+            indices.append(int(matches[0]))
+        return indices
 
-    def sum(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums of counts at cells of the map over each region."""
-        inside = self.region >= 0
-        held = np.bincount(self.region[inside], cells[inside], minlength=self.ids.size)
-        return held.astype(np.int64)
+    def sum(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sum over each region of one count per cell of the map."""
+        has_id = self.region >= 0
+        sums = np.bincount(self.region[has_id], counts[has_id], minlength=self.ids.size)
+        return sums.astype(np.int64)
 
-    def label(self, of_region: NDArray[np.uint8], background: int) -> NDArray[np.uint8]:
+    def label(self, region_labels: NDArray[np.uint8], background: int) -> NDArray[np.uint8]:
         """Return for every cell of the map the label of its region."""
-        return np.where(self.region < 0, np.uint8(background), of_region[self.region])
+        return np.where(self.region < 0, np.uint8(background), region_labels[self.region])
 
 
 def assign_region_split(
@@ -185,39 +186,41 @@ def assign_region_split(
     check_name(name, view)
     seed = check_seed(seed)
     check_choice("background", background, ("excluded", "train"))
-    drawn, fractions = _check_parts(split, test, val)
+    at_random, fractions = _check_parts(split, test, val)
     region_map = RegionMap.of(regions, view)
-    if drawn and region_map.ids.dtype.kind == "b" and split is None and not val:
-        drawn, test = False, True
-    kept, wraps = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
+    if at_random and region_map.ids.dtype.kind == "b" and split is None and not val:
+        at_random, test = False, True
+    parsed_buffer, cyclic_dims = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
     mask = valid_mask(valid, view)
-    cells = count_by_block(mask, region_map.grid).ravel()
-    weights = region_map.sum(cells)
-    if drawn:
-        what = f"regions of {region_map.name!r}"
-        part = partition(weights, list(fractions.values()), seed, what=what)
-        of_region = np.array([PARTS[name] for name in fractions], dtype=np.uint8)[part]
+    weights = count_by_block(mask, region_map.grid).ravel()
+    if at_random:
+        part_of_region = partition(
+            region_map.sum(weights),
+            list(fractions.values()),
+            seed,
+            what=f"regions of {region_map.name!r}",
+        )
+        codes = np.array([PARTS[part] for part in fractions], dtype=np.uint8)
+        region_labels = codes[part_of_region]
     else:
-        of_region = _named(region_map, test, [] if val is None else val)
-    labels = region_map.label(of_region, TRAIN if background == "train" else EXCLUDED)
-    if not drawn:
-        fractions = _shares(labels, cells)
+        region_labels = _label_named(region_map, test, [] if val is None else val)
+    labels = region_map.label(region_labels, TRAIN if background == "train" else EXCLUDED)
     plan = SplitPlan(
         grid=region_map.grid,
         labels=labels.tobytes(),
-        seed=int(seed) if drawn else None,
-        fractions=tuple(fractions.items()),
-        buffer=kept,
-        cyclic=wraps,
-        note=_note(region_map, of_region),
+        seed=int(seed) if at_random else None,
+        fractions=tuple((fractions if at_random else _fractions(labels, weights)).items()),
+        buffer=parsed_buffer,
+        cyclic=cyclic_dims,
+        note=_note(region_map, region_labels),
     )
     check_recipe_size(plan, region_map.name)
-    check_train_left(view, plan, cells, mask)
+    check_train_left(view, plan, weights, mask)
     return with_label(view, plan, name, "assign_region_split")
 
 
 def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[str, float]]:
-    """Return True if regions are drawn, and the fractions of the parts."""
+    """Return True if regions are drawn at random, and the fractions of the parts."""
     if test is None and not isinstance(val, str | Iterable):
         return True, check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
     if test is None or split is not None or isinstance(val, float):
@@ -229,38 +232,39 @@ def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[s
     return False, {}
 
 
-def _named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:
-    of_region = np.full(regions.ids.size, TRAIN, dtype=np.uint8)
-    for argument, wanted in (("test", test), ("val", val)):
-        for index in regions.find(argument, wanted):
-            if of_region[index] != TRAIN:
+def _label_named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:
+    """Return the label of every region, where the user names those left out."""
+    region_labels = np.full(regions.ids.size, TRAIN, dtype=np.uint8)
+    for part, named in (("test", test), ("val", val)):
+        for index in regions.find(part, named):
+            if region_labels[index] != TRAIN:
                 raise InvalidValueError(
                     f"region {regions.ids[index].item()!r} must be named once, but is named twice "
                     f"in test={test!r} and val={val!r}"
                 )
-            of_region[index] = PARTS[argument]
-    if not (of_region == PARTS["test"]).any():
+            region_labels[index] = PARTS[part]
+    if not (region_labels == PARTS["test"]).any():
         raise EmptyPartError(f"test must name at least one region, got {test!r}")
-    return of_region
+    return region_labels
 
 
-def _shares(labels: NDArray[np.uint8], cells: NDArray[np.int64]) -> dict[str, float]:
+def _fractions(labels: NDArray[np.uint8], weights: NDArray[np.int64]) -> dict[str, float]:
     """Return the fraction of the valid cells in each part; refuse an empty part."""
-    wanted = [part for part, code in PARTS.items() if part == "train" or (labels == code).any()]
-    held = {part: int(cells[labels == PARTS[part]].sum()) for part in wanted}
-    if empty := [part for part, n in held.items() if not n]:
+    parts = [part for part, code in PARTS.items() if part == "train" or (labels == code).any()]
+    cells = {part: int(weights[labels == PARTS[part]].sum()) for part in parts}
+    if empty := [part for part, n in cells.items() if not n]:
         raise EmptyPartError(
             f"the {' and the '.join(empty)} part would hold no valid cell; name other regions, or "
             "use background='train' to train on cells without a region"
         )
-    return {part: n / sum(held.values()) for part, n in held.items()}
+    return {part: n / sum(cells.values()) for part, n in cells.items()}
 
 
-def _note(regions: RegionMap, of_region: NDArray[np.uint8]) -> str:
+def _note(regions: RegionMap, region_labels: NDArray[np.uint8]) -> str:
     """Describe the regions that are left out."""
     parts = []
     for part in ("test", "val"):
-        ids = [str(id) for id in regions.ids[of_region == PARTS[part]].tolist()]
+        ids = [str(id) for id in regions.ids[region_labels == PARTS[part]].tolist()]
         if ids:
             more = f" and {len(ids) - 30} more" if len(ids) > 30 else ""
             parts.append(f"{part}: {', '.join(ids[:30])}{more}")

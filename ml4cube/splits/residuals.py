@@ -21,8 +21,10 @@ Floats = NDArray[np.float64]
 # Most cells that are read for one dim: 16 MB of float64, a few hundred MB with all intermediates.
 CELLS_AT_MOST = 1 << 21
 _RUNS = 8
-_YEAR_DAYS = {"360_day": 360.0, "noleap": 365.0, "365_day": 365.0, "all_leap": 366.0}
+_DAYS_OF_YEAR = {"360_day": 360.0, "noleap": 365.0, "365_day": 365.0, "all_leap": 366.0}
 _HARMONICS = 2
+# Steps of up to 6 hours, and a bit more, show the daily cycle.
+_DAILY_CYCLE_DAYS = 0.26
 # Rounding to a float dtype leaves a spread of 0.3 of its steps, and a few operations a bit more.
 # The float64 arithmetic here is off by some tens of its eps at most.
 _STEPS_OF_ROUNDING = 2
@@ -34,27 +36,41 @@ _TOO_LARGE = 1e150
 _MICROSECONDS_PER_DAY = 86_400_000_000
 
 
+class Residuals(NamedTuple):
+    """The values of a variable without trend and season."""
+
+    # Gaps are NaN.
+    values: Floats
+    # Position of each cell along every dim, in the order of the axes, in units of the median
+    # distance of neighbours.
+    positions: dict[str, Floats]
+    # Spread up to which values may differ only by rounding.
+    rounding: float
+
+
 def sample_lines(array: xr.DataArray, dim: str, deseason: bool) -> xr.DataArray:
     """Return whole lines along `dim`, spread over the cube, that fit in memory."""
     # Lines are sampled in runs of neighbours, so that not every chunk is read. To remove the yearly
     # cycle, a good part of the time steps is kept for every line.
     rng = np.random.default_rng(0)
     sizes = {str(name): n for name, n in sorted(array.sizes.items(), key=lambda item: str(item[0]))}
-    n = min(sizes[dim], CELLS_AT_MOST)
-    start = int(rng.integers(sizes[dim] - n + 1))
-    taken: dict[str, Any] = {dim: slice(start, start + n)}
-    lines = max(CELLS_AT_MOST // n, 1)
-    dated = [name for name in sizes if name != dim and deseason and _dates(array, name) is not None]
-    others = sorted((name for name in sizes if name != dim and name not in dated), key=sizes.get)  # type: ignore[arg-type]
+    length = min(sizes[dim], CELLS_AT_MOST)
+    start = int(rng.integers(sizes[dim] - length + 1))
+    indexers: dict[str, Any] = {dim: slice(start, start + length)}
+    lines_left = max(CELLS_AT_MOST // length, 1)
+    others = [name for name in sizes if name != dim]
+    dated = [name for name in others if deseason and _dates(array, name) is not None]
+    undated = sorted((name for name in others if name not in dated), key=lambda name: sizes[name])
     for name in dated:
-        keep = min(sizes[name], max(lines // 16, min(lines, 120)))
-        taken[name] = np.sort(rng.choice(sizes[name], keep, replace=False))
-        lines = max(lines // keep, 1)
-    for i, name in enumerate(others):
-        keep = min(sizes[name], max(int(lines ** (1 / (len(others) - i))), 1))
-        taken[name] = _runs(sizes[name], keep, rng)
-        lines = max(lines // len(taken[name]), 1)
-    return array.isel(taken)
+        keep = min(sizes[name], max(lines_left // 16, min(lines_left, 120)))
+        indexers[name] = np.sort(rng.choice(sizes[name], keep, replace=False))
+        lines_left = max(lines_left // keep, 1)
+    for i, name in enumerate(undated):
+        # share the lines equally among the dims that follow
+        keep = min(sizes[name], max(int(lines_left ** (1 / (len(undated) - i))), 1))
+        indexers[name] = _runs(sizes[name], keep, rng)
+        lines_left = max(lines_left // len(indexers[name]), 1)
+    return array.isel(indexers)
 
 
 def _runs(n: int, keep: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -67,14 +83,6 @@ def _runs(n: int, keep: int, rng: np.random.Generator) -> NDArray[np.int64]:
     edges = np.linspace(0, n, runs + 1).astype(int)
     starts = [int(rng.integers(a, max(b - length, a) + 1)) for a, b in itertools.pairwise(edges)]
     return np.unique(np.concatenate([np.arange(s, min(s + length, n)) for s in starts]))
-
-
-class Residuals(NamedTuple):
-    """Values without trend and season."""
-
-    values: Floats  # gaps are NaN
-    positions: dict[str, Floats]
-    rounding: float  # a spread up to which values may be only rounding errors
 
 
 def remove_trend_and_season(
@@ -112,22 +120,22 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     """Return the position of each cell, in units of the median distance of neighbours."""
     n = array.sizes[dim]
     coord = array.coords.get(dim)
-    plain = np.arange(float(n))
+    equally_spaced = np.arange(float(n))
     if coord is None or n < 2 or coord.isnull().any():
-        return plain
-    dated = is_time(coord)
-    if not dated and coord.dtype.kind not in "fiu":
-        return plain
-    at = np.asarray(microseconds(coord) if dated else coord, dtype=float)
-    step = float(np.median(np.abs(np.diff(at)))) if np.isfinite(at).all() else 0.0
+        return equally_spaced
+    has_dates = is_time(coord)
+    if not has_dates and coord.dtype.kind not in "fiu":
+        return equally_spaced
+    numbers = np.asarray(microseconds(coord) if has_dates else coord, dtype=float)
+    step = float(np.median(np.abs(np.diff(numbers)))) if np.isfinite(numbers).all() else 0.0
     if step == 0:
-        return plain
-    at = np.abs(at - at[0]) / step
-    if not (np.diff(at) >= 0).all():
+        return equally_spaced
+    positions = np.abs(numbers - numbers[0]) / step
+    if not (np.diff(positions) >= 0).all():
         logger.warning("%s is not sorted; its cells are assumed to be equally spaced", dim)
-        return plain
-    evenly = at * ((n - 1) / at[-1])
-    return plain if np.abs(evenly - plain).max() <= _ABOUT_EQUAL else at
+        return equally_spaced
+    error = np.abs(positions * ((n - 1) / positions[-1]) - equally_spaced).max()
+    return equally_spaced if error <= _ABOUT_EQUAL else positions
 
 
 def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
@@ -137,7 +145,7 @@ def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
         return None
     days = microseconds(coord) / _MICROSECONDS_PER_DAY
     calendar = "standard" if coord.dtype.kind == "M" else coord.values[0].calendar
-    return days, _YEAR_DAYS.get(calendar, 365.2425)
+    return days, _DAYS_OF_YEAR.get(calendar, 365.2425)
 
 
 def _without_season(
@@ -150,39 +158,42 @@ def _without_season(
     if dates is None:
         return values
     days, year = dates
-    if np.ptp(days) + np.median(np.abs(np.diff(days))) < 2 * year:
+    step = np.median(np.abs(np.diff(days)))
+    if np.ptp(days) + step < 2 * year:
         return values
-    cycles = [year] if np.median(np.abs(np.diff(days))) > 0.26 else [year, 1.0]
     columns = [np.ones_like(days), (positions - positions.mean()) / positions.std()]
-    for length in cycles:
+    for cycle in [year] if step > _DAILY_CYCLE_DAYS else [year, 1.0]:
         for harmonic in range(1, _HARMONICS + 1):
-            angle = 2 * np.pi * harmonic * days / length
+            angle = 2 * np.pi * harmonic * days / cycle
             columns += [np.cos(angle), np.sin(angle)]
     design = np.stack(columns, axis=1)
-    lines = np.moveaxis(values, axis, 0).reshape(days.size, -1)
+    time_first = np.moveaxis(values, axis, 0)
+    lines = time_first.reshape(days.size, -1)
     for start in range(0, lines.shape[1], 4096):
-        part = lines[:, start : start + 4096]
-        known = np.isfinite(part)
+        some = lines[:, start : start + 4096]
+        known = np.isfinite(some)
+        # least squares of each line: t are times, c lines, k and l columns of the design
         normal = np.einsum("tk,tl,tc->ckl", design, design, known, optimize=True)
-        right = np.einsum("tk,tc->ck", design, np.where(known, part, 0.0), optimize=True)
+        right = np.einsum("tk,tc->ck", design, np.where(known, some, 0.0), optimize=True)
         fit = np.einsum("ckl,cl->ck", np.linalg.pinv(normal, rcond=1e-9, hermitian=True), right)
         fit[known.sum(axis=0) < 3 * (design.shape[1] - 1)] = 0.0  # too few values to fit a season
-        part -= design[:, 2:] @ fit[:, 2:].T
-    return np.moveaxis(lines.reshape(np.moveaxis(values, axis, 0).shape), 0, axis)
+        some -= design[:, 2:] @ fit[:, 2:].T
+    return np.moveaxis(lines.reshape(time_first.shape), 0, axis)
 
 
 def _without_trend(values: Floats, positions: list[Floats]) -> Floats:
     """Remove one plane fitted to all cells."""
     known = np.isfinite(values)
     columns = []
-    for axis, at in enumerate(positions):
-        if at.size > 1:
+    for axis, along in enumerate(positions):
+        if along.size > 1:
             shape = [-1 if a == axis else 1 for a in range(values.ndim)]
-            columns.append(((at - at.mean()) / at.std()).reshape(shape))
-    bare = np.where(known, values, 0.0)
-    rows = [known.astype(float), *(known * column for column in columns)]
-    normal = np.array([[np.sum(a * b) for b in rows] for a in rows])
-    slopes = np.linalg.pinv(normal, rcond=1e-12) @ np.array([np.sum(row * bare) for row in rows])
-    for slope, column in zip(slopes[1:], columns, strict=True):
+            columns.append(((along - along.mean()) / along.std()).reshape(shape))
+    filled = np.where(known, values, 0.0)
+    design = [known.astype(float), *(known * column for column in columns)]
+    normal = np.array([[np.sum(a * b) for b in design] for a in design])
+    right = np.array([np.sum(column * filled) for column in design])
+    slopes = (np.linalg.pinv(normal, rcond=1e-12) @ right)[1:]
+    for slope, column in zip(slopes, columns, strict=True):
         values = values - slope * column
     return values

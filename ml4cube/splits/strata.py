@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,27 +34,26 @@ class Strata:
 
     # Valid cells by block and class.
     counts: NDArray[np.float64]
-    names: tuple[str, ...]
-    # The request in words, for the recipe.
-    name: str
+    class_names: tuple[str, ...]
+    # What is stratified, in words for the recipe.
+    request: str
     # Valid cells by block, with and without a class.
     weights: Counts
 
     def warn_of_missing(self, labels: NDArray[np.uint8], stacklevel: int) -> None:
         """Warn of parts without cells of a class, because too few blocks hold it."""
         codes = {part: code for part, code in PARTS.items() if (labels == code).any()}
-        lacking = []
-        for name, cells in zip(self.names, self.counts.T, strict=True):
-            without = [part for part, code in codes.items() if not cells[labels == code].any()]
-            if without and cells.any():
-                lacking.append(
-                    f"{name} ({int((cells > 0).sum())} blocks, none in {' and '.join(without)})"
-                )
-        if lacking:
-            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        incomplete = []
+        for name, cells in zip(self.class_names, self.counts.T, strict=True):
+            missing = [part for part, code in codes.items() if not cells[labels == code].any()]
+            if missing and cells.any():
+                blocks = int((cells > 0).sum())
+                incomplete.append(f"{name} ({blocks} blocks, none in {' and '.join(missing)})")
+        if incomplete:
+            more = f" and {len(incomplete) - 5} more" if len(incomplete) > 5 else ""
             warnings.warn(
-                f"stratify={self.name!r}: some classes lie in too few blocks to be in every part: "
-                f"{', '.join(lacking[:5])}{more}; use smaller blocks or fewer classes",
+                f"stratify={self.request!r}: some classes lie in too few blocks to be in every "
+                f"part: {', '.join(incomplete[:5])}{more}; use smaller blocks or fewer classes",
                 UserWarning,
                 stacklevel=stacklevel,
             )
@@ -64,40 +63,39 @@ def class_counts(
     stratify: StratifyLike, view: CubeView, grid: Grid, mask: xr.DataArray | None
 ) -> Strata:
     """Count the cells of each class in each block, in one pass over the data."""
-    values, bins, name = _values(stratify, view)
+    values, bins, request = _parse(stratify, view)
     if mask is not None:
         values, mask = xr.broadcast(values, mask)
-    found = count_values(values, mask, grid, classes=bins is None)
-    there = found.block >= 0
-    key, count = found.key[there], found.count[there]
-    if not key.size:
+    pairs = count_values(values, mask, grid, classes=bins is None)
+    has_class = pairs.block >= 0
+    keys = pairs.key[has_class]
+    if not keys.size:
         raise InvalidValueError(
-            f"stratify={name!r}: no valid cell has a value; leave stratify out, or check the mask"
+            f"stratify={request!r}: no valid cell has a value; leave stratify out, or check the "
+            "mask"
         )
     if bins is not None:
-        of_pair, names = _quantile_bins(key, count, bins)
+        class_of_key, class_names = _quantile_bins(keys, pairs.count[has_class], bins)
     else:
-        keys = pd.unique(key)
-        # texts in an order of their own, in which the splits of earlier versions were made
-        keys = keys[np.argsort([_code(word) for word in keys] if keys.dtype == object else keys)]
-        of_pair = pd.Index(keys).get_indexer(key)
-        names = tuple(map(_class_name(stratify, view), keys))
-    label = np.full(there.size, len(names))
-    label[there] = of_pair
-    present = [dim for dim in grid.dims if dim in values.dims]
-    shape = [grid.counts[grid.dims.index(dim)] for dim in present]
-    counts = np.zeros((math.prod(shape), len(names) + 1), dtype=np.int64)
-    np.add.at(counts, (np.where(there, found.block, ~found.block), label), found.count)
-    counted = repeat_along_missing(counts.reshape(*shape, len(names) + 1), present, grid)
-    return Strata(counted[:, :-1].astype(np.float64), names, name, counted.sum(axis=1))
+        classes = pd.unique(keys)
+        # texts by a hash, as in earlier versions, whose splits depend on the order of classes
+        order = [_hash(word) for word in classes] if classes.dtype == object else classes
+        classes = classes[np.argsort(order)]
+        class_of_key = pd.Index(classes).get_indexer(keys)
+        class_names = tuple(_class_name(key, stratify, view) for key in classes)
+    # cells without a class are counted in a last column
+    column = np.full(has_class.size, len(class_names))
+    column[has_class] = class_of_key
+    dims = [dim for dim in grid.dims if dim in values.dims]
+    shape = [grid.counts[grid.dims.index(dim)] for dim in dims]
+    counts = np.zeros((math.prod(shape), len(class_names) + 1), dtype=np.int64)
+    np.add.at(counts, (np.where(has_class, pairs.block, ~pairs.block), column), pairs.count)
+    counts = repeat_along_missing(counts.reshape(*shape, -1), dims, grid)
+    return Strata(counts[:, :-1].astype(np.float64), class_names, request, counts.sum(axis=1))
 
 
-def _code(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=7).digest())
-
-
-def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | None, str]:
-    """Return the values to classify, the number of quantile bins if any, and a name."""
+def _parse(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | None, str]:
+    """Return the values to classify, the number of quantile bins if any, and the request."""
     bins: Any = None
     if isinstance(stratify, Mapping):
         if len(stratify) != 1:
@@ -110,7 +108,7 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
             raise InvalidValueError(
                 f"the number of quantile bins in stratify must be from 2 to 100, got {bins}"
             )
-        name, array = f"{bins} quantile bins of {var}", _variable(var, view)
+        request, array = f"{bins} quantile bins of {var}", _variable(var, view)
         if array.dtype.kind not in "biufmM":
             raise InvalidTypeError(
                 f"{var!r} has no quantiles because it has dtype {array.dtype}; to use its classes, "
@@ -118,27 +116,27 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
             )
         check_decoded(var, array.dtype, array.attrs)
     elif isinstance(stratify, xr.DataArray):
-        name, array = str("regions" if stratify.name is None else stratify.name), stratify
+        request, array = str("regions" if stratify.name is None else stratify.name), stratify
     elif isinstance(stratify, str):
         if _is_of_time(stratify, view):
             return _of_time(stratify, view), None, stratify
-        name, array = stratify, _variable(stratify, view, "season", "month")
+        request, array = stratify, _variable(stratify, view, "season", "month")
     else:
         raise InvalidTypeError(
             "stratify must be the name of a class variable, a DataArray of classes, 'season', "
             f"'month', or {{'t2m': 4}} for quantile bins, got {type(stratify).__name__}"
         )
-    return on_cube(array, view, "stratify").rename(name), bins, name
-
-
-def _is_of_time(stratify: StratifyLike, view: CubeView) -> bool:
-    """Return True if `stratify` means seasons or months, not a variable of that name."""
-    return isinstance(stratify, str) and stratify in ("season", "month") and stratify not in view.ds
+    return on_cube(array, view, "stratify").rename(request), bins, request
 
 
 def _variable(name: str, view: CubeView, *others: str) -> xr.DataArray:
     check_choice("stratify", name, [*map(str, view.ds.variables), *others])
     return view.ds[name]
+
+
+def _is_of_time(stratify: str, view: CubeView) -> bool:
+    """Return True if `stratify` means seasons or months, not a variable of that name."""
+    return stratify in ("season", "month") and stratify not in view.ds
 
 
 def _of_time(kind: str, view: CubeView) -> xr.DataArray:
@@ -156,20 +154,23 @@ def _of_time(kind: str, view: CubeView) -> xr.DataArray:
     return xr.DataArray(codes, dims=coord.dims, name=kind)
 
 
-def _class_name(stratify: StratifyLike, view: CubeView) -> Callable[[Any], str]:
-    """Return the function that names a class."""
-    if _is_of_time(stratify, view):
-        return _SEASONS.__getitem__ if stratify == "season" else "month {}".format
-    return lambda key: f"{key:g}" if isinstance(key, float | np.floating) else str(key)
-
-
 def _quantile_bins(
-    key: NDArray[np.int64], count: NDArray[np.int64], bins: int
+    keys: NDArray[np.int64], counts: NDArray[np.int64], bins: int
 ) -> tuple[NDArray[np.intp], tuple[str, ...]]:
     """Return the bin of each key; equal values share a bin, so there may be fewer bins."""
-    _, which = np.unique(key, return_inverse=True)
-    of_key = np.bincount(which, count).astype(np.int64)
-    before = np.cumsum(of_key) - of_key
-    bin_of_key = np.minimum(before * bins // of_key.sum(), bins - 1)
-    used, label = np.unique(bin_of_key, return_inverse=True)
-    return label[which], tuple(f"bin {b + 1} of {bins}" for b in used)
+    _, rank = np.unique(keys, return_inverse=True)
+    cells = np.bincount(rank, counts).astype(np.int64)
+    cells_below = np.cumsum(cells) - cells
+    bin_of_rank = np.minimum(cells_below * bins // cells.sum(), bins - 1)
+    used_bins, index = np.unique(bin_of_rank, return_inverse=True)
+    return index[rank], tuple(f"bin {b + 1} of {bins}" for b in used_bins)
+
+
+def _hash(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=7).digest())
+
+
+def _class_name(key: Any, stratify: StratifyLike, view: CubeView) -> str:
+    if isinstance(stratify, str) and _is_of_time(stratify, view):
+        return _SEASONS[key] if stratify == "season" else f"month {key}"
+    return f"{key:g}" if isinstance(key, float | np.floating) else str(key)

@@ -1,4 +1,8 @@
-"""Sum cells over tiles of a lazy array, in one pass and bounded memory."""
+"""Sum cells over tiles of a lazy array, in one pass and bounded memory.
+
+Every chunk is summed over the tiles in it, or their pieces; pieces of one tile in neighbouring
+chunks are then added up.
+"""
 
 from __future__ import annotations
 
@@ -11,75 +15,79 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-# Yields the columns of a box of cells from its values and the offsets of cells in their tiles.
+# Yields arrays to be summed, one for each column of the result, from the values of a box of cells
+# and, along each tiled axis, the positions of its cells in their tiles.
 Columns = Callable[[NDArray[Any], list[NDArray[np.int64]]], Iterator[NDArray[Any]]]
 
 _CELLS_AT_ONCE = 1 << 18
 
 
 def sum_tiles(
-    array: xr.DataArray, tile: Mapping[str, int], columns: Columns, count: int
+    array: xr.DataArray, tile: Mapping[str, int], columns: Columns, n_columns: int
 ) -> NDArray[np.uint64]:
-    """Return the sums of `count` columns: (other dims..., tiles of the last dims..., columns)."""
+    """Return the sums of columns: (other dims..., tiles of the last dims..., columns)."""
     dims = [str(dim) for dim in array.dims]
-    first = len(dims) - len(tile)
-    positions = [np.arange(array.sizes[dim], dtype=np.int64) for dim in dims[first:]]
-    tiles = [tile[dim] for dim in dims[first:]]
+    first_tiled = len(dims) - len(tile)
+    positions = [np.arange(array.sizes[dim], dtype=np.int64) for dim in dims[first_tiled:]]
+    tile_sizes = [tile[dim] for dim in dims[first_tiled:]]
     if array.chunks is None:
-        return _sum_box(array.values, *positions, columns=columns, count=count, tiles=tiles)
+        return _sum_box(
+            array.values, *positions, columns=columns, n_columns=n_columns, tile_sizes=tile_sizes
+        )
     axes = tuple(range(array.ndim))
-    arguments: list[Any] = [array.data, axes]
-    pieces: dict[int, tuple[int, ...]] = {}
-    owners = []
-    for axis, (at, n) in enumerate(zip(positions, tiles, strict=True), first):
+    arrays_and_axes: list[Any] = [array.data, axes]
+    pieces_in_chunks: dict[int, tuple[int, ...]] = {}
+    tile_of_piece = []
+    for axis, (cells, size) in enumerate(zip(positions, tile_sizes, strict=True), first_tiled):
         chunks = array.chunks[axis]
-        arguments += [da.from_array(at, chunks=(chunks,)), (axis,)]  # type: ignore[no-untyped-call]
-        parts = np.split(at // n, np.cumsum(chunks)[:-1])
-        pieces[axis] = tuple(len(_starts(part)) for part in parts)
-        owners.append(np.concatenate([part[_starts(part)] for part in parts]))
-    total: NDArray[np.uint64] = da.blockwise(  # type: ignore[no-untyped-call]
+        arrays_and_axes += [da.from_array(cells, chunks=(chunks,)), (axis,)]  # type: ignore[no-untyped-call]
+        by_chunk = np.split(cells // size, np.cumsum(chunks)[:-1])
+        pieces_in_chunks[axis] = tuple(len(_run_starts(tiles)) for tiles in by_chunk)
+        tile_of_piece.append(np.concatenate([tiles[_run_starts(tiles)] for tiles in by_chunk]))
+    sums: NDArray[np.uint64] = da.blockwise(  # type: ignore[no-untyped-call]
         _sum_box,
         (*axes, array.ndim),
-        *arguments,
+        *arrays_and_axes,
         columns=columns,
-        count=count,
-        tiles=tiles,
-        new_axes={array.ndim: count},
-        adjust_chunks=pieces,
+        n_columns=n_columns,
+        tile_sizes=tile_sizes,
+        new_axes={array.ndim: n_columns},
+        adjust_chunks=pieces_in_chunks,
         align_arrays=False,  # all have the chunks of `array`
         dtype=np.uint64,
         meta=np.empty((0,) * (array.ndim + 1), dtype=np.uint64),
     ).compute()
-    for axis, owner in enumerate(owners, first):  # join tiles that span several chunks
-        total = np.add.reduceat(total, _starts(owner), axis=axis)
-    return total
+    for axis, tiles in enumerate(tile_of_piece, first_tiled):
+        sums = np.add.reduceat(sums, _run_starts(tiles), axis=axis)
+    return sums
 
 
 def _sum_box(
     values: NDArray[Any],
     *positions: NDArray[np.int64],
     columns: Columns,
-    count: int,
-    tiles: list[int],
+    n_columns: int,
+    tile_sizes: list[int],
 ) -> NDArray[np.uint64]:
-    """Sum one box of cells over tiles, or pieces of tiles, of the last axes."""
-    owners = [at // tile for at, tile in zip(positions, tiles, strict=True)]
-    offsets = [at % tile for at, tile in zip(positions, tiles, strict=True)]
-    outer = values.ndim - len(positions)
-    shape = (*values.shape[:outer], *(len(_starts(owner)) for owner in owners), count)
-    result = np.zeros(shape, dtype=np.uint64)
-    flat = values.reshape(-1, *values.shape[outer:])
-    into = result.reshape(-1, *result.shape[outer:])
-    at_once = max(_CELLS_AT_ONCE // max(math.prod(flat.shape[1:]), 1), 1)
-    for start in range(0, len(flat), at_once):
-        part = slice(start, start + at_once)
-        for column, cells in enumerate(columns(flat[part], offsets)):
-            for axis, owner in enumerate(owners, 1):
-                cells = np.add.reduceat(cells, _starts(owner), axis=axis, dtype=np.uint64)
-            into[part, ..., column] = cells
-    return result
+    """Sum one box of cells over the tiles, or pieces of tiles, of the last axes."""
+    offsets = [cells % size for cells, size in zip(positions, tile_sizes, strict=True)]
+    starts = [_run_starts(cells // size) for cells, size in zip(positions, tile_sizes, strict=True)]
+    first_tiled = values.ndim - len(positions)
+    pieces = tuple(len(of_axis) for of_axis in starts)
+    sums = np.zeros((*values.shape[:first_tiled], *pieces, n_columns), dtype=np.uint64)
+    # the other axes as one, of which a few rows at a time are summed
+    rows = values.reshape(-1, *values.shape[first_tiled:])
+    sums_of_rows = sums.reshape(-1, *pieces, n_columns)
+    at_once = max(_CELLS_AT_ONCE // max(math.prod(rows.shape[1:]), 1), 1)
+    for start in range(0, len(rows), at_once):
+        some = slice(start, start + at_once)
+        for column, cells in enumerate(columns(rows[some], offsets)):
+            for axis, of_axis in enumerate(starts, 1):
+                cells = np.add.reduceat(cells, of_axis, axis=axis, dtype=np.uint64)
+            sums_of_rows[some, ..., column] = cells
+    return sums
 
 
-def _starts(owner: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the first position of each run of equal values."""
-    return np.flatnonzero(np.diff(owner, prepend=-1))
+def _run_starts(tiles: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the first position of each run of equal tiles."""
+    return np.flatnonzero(np.diff(tiles, prepend=-1))

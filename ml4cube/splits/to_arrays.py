@@ -54,11 +54,12 @@ def create_split(
     to_pred : str or iterable of str
         Target variables.
     exclude_vars : str or iterable of str
-        Variables that are not features.
+        Variables that are not features. Ignored if `feature_vars` is given.
     feature_vars : str or iterable of str, optional
         Feature variables; by default all except targets, `exclude_vars`, labels and masks.
     stack_axis : int
-        Axis along which variables are stacked.
+        Axis of X and y along which variables are stacked, as for ``numpy.stack``: X of samples
+        has one axis more than a variable, X of cells has two. By default the last.
     filter_var : str, optional
         Mask of bools; cells where it is false go to neither part. Ignored if not in `data`.
 
@@ -93,14 +94,17 @@ def create_split(
     arrays = _align(data, used, ["split", *mask])
     by_cell = isinstance(data, xr.Dataset) and SAMPLE_DIM not in data.dims
     _check_numbers(arrays, features, targets, by_cell)
-    axes = 2 if by_cell else arrays["split"].ndim + 1
+    n_axes = 2 if by_cell else arrays["split"].ndim + 1
     if not isinstance(stack_axis, int):
         raise InvalidTypeError(f"stack_axis must be an integer, got {stack_axis!r}")
-    if not -axes <= stack_axis < axes:
-        raise InvalidValueError(f"stack_axis must be from {-axes} to {axes - 1}, got {stack_axis}")
-    allowed = bool_mask(arrays[mask[0]]) if mask else np.bool_(True)
+    if not -n_axes <= stack_axis < n_axes:
+        raise InvalidValueError(
+            f"stack_axis must be from {-n_axes} to {n_axes - 1}, got {stack_axis}"
+        )
+    unmasked = bool_mask(arrays[mask[0]]) if mask else np.bool_(True)
+    variables = {name: arrays[name] for name in used}
     parts = [
-        _take(arrays, (arrays["split"] == label) & allowed, used, part, by_cell)
+        _select(variables, (arrays["split"] == label) & unmasked, part, by_cell)
         for part, label in (("train", TRAIN), ("test", TEST))
     ]
     X_train, X_test, y_train, y_test = (
@@ -134,9 +138,9 @@ def _variables(
     if feature_vars is None:
         left_out = {*targets, *excluded, "split", filter_var}
         features = tuple(name for name in _candidates(data, names) if name not in left_out)
-    given = {"to_pred": targets, "exclude_vars": excluded, "feature_vars": features}
-    for argument, wanted in given.items():
-        if unknown := [name for name in wanted if name not in names]:
+    arguments = {"to_pred": targets, "exclude_vars": excluded, "feature_vars": features}
+    for argument, variables in arguments.items():
+        if unknown := [name for name in variables if name not in names]:
             raise InvalidValueError(f"{argument}: unknown variables {unknown}; data has {names}")
     if not targets or not features:
         raise InvalidValueError(
@@ -144,10 +148,52 @@ def _variables(
             f"targets {targets}"
         )
     if isinstance(data, xr.Dataset):
-        attrs = {name: data[name].attrs for name in targets}
-        filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
+        filled = {
+            name: data[name].attrs[FILLED_ATTR]
+            for name in targets
+            if FILLED_ATTR in data[name].attrs
+        }
         warn_of_filled("to_pred", filled, FILL_FEATURES, stacklevel=4)
     return features, targets, [filter_var] if filter_var in names else []
+
+
+def _candidates(data: xr.Dataset | Mapping[str, ArrayLike], names: list[str]) -> list[str]:
+    """Return the variables that can be features: in a cube, its data variables with numbers."""
+    if not isinstance(data, xr.Dataset):
+        return names
+    return [name for name in cube_variables(data)[0] if data[name].dtype.kind in "biuf"]
+
+
+def _align(
+    data: xr.Dataset | Mapping[str, ArrayLike], used: Sequence[str], labels: Sequence[str]
+) -> Arrays:
+    """Return variables and labels (the split and the mask) as arrays of one shape."""
+    names = (*used, *labels)
+    if isinstance(data, xr.Dataset):
+        sizes = CubeView.of(data).sizes
+        if SAMPLE_DIM in sizes:
+            sizes = {SAMPLE_DIM: sizes[SAMPLE_DIM], **sizes}
+        for name in names:
+            if not set(sizes).issuperset(data[name].dims):
+                raise InvalidValueError(
+                    f"{name!r} has dims {data[name].dims}, but the cube has {tuple(sizes)}; leave "
+                    "it out"
+                )
+        return {name: np.asarray(data[name].variable.set_dims(sizes).values) for name in names}  # type: ignore[no-untyped-call]
+    arrays = {name: masked_to_gaps(data[name]) for name in names}
+    shape = arrays[used[0]].shape
+    for name, array in arrays.items():
+        per_sample = name in labels and array.shape == shape[:1]
+        per_window_cell = name in labels and array.shape == shape[len(shape) - array.ndim :]
+        if per_sample:
+            arrays[name] = array.reshape(array.shape + (1,) * (len(shape) - 1))
+        elif not shape or not (array.shape == shape or per_window_cell):
+            raise InvalidValueError(
+                "variables must have one shape, samples first, and labels too, or one value per "
+                f"sample or per cell of a window, got {array.shape} for {name!r} and {shape} for "
+                f"{used[0]!r}"
+            )
+    return {name: np.broadcast_to(array, shape) for name, array in arrays.items()}
 
 
 def _check_numbers(
@@ -168,61 +214,24 @@ def _check_numbers(
             )
 
 
-def _candidates(data: xr.Dataset | Mapping[str, ArrayLike], names: list[str]) -> list[str]:
-    """Return the variables that can be features: in a cube, its data variables with numbers."""
-    if not isinstance(data, xr.Dataset):
-        return names
-    return [name for name in cube_variables(data)[0] if data[name].dtype.kind in "biuf"]
+def _select(variables: Arrays, in_part: NDArray[np.bool_], part: str, by_cell: bool) -> Arrays:
+    """Return the cells, or the samples, of a part that have a value in each variable.
 
-
-def _align(
-    data: xr.Dataset | Mapping[str, ArrayLike], used: Sequence[str], labels: Sequence[str]
-) -> Arrays:
-    """Return all arrays with the same shape and order of axes."""
-    names = (*used, *labels)
-    if isinstance(data, xr.Dataset):
-        sizes = CubeView.of(data).sizes
-        if SAMPLE_DIM in sizes:
-            sizes = {SAMPLE_DIM: sizes[SAMPLE_DIM], **sizes}
-        for name in names:
-            if not set(sizes).issuperset(data[name].dims):
-                raise InvalidValueError(
-                    f"{name!r} has dims {data[name].dims}, but the cube has {tuple(sizes)}; leave "
-                    "it out"
-                )
-        return {name: np.asarray(data[name].variable.set_dims(sizes).values) for name in names}  # type: ignore[no-untyped-call]
-    arrays = {name: masked_to_gaps(data[name]) for name in names}
-    shape = arrays[used[0]].shape
-    for name, array in arrays.items():
-        last = shape[-array.ndim or len(shape) :] if name in labels else shape
-        if name in labels and array.shape == shape[:1]:
-            arrays[name] = array.reshape(array.shape + (1,) * (len(shape) - 1))
-        elif not shape or array.shape != last:
-            raise InvalidValueError(
-                "variables must have one shape, samples first, and labels too, or one value per "
-                f"sample or per cell of a window, got {array.shape} for {name!r} and {shape} for "
-                f"{used[0]!r}"
-            )
-    return {name: np.broadcast_to(array, shape) for name, array in arrays.items()}
-
-
-def _take(
-    arrays: Arrays, inside: NDArray[np.bool_], used: Sequence[str], part: str, by_cell: bool
-) -> Arrays:
-    """Return the cells or samples of one part that have values."""
-    gaps = {}
-    for name in used:
+    Cells of a sample that are not in the part become NaN.
+    """
+    window_axes = () if by_cell else tuple(range(1, in_part.ndim))
+    has_values = np.ones(in_part.shape if by_cell else len(in_part), dtype=bool)
+    for values in variables.values():
         # names of classes may be missing: None or NaN
-        find = pd.isnull if arrays[name].dtype == object else find_gaps
-        gaps[name] = ~inside | find(arrays[name])
-    within = () if by_cell else tuple(range(1, inside.ndim))
-    keep = ~np.any([gap.all(axis=within) for gap in gaps.values()], axis=0)
-    if inside.any() and not keep.any():
+        gaps = pd.isnull(values) if values.dtype == object else find_gaps(values)
+        has_values &= (in_part & ~gaps).any(axis=window_axes)
+    if in_part.any() and not has_values.any():
         raise EmptyPartError(
-            f"no {part} sample is left of {int(inside.sum())} {part} cells because each has a gap "
-            f"in one of {list(used)}; leave a variable out or fill the gaps first"
+            f"no {part} sample is left of {int(in_part.sum())} {part} cells because each has a gap "
+            f"in one of {list(variables)}; leave a variable out or fill the gaps first"
         )
-    taken = {name: arrays[name][keep] for name in used}
-    if inside[keep].all():
-        return taken
-    return {name: np.where(inside[keep], values, np.nan) for name, values in taken.items()}
+    selected = {name: values[has_values] for name, values in variables.items()}
+    in_part = in_part[has_values]
+    if in_part.all():
+        return selected
+    return {name: np.where(in_part, values, np.nan) for name, values in selected.items()}

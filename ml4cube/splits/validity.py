@@ -1,4 +1,4 @@
-"""Valid cells: parse the user's mask and count its cells by block, in bounded memory."""
+"""Valid cells: parse the user's `valid` and count its cells by block, in bounded memory."""
 
 from __future__ import annotations
 
@@ -46,6 +46,44 @@ def valid_mask(valid: ValidLike | None, view: CubeView) -> xr.DataArray | None:
     return functools.reduce(operator.and_, [_valid_cells(array, view) for array in arrays])
 
 
+def _valid_cells(array: xr.DataArray, view: CubeView) -> xr.DataArray:
+    if not isinstance(array.dtype, np.dtype) and array.dtype.kind in "biu":
+        # a nullable dtype of pandas: missing cells are neither valid nor invalid
+        raise InvalidTypeError(
+            f"{_called('valid', array)} must be a mask without missing cells, got pandas' dtype "
+            f"{array.dtype}; use fillna(False).astype(bool)"
+        )
+    bare = on_cube(array, view, "valid")
+    if bare.dtype.kind == "b":
+        return bare
+    mask = has_value([bare])
+    if mask is not None:
+        return mask
+    raise InvalidTypeError(
+        f"{_called('valid', array)} must be a mask of bools or a variable with gaps, got "
+        f"{array.dtype}; compare it to make a mask, e.g. == 1"
+    )
+
+
+def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:
+    """Return a lazy mask of the cells with a value in all variables, or in any of them.
+
+    None where every cell has one, because the dtype has no gaps.
+    """
+    masks: list[xr.DataArray] = []
+    for variable in variables:
+        bare = xr.DataArray(in_chunks(variable).variable)
+        if bare.dtype.kind in "fc":
+            masks.append(xr.apply_ufunc(np.isfinite, bare, dask="allowed"))
+        elif bare.dtype.kind in "mMO":
+            masks.append(bare.notnull())
+        elif any_of_them:
+            return None
+    if not masks:
+        return None
+    return functools.reduce(operator.or_ if any_of_them else operator.and_, masks)
+
+
 def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
     """Check that an array lies on the cells of a cube; return it without coordinates."""
     check_numpy(argument if array.name is None else f"variable {array.name!r}", array.dtype)
@@ -58,73 +96,38 @@ def _called(argument: str, array: xr.DataArray) -> str:
     return argument if array.name is None else f"{argument} {array.name!r}"
 
 
-def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:
-    """Return a lazy mask of the cells with a value in all variables (or in any of them)."""
-    found: list[xr.DataArray] = []
-    for variable in variables:
-        bare = xr.DataArray(in_chunks(variable).variable)
-        if bare.dtype.kind in "fc":
-            found.append(xr.apply_ufunc(np.isfinite, bare, dask="allowed"))
-        elif bare.dtype.kind in "mMO":
-            found.append(bare.notnull())
-        elif any_of_them:
-            return None
-    if not found:
-        return None
-    combine = operator.or_ if any_of_them else operator.and_
-    return functools.reduce(combine, found)
-
-
-def _valid_cells(array: xr.DataArray, view: CubeView) -> xr.DataArray:
-    if not isinstance(array.dtype, np.dtype) and array.dtype.kind in "biu":
-        # a nullable dtype of pandas: missing cells are neither valid nor invalid
-        raise InvalidTypeError(
-            f"{_called('valid', array)} must be a mask without missing cells, got pandas' dtype "
-            f"{array.dtype}; use fillna(False).astype(bool)"
-        )
-    bare = on_cube(array, view, "valid")
-    if bare.dtype.kind == "b":
-        return bare
-    found = has_value([bare])
-    if found is not None:
-        return found
-    raise InvalidTypeError(
-        f"{_called('valid', array)} must be a mask of bools or a variable with gaps, got "
-        f"{array.dtype}; compare it to make a mask, e.g. == 1"
-    )
-
-
 def count_by_block(mask: xr.DataArray | None, grid: Grid) -> Counts:
-    """Return the number of valid cells in each block, in one pass over the data."""
-    present = () if mask is None else tuple(d for d in grid.dims if d in mask.dims)
-    counts: Counts = np.ones(1, dtype=np.int64)
-    if mask is not None:
-        tile = {d: n for d, n in zip(grid.dims, grid.tile, strict=True) if d in present}
-        sums = sum_tiles(mask.transpose(*present), tile, lambda cells, _: iter([cells]), 1)
-        counts = sums.astype(np.int64)
-    return repeat_along_missing(counts, present, grid)
+    """Return the number of valid cells, (blocks, 1), in one pass over the data."""
+    if mask is None:
+        return repeat_along_missing(np.ones(1, dtype=np.int64), (), grid)
+    dims = [dim for dim in grid.dims if dim in mask.dims]
+    block = {dim: n for dim, n in zip(grid.dims, grid.tile, strict=True) if dim in dims}
+    counts = sum_tiles(mask.transpose(*dims), block, lambda cells, _: iter([cells]), 1)
+    return repeat_along_missing(counts.astype(np.int64), dims, grid)
 
 
-def repeat_along_missing(counts: Counts, present: Sequence[str], grid: Grid) -> Counts:
-    """Repeat counts along the dims of the grid that the counted array lacks."""
-    classes = counts.shape[-1]
-    for axis, (dim, n) in enumerate(zip(grid.dims, grid.counts, strict=True)):
-        if dim not in present:
-            length = np.bincount(grid.tile_of_cells(dim), minlength=n)
-            counts = np.expand_dims(counts, axis)
-            counts = counts * length.reshape([-1 if a == axis else 1 for a in range(counts.ndim)])
-    return counts.reshape(len(grid), classes)
+def repeat_along_missing(counts: Counts, dims: Sequence[str], grid: Grid) -> Counts:
+    """Extend counts along `dims` of a grid, and classes, to all its dims: (blocks, classes).
+
+    A cell that lacks a dim counts once for each of the block's cells along that dim.
+    """
+    n_classes = counts.shape[-1]
+    for axis, (dim, n_blocks) in enumerate(zip(grid.dims, grid.counts, strict=True)):
+        if dim not in dims:
+            length = np.bincount(grid.tile_of_cells(dim), minlength=n_blocks)
+            counts = np.moveaxis(np.multiply.outer(length, counts), 0, axis)
+    return counts.reshape(len(grid), n_classes)
 
 
 def slabs(
-    sizes: Mapping[Any, int], within: Mapping[Any, slice] | None = None
+    sizes: Mapping[Any, int], box: Mapping[Any, slice] | None = None
 ) -> Iterator[dict[Any, slice]]:
-    """Yield slabs of a box of cells that fit in memory, in order."""
-    box = {dim: (within or {}).get(dim, slice(0, n)) for dim, n in sizes.items()}
+    """Yield the slices of slabs that fit in memory, in order; together they cover the cube."""
+    box = dict(box) if box else {dim: slice(0, n) for dim, n in sizes.items()}
     if math.prod(s.stop - s.start for s in box.values()) <= _CELLS_AT_ONCE:
         yield box
         return
-    # cut the outermost dim, because outer indices are usually stored apart
+    # halve the outermost dim, because outer indices are usually stored apart
     dim = next(dim for dim, s in box.items() if s.stop - s.start > 1)
     middle = (box[dim].start + box[dim].stop) // 2
     yield from slabs(sizes, {**box, dim: slice(box[dim].start, middle)})

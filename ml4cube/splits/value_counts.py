@@ -34,60 +34,65 @@ MAX_CLASSES = 256
 
 @dataclass(frozen=True, eq=False)
 class ValueCounts:
-    """Number of cells by block and value."""
+    """Number of cells by block and value, one entry for each pair of these that occurs."""
 
-    # Block of each pair; ~block for cells without a value.
+    # Id of the block; its bitwise complement, ~id, which is negative, for cells without a value.
     block: Ints
     # The class, or for bins an integer in the order of the values.
     key: NDArray[Any]
     # Cells of the block with the value.
     count: Ints
     # Binary digits that were removed from the keys by rounding.
-    level: int = 0
+    digits_removed: int = 0
 
-    def at_level(self, level: int) -> ValueCounts:
+    def rounded_to(self, digits_removed: int) -> ValueCounts:
         """Round keys, and add up pairs that become equal."""
-        if level == self.level:
+        if digits_removed == self.digits_removed:
             return self
-        return _sum_bins(self.block, self.key >> (level - self.level), self.count, level)
+        keys = self.key >> (digits_removed - self.digits_removed)
+        return _sum_bins(self.block, keys, self.count, digits_removed)
 
     def rounded(self) -> ValueCounts:
         """Round keys until at most `MAX_PAIRS` are left, or one per block."""
         result = self
-        while result.block.size > MAX_PAIRS and result.level < 63:
-            result = result.at_level(result.level + 1)
+        while result.block.size > MAX_PAIRS and result.digits_removed < 63:
+            result = result.rounded_to(result.digits_removed + 1)
         return result
 
 
 def count_values(
     values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: bool
 ) -> ValueCounts:
-    """Return the counts of the values in each block, chunk by chunk."""
+    """Return the counts of the values in each block, chunk by chunk.
+
+    Blocks are numbered along those dims of the grid that `values` has.
+    """
     name = str(values.name)
     dims = [dim for dim in grid.dims if dim in values.dims]
-    counts = [grid.counts[grid.dims.index(dim)] for dim in dims]
+    n_blocks = [grid.counts[grid.dims.index(dim)] for dim in dims]
     if mask is None:
         mask = xr.ones_like(values, dtype=bool)
     # in one graph, so that dask reads only once what values and mask share
     arrays = xr.unify_chunks(values.transpose(*dims).chunk(), mask.transpose(*dims).chunk())
-    arguments: list[Any] = []
     axes = tuple(range(len(dims)))
+    arrays_and_axes: list[Any] = []
     for array in arrays:
-        arguments += [array.data, axes]
+        arrays_and_axes += [array.data, axes]
     for axis, dim in enumerate(dims):
         chunks = arrays[0].chunksizes[dim]
-        arguments += [da.from_array(grid.tile_of_cells(dim), chunks=(chunks,)), (axis,)]  # type: ignore[no-untyped-call]
-    boxes = da.blockwise(  # type: ignore[no-untyped-call]
-        partial(_count_chunk, counts=counts, classes=classes, name=name),
+        blocks = da.from_array(grid.tile_of_cells(dim), chunks=(chunks,))  # type: ignore[no-untyped-call]
+        arrays_and_axes += [blocks, (axis,)]
+    counts = da.blockwise(  # type: ignore[no-untyped-call]
+        partial(_count_chunk, n_blocks=n_blocks, classes=classes, name=name),
         axes,
-        *arguments,
+        *arrays_and_axes,
         adjust_chunks=dict.fromkeys(axes, 1),
         align_arrays=False,
         dtype=object,
         meta=np.empty((0,) * len(axes), dtype=object),
     )
     merge = dask.delayed(partial(_merge, classes=classes, name=name))  # type: ignore[attr-defined]
-    parts = list(boxes.to_delayed().ravel())
+    parts = list(counts.to_delayed().ravel())
     while True:
         parts = [merge(parts[i : i + 2]) for i in range(0, len(parts), 2)]
         if len(parts) == 1:
@@ -98,13 +103,13 @@ def _count_chunk(
     values: NDArray[Any],
     mask: NDArray[np.bool_],
     *blocks: NDArray[np.intp],
-    counts: Sequence[int],
+    n_blocks: Sequence[int],
     classes: bool,
     name: str,
 ) -> NDArray[Any]:
     """Count one chunk; return the counts in an object array of one element, as dask needs."""
     ids: Ints = np.zeros((), dtype=np.int64)
-    for block, n in zip(blocks, counts, strict=True):
+    for block, n in zip(blocks, n_blocks, strict=True):
         ids = ids[..., None] * n + block
     values, ids = values[mask], ids[mask]
     known, key = _keys(values, classes, name)
@@ -115,16 +120,16 @@ def _count_chunk(
     return result
 
 
-def _merge(boxes: Sequence[ValueCounts | NDArray[Any]], classes: bool, name: str) -> ValueCounts:
+def _merge(counts: Sequence[ValueCounts | NDArray[Any]], classes: bool, name: str) -> ValueCounts:
     """Add up counts; rounding depends only on the sum, so the order does not matter."""
-    parts = [box if isinstance(box, ValueCounts) else box.item() for box in boxes]
-    level = max(part.level for part in parts)
-    parts = [part.at_level(level) for part in parts]
+    parts = [part if isinstance(part, ValueCounts) else part.item() for part in counts]
+    digits_removed = max(part.digits_removed for part in parts)
+    parts = [part.rounded_to(digits_removed) for part in parts]
     block = np.concatenate([part.block for part in parts])
     key = np.concatenate([part.key for part in parts])
     count = np.concatenate([part.count for part in parts])
     if not classes:
-        return _sum_bins(block, key, count, level).rounded()
+        return _sum_bins(block, key, count, digits_removed).rounded()
     result = _sum_classes(block, key, count)
     if pd.unique(result.key[result.block >= 0]).size > MAX_CLASSES:
         raise InvalidValueError(
@@ -141,18 +146,19 @@ def _sum_classes(block: Ints, key: NDArray[Any], count: Ints) -> ValueCounts:
     return ValueCounts(table.block.to_numpy(), table.key.to_numpy(), table["count"].to_numpy())
 
 
-def _sum_bins(block: Ints, key: Ints, count: Ints, level: int = 0) -> ValueCounts:
+def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int = 0) -> ValueCounts:
     """Add up the counts of equal pairs of block and integer, several times as fast as pandas."""
     if all((part == part.astype(np.int32)).all() for part in (block, key)):
+        # both fit into one integer, which is faster to sort
         order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
     else:
         order = np.lexsort((key, block))
     block, key, count = block[order], key[order], count[order]
-    first = np.ones(block.size, dtype=bool)
-    first[1:] = (np.diff(block) != 0) | (key[1:] != key[:-1])
-    starts = np.flatnonzero(first)
-    total = np.add.reduceat(count, starts) if starts.size else count
-    return ValueCounts(block[starts], key[starts], total, level)
+    is_new_pair = np.ones(block.size, dtype=bool)
+    is_new_pair[1:] = (block[1:] != block[:-1]) | (key[1:] != key[:-1])
+    starts = np.flatnonzero(is_new_pair)
+    sums = np.add.reduceat(count, starts) if starts.size else count
+    return ValueCounts(block[starts], key[starts], sums, digits_removed)
 
 
 def _keys(values: NDArray[Any], classes: bool, name: str) -> tuple[NDArray[np.bool_], NDArray[Any]]:

@@ -64,7 +64,7 @@ def test_all_folders_find_the_same_latitude(name, attrs, kind):
     if attrs.get("units", "").startswith("rad"):
         lat = np.deg2rad(lat)
     ds = xr.Dataset({"a": (name, [1.0, 4.0])}, {name: (name, lat, attrs)})
-    assert (CubeView.of(ds).axis_of("lat") is not None) == (kind == "plain")
+    assert (CubeView.of(ds).axis_of("latitude") is not None) == (kind == "plain")
     if kind == "none":
         assert area_weights(ds) is None
         with pytest.raises(InvalidValueError, match="needs a latitude"):

@@ -58,7 +58,7 @@ def test_cells_count_across_the_seam_wherever_the_globe_is_cut_open(start, desce
 def test_what_does_not_go_round_has_no_seam(lon):
     lon = (np.array(lon) + 180) % 360 - 180
     cube = xr.Dataset({"t": (("lat", "lon"), np.zeros((4, lon.size)))}, {"lon": lon})
-    assert CubeView.of(cube).lon_turn() is None
+    assert CubeView.of(cube).lon_circle() is None
 
 
 @pytest.mark.parametrize("over", [1, 3])
@@ -175,7 +175,7 @@ def test_radians_are_places_as_degrees_are():
         for buffer in ("2300km", 1):
             label = assign_block_split(ds, {"lat": 3, "lon": 4}, 0.6, buffer=buffer)["split"]
             made.append(label.values)
-        assert CubeView.of(ds).lon_turn() == ("lon", 12)
+        assert CubeView.of(ds).lon_circle() == ("lon", 12)
     np.testing.assert_array_equal(made[0], made[2])
     np.testing.assert_array_equal(made[1], made[3])
     assert (made[0] == 255).any()

@@ -83,7 +83,7 @@ def test_classes_of_any_kind_are_counted_as_cell_by_cell(kind, chunks, order, ma
     found = class_counts("cover", view, grid, valid_mask("a", view) if masked else None)
     expected = counts_cell_by_cell(classes, valid, list(range(len(groups))))
     words = kind in ("text", "object")  # they stand in the order of their codes
-    counts = found.counts[:, np.argsort(found.names)] if words else found.counts
+    counts = found.counts[:, np.argsort(found.class_names)] if words else found.counts
     np.testing.assert_array_equal(counts, expected)
     if masked:
         np.testing.assert_array_equal(found.weights.sum(), valid.sum())
@@ -115,7 +115,7 @@ def test_quantile_bins_are_those_of_numpy(dtype, chunks, bins, few, seed):
     classes = np.searchsorted(edges, values)
     used = sorted(set(classes[finite].tolist()))
     np.testing.assert_array_equal(found.counts, counts_cell_by_cell(classes, finite, used))
-    assert found.names == tuple(f"bin {k + 1} of {bins}" for k in used)
+    assert found.class_names == tuple(f"bin {k + 1} of {bins}" for k in used)
 
 
 def test_where_memory_is_bounded_bins_are_rounded_and_still_no_chunking_shows(monkeypatch):
@@ -140,7 +140,7 @@ def test_where_memory_is_bounded_bins_are_rounded_and_still_no_chunking_shows(mo
     assert abs(counts[0].sum(0) / values.size - 0.25).max() < 0.06
     held = value_counts.count_values(cube["t"], None, grid, classes=False)
     assert held.block.size <= 4000 < value_counts.MAX_PAIRS * 4
-    assert held.level > 0
+    assert held.digits_removed > 0
 
 
 @pytest.mark.parametrize("stratify", [{"t": 4}, "cover"])

@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Self
 
 import numpy as np
@@ -25,9 +26,9 @@ from ml4cube.splits.strata import class_counts
 from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
-# Samples or cells in each block, and in each block and class.
-Weights = tuple[Ints, NDArray[np.float64] | None]
-Weigh = Callable[[Grid], Weights]
+# Samples or valid cells in each block, and in each block and class if there are classes.
+BlockCounts = tuple[Ints, NDArray[np.float64] | None]
+CountInBlocks = Callable[[Grid], BlockCounts]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -87,9 +88,8 @@ class CubeSplitter(ABC):
         """
         self._check()
         samples = self._locate(X, groups)
-        for fold, plan in enumerate(
-            self._folds(samples.view, lambda grid: self._weigh_samples(samples, grid)), start=1
-        ):
+        plans = self._folds(samples.view, partial(self._count_samples, samples))
+        for fold, plan in enumerate(plans, start=1):
             samples.check_known([dim for dim, _ in plan.buffer])
             labels = samples.labels(plan)
             train, test = np.flatnonzero(labels == TRAIN), np.flatnonzero(labels == TEST)
@@ -130,17 +130,16 @@ class CubeSplitter(ABC):
         view = CubeView.of(ds)
         check_name(name, view)
         mask = valid_mask(self.valid, view)
-        weighed: dict[Grid, Ints] = {}
 
-        def weigh(grid: Grid) -> Weights:
+        @cache
+        def count_cells(grid: Grid) -> BlockCounts:
             weights, strata = weigh_blocks(view, grid, mask, getattr(self, "stratify", None))
-            weighed[grid] = weights
-            return weights, None if strata is None else strata.counts
+            return weights, strata.counts if strata else None
 
-        for plan in self._folds(view, weigh):
+        for plan in self._folds(view, count_cells):
             if hasattr(self, "regions"):
                 check_recipe_size(plan, "regions")
-            check_train_left(view, plan, weighed[plan.grid], mask)
+            check_train_left(view, plan, count_cells(plan.grid)[0], mask)
             yield with_label(view, plan, name, type(self).__name__)
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
@@ -237,24 +236,17 @@ class CubeSplitter(ABC):
         """Check parameters that need no cube."""
 
     @abstractmethod
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[SplitPlan]:
         """Yield the plan of each fold."""
 
-    def _times(self) -> tuple[str, ...]:
-        """Return names of dims whose times alone are positions, where there is no cube."""
+    def _time_dims(self) -> tuple[str, ...]:
+        """Return the dims along which times locate samples even without a cube."""
         return ()
 
     def _locate(self, X: Any, groups: Any) -> Samples:
-        return Samples.locate(
-            X,
-            groups,
-            cube=self.cube,
-            valid=self.valid,
-            sample_size=self.sample_size,
-            times=self._times(),
-        )
+        return Samples.locate(X, groups, self.cube, self.valid, self.sample_size, self._time_dims())
 
-    def _weigh_samples(self, samples: Samples, grid: Grid) -> Weights:
+    def _count_samples(self, samples: Samples, grid: Grid) -> BlockCounts:
         samples.check_known(cut_dims(grid))
         stratify = getattr(self, "stratify", None)
         if stratify is None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ml4cube.core.axes import rounding_of
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
+from ml4cube.core.missing import window_all
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan
 from ml4cube.splits.buffers import reaches_of
@@ -53,11 +54,10 @@ class Samples:
         cls,
         X: Any,
         groups: Any = None,
-        *,
         cube: xr.Dataset | xr.DataArray | None = None,
         valid: ValidLike | None = None,
         sample_size: SizesLike | None = None,
-        times: Sequence[str] = (),
+        time_dims: Sequence[str] = (),
     ) -> Samples:
         """Find the positions of the rows of X: by groups, by columns of X, or by row order."""
         n = _length(X if X is not None else groups)
@@ -75,7 +75,7 @@ class Samples:
         spec = store_spec(X)
         if cube is None:
             attrs = {name: coord.attrs for name, coord in X.coords.items()} if spec else {}
-            view = _bare_view(table, spec, sample_size, times, attrs)
+            view = _bare_view(table, spec, sample_size, time_dims, attrs)
         else:
             view = CubeView.of(cube)
         size = _sample_size(sample_size, spec, view.sizes)
@@ -116,40 +116,42 @@ class Samples:
         result = np.full(self.n, EXCLUDED, dtype=np.uint8)
         reaches, dims = reaches_of(plan, self.view), plan.grid.dims
         size = [self.size.get(dim, 1) for dim in dims]
-        for inside in self._together(np.arange(self.n), dims):
-            cells, first = {}, []
-            for dim, cells_of_sample in zip(dims, size, strict=True):
-                at = self.origin[dim][inside] if dim in self.origin else np.zeros(inside.size, int)
-                touched = np.unique(np.unique(at)[:, None] + np.arange(cells_of_sample))
-                cells[dim] = touched[touched < plan.cube_shape[dim]]
-                first.append(np.searchsorted(cells[dim], at))
-            found = plan.label_cells(cells, reaches)
+        for samples in self._near_one_another(np.arange(self.n), dims):
+            # label the cells of all these samples at once, then look up the window of each
+            cells, window_starts = {}, []
+            for dim, n in zip(dims, size, strict=True):
+                origin = self.origin[dim][samples] if dim in self.origin else np.zeros_like(samples)
+                covered = np.unique(np.unique(origin)[:, None] + np.arange(n))
+                cells[dim] = covered[covered < plan.cube_shape[dim]]
+                window_starts.append(np.searchsorted(cells[dim], origin))
+            labels = plan.label_cells(cells, reaches)
             for part in (TRAIN, TEST):
-                result[inside[_all_cells(found == part, size)[tuple(first)]]] = part
+                in_part = _whole_windows(labels == part, size)[tuple(window_starts)]
+                result[samples[in_part]] = part
         return result
 
-    def _together(self, inside: Ints, dims: Sequence[str]) -> Iterator[Ints]:
+    def _near_one_another(self, samples: Ints, dims: Sequence[str]) -> Iterator[Ints]:
         """Yield groups of samples whose bounding boxes fit in memory."""
-        touched = {dim: np.unique(self.origin[dim][inside]) for dim in dims if dim in self.origin}
-        cells = math.prod(v.size * self.size[dim] for dim, v in touched.items())
-        dim = max(touched, key=lambda d: touched[d].size, default=None)
+        origins = {dim: np.unique(self.origin[dim][samples]) for dim in dims if dim in self.origin}
+        cells = math.prod(starts.size * self.size[dim] for dim, starts in origins.items())
+        longest = max(origins, key=lambda dim: origins[dim].size, default=None)
         # a box with few samples is mostly empty and is worth cutting further
-        few = max(1 << 16, 8 * inside.size * math.prod(self.size.values()))
-        if dim is None or cells <= min(_CELLS_AT_ONCE, few) or touched[dim].size < 2:
-            if inside.size:
-                yield inside
+        enough = max(1 << 16, 8 * samples.size * math.prod(self.size.values()))
+        fits = cells <= min(_CELLS_AT_ONCE, enough)
+        if longest is None or fits or origins[longest].size < 2:
+            if samples.size:
+                yield samples
             return
-        left = self.origin[dim][inside] < touched[dim][touched[dim].size // 2]
-        yield from self._together(inside[left], dims)
-        yield from self._together(inside[~left], dims)
+        middle = origins[longest][origins[longest].size // 2]
+        is_before = self.origin[longest][samples] < middle
+        yield from self._near_one_another(samples[is_before], dims)
+        yield from self._near_one_another(samples[~is_before], dims)
 
 
-def _all_cells(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.bool_]:
+def _whole_windows(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.bool_]:
     """Return for each cell whether the window that begins there holds only flagged cells."""
     flags = np.pad(flags, [(0, n - 1) for n in size], constant_values=True)
-    for axis, n in enumerate(size):
-        flags = np.asarray(np.lib.stride_tricks.sliding_window_view(flags, n, axis).all(axis=-1))
-    return flags
+    return window_all(flags, size, [1] * len(size))
 
 
 def _length(X: Any) -> int:
@@ -218,74 +220,75 @@ def _index_columns(table: Columns) -> dict[str, Ints]:
 
 def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[str, str]]:
     """Return the positions along the dims that have a column, and reasons why some have none."""
-    found: dict[str, Ints] = {}
+    positions: dict[str, Ints] = {}
     unknown: dict[str, str] = {}
     # a table of all dims, as ds.to_dataframe() makes it, has positions where there is no
     # coordinate; a single column with the name of such a dim may be any feature
     complete = all(dim in table for dim in view.sizes)
-    given = _index_columns(table)
+    index_columns = _index_columns(table)
     for dim, n in view.sizes.items():
-        at = given.get(dim)
         values = table.get(dim, table.get(f"{dim}_origin"))
-        if at is not None:
-            if at.size and not 0 <= at.min() <= at.max() < n:
+        if dim in index_columns:
+            index = index_columns[dim]
+            if index.size and not 0 <= index.min() <= index.max() < n:
                 raise InvalidValueError(
-                    f"positions along {dim!r} must be from 0 to {n - 1}, got {at.min()} to "
-                    f"{at.max()}; the samples are not from this cube"
+                    f"positions along {dim!r} must be from 0 to {n - 1}, got {index.min()} to "
+                    f"{index.max()}; the samples are not from this cube"
                 )
-            found[dim] = at
+            positions[dim] = index
         elif values is not None and (complete or dim in view.ds.coords):
             axis = view.ds.coords[dim].to_index() if dim in view.ds.coords else pd.RangeIndex(n)
             if not axis.is_unique:
                 unknown[dim] = (
                     f"the cube has some {dim!r} more than once; give positions as {dim}_index"
                 )
-            elif (at := _look_up(values, axis)) is None:
+            elif (found := _look_up(values, axis)) is None:
                 unknown[dim] = f"some {dim!r} of the samples are not coordinates of the cube"
             else:
-                found[dim] = at
-    return found, unknown
+                positions[dim] = found
+    return positions, unknown
 
 
 def _look_up(values: NDArray[Any], axis: pd.Index[Any]) -> Ints | None:
     """Return the position of each value on the axis, or None if one is missing."""
     if values.dtype.kind not in "fiu" or axis.dtype.kind not in "fiu":
-        at = axis.get_indexer(pd.Index(values))
-        return None if (at < 0).any() else at.astype(np.int64)
+        found = axis.get_indexer(pd.Index(values))
+        return None if (found < 0).any() else found.astype(np.int64)
     # coordinates may be float32 in one place and float64 in the other
     order = np.argsort(axis.values)
     ascending = axis.values[order].astype(float)
-    at = pd.Index(ascending).get_indexer(
+    found = pd.Index(ascending).get_indexer(
         values.astype(float), method="nearest", tolerance=rounding_of(ascending)
     )
-    return None if (at < 0).any() else order[at].astype(np.int64)
+    return None if (found < 0).any() else order[found].astype(np.int64)
 
 
 def _bare_view(
     table: Columns,
     spec: Mapping[str, Any],
     sample_size: SizesLike | None,
-    times: Sequence[str],
+    time_dims: Sequence[str],
     attrs: Mapping[Any, Mapping[Any, Any]],
 ) -> CubeView:
-    """Return a cube without data that holds samples with known positions, or at `times`."""
+    """Return a cube without data around samples with known positions, or known times."""
     shape: dict[str, int] = {}
     coords: dict[str, Any] = {}
-    found = _index_columns(table)
-    size = _sample_size(sample_size, spec, dict.fromkeys(found, 1 << 62)) if found else {}
-    known = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
-    for dim, at in found.items():
-        shape[dim] = int(known.get(dim, at.max(initial=0) + size.get(dim, 1)))
+    index_columns = _index_columns(table)
+    any_size = dict.fromkeys(index_columns, 1 << 62)
+    size = _sample_size(sample_size, spec, any_size) if index_columns else {}
+    cube_shape = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
+    for dim, index in index_columns.items():
+        shape[dim] = int(cube_shape.get(dim, index.max(initial=0) + size.get(dim, 1)))
         name = dim if dim in table else f"{dim}_origin"
-        axis = whole_axis(at, table[name], shape[dim]) if name in table else None
+        axis = whole_axis(index, table[name], shape[dim]) if name in table else None
         if axis is not None:
             coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
-    time = next((dim for dim in times if dim in table), None)
-    if not found and time is not None:
-        if pd.isnull(table[time]).any():
-            raise InvalidValueError(f"{time!r} has missing times; fill or drop them")
-        coords[time] = np.unique(table[time])
-        shape[time] = coords[time].size
+    time_dim = next((dim for dim in time_dims if dim in table), None)
+    if not index_columns and time_dim is not None:
+        if pd.isnull(table[time_dim]).any():
+            raise InvalidValueError(f"{time_dim!r} has missing times; fill or drop them")
+        coords[time_dim] = np.unique(table[time_dim])
+        shape[time_dim] = coords[time_dim].size
     if not shape:
         raise InvalidTypeError(
             "the positions of the samples are unknown: construct the splitter with the cube "
@@ -296,29 +299,29 @@ def _bare_view(
     return CubeView.of(xr.Dataset({"cells": (tuple(shape), cells)}, coords))
 
 
-def whole_axis(at: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None:
+def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None:
     """Return the coordinate of all n cells from that of some, if it is evenly spaced; else None."""
-    known, first = np.unique(at, return_index=True)
+    known, first = np.unique(index, return_index=True)
     values = values[first]
     if len(known) == n:
         return values
     if len(known) < 2 or values.dtype.kind not in "fiuM":
         return None
-    dates = values.dtype.kind == "M"
+    has_dates = values.dtype.kind == "M"
     # relative to the first value, so that dates stay exact
-    apart = values - values[0] if dates else values
-    numbers = apart.astype(float)
+    offsets = values - values[0] if has_dates else values
+    numbers = offsets.astype(float)
     step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
     line = numbers[0] + step * (np.arange(n) - known[0])
     rounding = _ROUNDING * np.abs(numbers).max()
-    if dates:
+    if has_dates:
         rounding = _ROUNDING_OF_DATES.get(np.datetime_data(values.dtype)[0], 1e-3)
     if not np.abs(line[known] - numbers).max() <= rounding:  # NaN is not even either
         return None
     if values.dtype.kind != "f":
         line = np.round(line)
-    line = line.astype(apart.dtype)
-    axis: NDArray[Any] = values[0] + line if dates else line
+    line = line.astype(offsets.dtype)
+    axis: NDArray[Any] = values[0] + line if has_dates else line
     axis[known] = values
     return axis
 
@@ -326,21 +329,21 @@ def whole_axis(at: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None:
 def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str, Ints]:
     """Return the positions of rows that are the cells of the cube, or its valid cells, in order."""
     shape = tuple(view.sizes.values())
-    cells = math.prod(shape)
-    inside = np.ones(shape, dtype=bool)
+    n_cells = math.prod(shape)
+    has_row = np.ones(shape, dtype=bool)
     mask = valid_mask(valid, view)
-    if n != cells and mask is not None:
+    if n != n_cells and mask is not None:
         missing = {dim: view.sizes[dim] for dim in view.dims if dim not in mask.dims}
-        inside = mask.expand_dims(missing).transpose(*view.dims).values
-    at = np.nonzero(inside)
-    if n != at[0].size:
-        valid_too = "" if valid is None else f" and {at[0].size} valid cells"
+        has_row = mask.expand_dims(missing).transpose(*view.dims).values
+    positions = np.nonzero(has_row)
+    if n != positions[0].size:
+        valid_too = "" if valid is None else f" and {positions[0].size} valid cells"
         raise InvalidValueError(
-            f"X has {n} rows, but the cube {view.sizes} has {cells} cells{valid_too}, and X has no "
-            "columns of positions; pass a DataFrame indexed by the dims, as from "
+            f"X has {n} rows, but the cube {view.sizes} has {n_cells} cells{valid_too}, and X has "
+            "no columns of positions; pass a DataFrame indexed by the dims, as from "
             "ds.to_dataframe().dropna(), or groups= with columns such as 'lat_index'"
         )
-    return dict(zip(view.dims, at, strict=True))
+    return dict(zip(view.dims, positions, strict=True))
 
 
 def _sample_size(

@@ -25,7 +25,7 @@ from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.folds.protocol import CubeSplitter, Ints, Weigh
+from ml4cube.splits.folds.protocol import CountInBlocks, CubeSplitter, Ints
 from ml4cube.splits.regions import RegionMap
 from ml4cube.splits.strata import StratifyLike
 from ml4cube.splits.validity import count_by_block, valid_mask
@@ -44,18 +44,18 @@ class _BlockSplitter(CubeSplitter):
     stratify: StratifyLike | None = None
     seed: int = 42
 
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[SplitPlan]:
         sizes = block_sizes(self.block_size, view, self._shares())
         grid = Grid.blocks(view.canonical, sizes)
         buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
-        weights, classes = weigh(grid)
-        for fold, test in enumerate(self._tests(weights, classes), start=1):
-            share = float(weights[test].sum() / weights.sum())
+        weights, classes = count(grid)
+        for fold, is_test in enumerate(self._test_blocks(weights, classes), start=1):
+            test_fraction = float(weights[is_test].sum() / weights.sum())
             yield SplitPlan(
                 grid=grid,
-                labels=np.where(test, TEST, TRAIN).astype(np.uint8).tobytes(),
+                labels=np.where(is_test, TEST, TRAIN).astype(np.uint8).tobytes(),
                 seed=int(self.seed),
-                fractions=(("train", 1 - share), ("test", share)),
+                fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
                 buffer=buffer,
                 cyclic=cyclic,
                 note=f"fold {fold} of {self.n_splits}",
@@ -66,7 +66,7 @@ class _BlockSplitter(CubeSplitter):
         """Return the fraction of the cells in each group of blocks."""
 
     @abstractmethod
-    def _tests(
+    def _test_blocks(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         """Yield for each fold which blocks are the test part."""
@@ -131,7 +131,7 @@ class BlockKFold(_BlockSplitter):
     def _shares(self) -> list[float]:
         return [1 / self.n_splits] * self.n_splits
 
-    def _tests(
+    def _test_blocks(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         fold = partition(weights, self._shares(), int(self.seed), classes)
@@ -183,7 +183,7 @@ class BlockShuffleSplit(_BlockSplitter):
     def _shares(self) -> list[float]:
         return [1 - self.test_size, self.test_size]
 
-    def _tests(
+    def _test_blocks(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         for seed in hash_ids(int(self.seed), np.arange(self.n_splits)).tolist():
@@ -234,34 +234,36 @@ class ForwardChaining(CubeSplitter):
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 1)
 
-    def _times(self) -> tuple[str, ...]:
+    def _time_dims(self) -> tuple[str, ...]:
         return TIME_NAMES if self.dim is None else (self.dim,)
 
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[SplitPlan]:
         dim = view.time_dim("dim", self.dim)
         buffer, _ = plan_buffer(None, self.gap, False, view, [dim], dim)
         grid = Grid.blocks(view.canonical, {dim: 1})
-        weights, _ = weigh(grid)
-        moment = view.moments(dim)
-        by_moment = np.bincount(moment, weights).astype(np.float64)
-        periods = self.n_splits + 1
-        starts = starts_in_order(by_moment, [1 / periods] * periods, "time steps")
-        of_step = np.searchsorted(starts, moment, side="right")
-        # a gap in steps counts distinct times, because a time may occur twice on the axis
-        steps = dict(buffer).get(dim)
-        steps = steps if isinstance(steps, int) else 0
-        if steps:
+        weights, _ = count(grid)
+        time_ranks = view.time_ranks(dim)
+        n_periods = self.n_splits + 1
+        starts = starts_in_order(
+            np.bincount(time_ranks, weights), [1 / n_periods] * n_periods, "time steps"
+        )
+        period = np.searchsorted(starts, time_ranks, side="right")
+        gap_steps = dict(buffer).get(dim, 0)
+        if isinstance(gap_steps, str):
+            gap_steps = 0
+        else:  # it counts distinct times, so it is part of the labels, not of the plan's buffer
             buffer = ()
-        for fold in range(1, periods):
-            labels = np.where(of_step < fold, TRAIN, np.where(of_step == fold, TEST, EXCLUDED))
-            labels[(labels == TRAIN) & (moment >= starts[fold - 1] - steps)] = EXCLUDED
-            held = weights[of_step == fold].sum() / weights[of_step <= fold].sum()
+        for fold in range(1, n_periods):
+            labels = np.where(period < fold, TRAIN, np.where(period == fold, TEST, EXCLUDED))
+            labels[(labels == TRAIN) & (time_ranks >= starts[fold - 1] - gap_steps)] = EXCLUDED
+            test_fraction = float(weights[period == fold].sum() / weights[period <= fold].sum())
             yield SplitPlan(
                 grid=grid,
                 labels=labels.astype(np.uint8).tobytes(),
-                fractions=(("train", 1 - float(held)), ("test", float(held))),
+                fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
                 buffer=buffer,
-                note=f"fold {fold} of {self.n_splits}" + (f", gap of {steps}" if steps else ""),
+                note=f"fold {fold} of {self.n_splits}"
+                + (f", gap of {gap_steps}" if gap_steps else ""),
             )
 
 
@@ -333,31 +335,31 @@ class LeaveRegionOut(CubeSplitter):
                 )
             view = CubeView.of(self.cube)
             region_map = RegionMap.of(self.regions, view)
-            cells = count_by_block(valid_mask(self.valid, view), region_map.grid).ravel()
+            counts = count_by_block(valid_mask(self.valid, view), region_map.grid).ravel()
         else:
             samples = self._locate(X, groups)
             region_map = RegionMap.of(self.regions, samples.view)
-            cells = samples.count(region_map.grid)
-        return int((region_map.sum(cells) > 0).sum())
+            counts = samples.count(region_map.grid)
+        return int((region_map.sum(counts) > 0).sum())
 
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[SplitPlan]:
         region_map = RegionMap.of(self.regions, view)
-        buffer, cyclic = plan_buffer(
-            self.buffer, None, self.cyclic, view, cut_dims(region_map.grid)
-        )
-        weights, _ = weigh(region_map.grid)
-        held = region_map.sum(weights)
-        check_enough(2, held, f"regions of {region_map.name!r}")
-        for region in np.flatnonzero(held > 0):
-            of_region = np.full(held.size, TRAIN, dtype=np.uint8)
-            of_region[region] = TEST
-            labels = region_map.label(of_region, TRAIN if self.background == "train" else EXCLUDED)
-            share = held[region] / weights[labels != EXCLUDED].sum()
+        cut = cut_dims(region_map.grid)
+        buffer, cyclic_dims = plan_buffer(self.buffer, None, self.cyclic, view, cut)
+        weights, _ = count(region_map.grid)
+        region_weights = region_map.sum(weights)
+        check_enough(2, region_weights, f"regions of {region_map.name!r}")
+        background = TRAIN if self.background == "train" else EXCLUDED
+        for region in np.flatnonzero(region_weights > 0):
+            region_labels = np.full(region_weights.size, TRAIN, dtype=np.uint8)
+            region_labels[region] = TEST
+            labels = region_map.label(region_labels, background)
+            test_fraction = float(region_weights[region] / weights[labels != EXCLUDED].sum())
             yield SplitPlan(
                 grid=region_map.grid,
                 labels=labels.tobytes(),
-                fractions=(("train", 1 - float(share)), ("test", float(share))),
+                fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
                 buffer=buffer,
-                cyclic=cyclic,
+                cyclic=cyclic_dims,
                 note=f"region {region_map.ids[region]} of {region_map.name}",
             )

@@ -1,7 +1,8 @@
 """Find values carried forward or backward in time from train steps into held-out steps.
 
-Filled gaps leave such cells. They are not in tiles, but where gaps were, so a seeded sample of
-locations and steps is compared cell by cell.
+Filled gaps leave such cells. They are wherever gaps were, not in whole tiles, so a seeded sample of
+locations and steps is compared cell by cell: a cell is unchanged if it equals the last train cell
+before it at its location (or the first after it) and no held-out cell between differs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _CELLS = 1 << 18
 # Values at more than this fraction of the locations (no rain) do not indicate a copy, nor do a few
 # distinct values.
 _COMMON = 0.01
-_LEAST_VALUES = 8
+_FEWEST_VALUES = 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _sample(view: CubeView, layout: Layout, dim: str) -> dict[str, Ints]:
     rng = np.random.default_rng(0)
     steps = np.arange(view.sizes[dim])
     if steps.size > _STEPS:
-        edges = layout.starts[dim][1:]
+        edges = layout.run_starts[dim][1:]
         edges = rng.permutation(edges)[: _STEPS // 4]
         more = rng.integers(1, steps.size, _STEPS // 2 - edges.size)
         later = np.concatenate([edges, more])
@@ -87,32 +88,35 @@ def _compare(values: NDArray[Any], codes: NDArray[Any]) -> Carried | None:
     train, held_out = codes == TRAIN, np.isin(codes, HELD_OUT)
     if not (train.any(axis=0) & held_out.any(axis=0)).any():
         return None
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
+    forward = _unchanged(values, train, held_out)
     backward = _unchanged(values[::-1], train[::-1], held_out[::-1])[::-1]
-    still = known & ~_is_common(values) & (_unchanged(values, train, held_out) | backward)
-    if np.unique(values[still & held_out]).size < _LEAST_VALUES:
-        still &= train
-    held, trained = (
-        float((still & part).sum() / max((known & part).sum(), 1)) for part in (held_out, train)
+    unchanged = finite & ~_is_common(values) & (forward | backward)
+    if np.unique(values[unchanged & held_out]).size < _FEWEST_VALUES:
+        unchanged &= train
+    of_held_out, of_train = (
+        float((unchanged & part).sum() / max((finite & part).sum(), 1))
+        for part in (held_out, train)
     )
-    return Carried(held, trained)
+    return Carried(of_held_out, of_train)
 
 
 def _unchanged(values: NDArray[Any], train: Bools, held_out: Bools) -> Bools:
     """Return which cells have kept the value of the last train cell."""
     steps = np.arange(len(values))[:, None]
-    last = np.maximum.accumulate(np.where(train, steps, -1), axis=0)
-    last = np.concatenate([np.full_like(last[:1], -1), last[:-1]])
-    at = np.maximum(last, 0)
-    same = (last >= 0) & (np.take_along_axis(values, at, axis=0) == values)
+    last_train = np.maximum.accumulate(np.where(train, steps, -1), axis=0)
+    # of the steps before, without the cell itself; -1 if there is none
+    last_train = np.concatenate([np.full_like(last_train[:1], -1), last_train[:-1]])
+    index = np.maximum(last_train, 0)
+    same = (last_train >= 0) & (np.take_along_axis(values, index, axis=0) == values)
     changes = np.cumsum(held_out & ~same, axis=0, dtype=np.int32)
-    since = changes - np.take_along_axis(changes, at, axis=0)
-    return np.asarray(same & (train | (since == 0)))
+    changes_since = changes - np.take_along_axis(changes, index, axis=0)
+    return np.asarray(same & (train | (changes_since == 0)))
 
 
 def _is_common(values: NDArray[Any]) -> Bools:
     """Return which values occur at many locations, at any time."""
-    locations = values.shape[1]
-    which = np.unique(values, return_inverse=True)[1].reshape(values.shape).astype(np.int64)
-    seen = np.unique(which * locations + np.arange(locations)) // locations
-    return np.asarray((np.bincount(seen) > max(_COMMON * locations, 1))[which])
+    n = values.shape[1]
+    code = np.unique(values, return_inverse=True)[1].reshape(values.shape).astype(np.int64)
+    code_of_pair = np.unique(code * n + np.arange(n)) // n  # of distinct pairs of code and location
+    return np.asarray((np.bincount(code_of_pair) > max(_COMMON * n, 1))[code])

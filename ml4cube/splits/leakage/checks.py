@@ -22,17 +22,17 @@ from ml4cube.splits.leakage.stores import count_copies, count_near
 Distances = dict[str, NDArray[np.float64]]
 
 # A split leaks when more than this fraction of its test cells touch train, or are within the range.
-_MOST = 0.5
+_MAX_NEAR = 0.5
 # A region of some size has a smaller fraction of its cells at its border. A thinner one passes only
 # if the user named it.
-_ALL = 0.95
+_NEARLY_ALL = 0.95
 # If values were filled forward, the fraction of unchanged held-out cells exceeds that of train
 # cells by more than this.
-_CARRIED = 0.02
+_MAX_CARRIED = 0.02
 # A test part that is so many times nearer to train than the deployment, or farther, is another
 # task. In synthetic fields, blocks beyond this factor promise 1.2 to 1.8 times the true error, and
 # random cells are within a tenth of 1 in 20 of 20 draws.
-_FACTOR = 1.25
+_MAX_FACTOR = 1.25
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,27 @@ class Placement:
     # Whether the test part is wholly on one side of train along some dim.
     one_sided: bool
     # Whether test cells are scattered among train cells.
-    among: bool
+    scattered: bool
     # Whether they are so in time as well, unlike ragged regions, which do not move.
-    mixed: bool
+    scattered_in_time: bool
     # Whether the test part is on one side of train or a region that the user named.
     deliberate: bool
 
 
 class Checks:
-    """Collects the rows of the table and the findings."""
+    """The rows of a report's table and its findings, added check by check."""
 
     def __init__(self, part: str, deployment_decides: bool = False) -> None:
         self.part = part
-        # distances to a deployment then replace the checks of neighbours and range
+        # if so, the checks of neighbours and range add rows, but no findings
         self.deployment_decides = deployment_decides
         self.rows: dict[str, dict[str, Any]] = {}
         self.leaks: list[str] = []
         self.too_hard: list[str] = []
         self.fits: list[str] = []
         self.warnings: list[str] = []
-        self.compared = ""  # the units that were compared for copies
+        # what was compared for copies ("tiles of 16 lat x 16 lon cells"), for the verdict
+        self.compared = ""
 
     def row(
         self, name: str, found: Any, unit: str, meaning: str, limit: Any = None, status: str = ""
@@ -75,21 +76,23 @@ class Checks:
         """Return the rows as a table."""
         return pd.DataFrame.from_dict(self.rows, orient="index").rename_axis("check")
 
-    def count_cells(self, layout: Layout, known: Layout, view: CubeView) -> None:
-        """Count the cells of each part; `known` is the label of cells with a value."""
+    def count_cells(self, layout: Layout, valued: Layout, view: CubeView) -> None:
+        """Count the cells of each part; `valued` is the label of cells with a value."""
         # a label without some dims applies to all their indices
-        each = math.prod(n for dim, n in view.sizes.items() if dim not in known.starts)
-        times = math.prod(n for dim, n in view.sizes.items() if dim not in layout.starts)
+        each = math.prod(n for dim, n in view.sizes.items() if dim not in valued.run_starts)
+        each_labelled = math.prod(
+            n for dim, n in view.sizes.items() if dim not in layout.run_starts
+        )
         for part, code in {"train": TRAIN, "val": VAL, "test": TEST}.items():
             meaning = f"cells labelled {part} with a value"
-            self.row(f"{part} cells", known.counts[code] * each, "cells", meaning)
-        excluded = layout.counts[EXCLUDED] * times
+            self.row(f"{part} cells", valued.counts[code] * each, "cells", meaning)
+        excluded = layout.counts[EXCLUDED] * each_labelled
         self.row("excluded cells", excluded, "cells", "cells labelled excluded")
-        if gaps := known.counts[EXCLUDED] * each - excluded:
+        if gaps := valued.counts[EXCLUDED] * each - excluded:
             meaning = "cells of the parts that are ignored because they have no value"
             self.row("cells without a value", gaps, "cells", meaning)
-        held_out = sum(known.counts[code] for code in HELD_OUT)
-        repeated = known.shared_cells(view)
+        held_out = sum(valued.counts[code] for code in HELD_OUT)
+        repeated = valued.shared_cells(view)
         shared = sum(repeated.values())
         meaning = "held-out cells whose location and time are also in train, because a meridian "
         meaning += "(0 and 360) or a time occurs twice in the cube"
@@ -119,9 +122,10 @@ class Checks:
             status = "ok" if not found.cells else "warning" if found.repeats else "leak"
             self.row(f"duplicate cells of {name}", found.cells, "cells", meaning, 0, status)
         if worst and cells:
+            fraction = cells / max(worst.held_out_cells, 1)
             self.leaks.append(
-                f"{percent(cells / max(worst.of, 1))} of the held-out cells are bitwise copies of "
-                f"train cells{_when(worst, view)}"
+                f"{percent(fraction)} of the held-out cells are bitwise copies of train cells"
+                f"{_when(worst, view)}"
             )
 
     def carried(self, found: dict[str, Carried]) -> None:
@@ -129,13 +133,12 @@ class Checks:
         if not found:
             return
         worst = max(found.values(), key=lambda carried: carried.held_out - carried.train)
-        leaks = worst.held_out - worst.train > _CARRIED
+        leaks = worst.held_out - worst.train > _MAX_CARRIED
         meaning = "cells with the value of the last train step, or of the next, at their location; "
         meaning += "the limit depends on the fraction of such train cells"
-        self.row(
-            "cells carried forward", worst.held_out, "fraction of held-out cells", meaning,
-            worst.train + _CARRIED, "leak" if leaks else "ok",
-        )  # fmt: skip
+        unit, status = "fraction of held-out cells", "leak" if leaks else "ok"
+        limit = worst.train + _MAX_CARRIED
+        self.row("cells carried forward", worst.held_out, unit, meaning, limit, status)
         if leaks:
             self.leaks.append(
                 f"{percent(worst.held_out)} of the held-out cells have the value of the adjacent "
@@ -144,22 +147,27 @@ class Checks:
             )
 
     def neighbours(
-        self, found: Separation, at: Placement, time_dim: str | None, made_by: str | None
+        self,
+        separation: Separation,
+        placement: Placement,
+        time_dim: str | None,
+        made_by: str | None,
     ) -> None:
         """Judge test cells that touch train cells."""
         if made_by == "assign_rand_split" and not self.deployment_decides:
             self.leaks.append("single cells were assigned at random, next to train cells")
-        share = found.touching
-        leaks = (share > _MOST and at.among) or (share > _ALL and not at.deliberate)
-        text = f"{percent(share)} of the {self.part} cells touch a train cell"
-        status = self._grade(leaks, share > 0.02, text)
-        self.row(
-            "touching cells", share, f"fraction of {self.part} cells", "cells next to a train cell",
-            _MOST, "unknown" if math.isnan(share) else status,
-        )  # fmt: skip
-        if at.gap is not None:
+        fraction = separation.touching
+        leaks = (fraction > _MAX_NEAR and placement.scattered) or (
+            fraction > _NEARLY_ALL and not placement.deliberate
+        )
+        text = f"{percent(fraction)} of the {self.part} cells touch a train cell"
+        status = self._grade(leaks, fraction > 0.02, text)
+        status = "unknown" if math.isnan(fraction) else status
+        unit, meaning = f"fraction of {self.part} cells", "cells next to a train cell"
+        self.row("touching cells", fraction, unit, meaning, _MAX_NEAR, status)
+        if placement.gap is not None:
             meaning = f"steps between train and {self.part}, which is wholly on one side of it"
-            self.row(f"gap along {time_dim}", at.gap, "steps", meaning, None, "ok")
+            self.row(f"gap along {time_dim}", placement.gap, "steps", meaning, None, "ok")
 
     def _grade(self, leaks: bool, warns: bool, text: str) -> str:
         """Add a finding, unless a deployment decides; return its status."""
@@ -170,44 +178,53 @@ class Checks:
         return "leak" if leaks else "warning" if warns else "ok"
 
     def ranges(
-        self, ranges: dict[str, float], found: Separation, cut: list[str], at: Placement
+        self, ranges: dict[str, float], separation: Separation, cut: list[str], placement: Placement
     ) -> None:
         """Judge test cells within the range of autocorrelation of train cells."""
         for dim in cut:
-            cells, block = ranges.get(dim, math.nan), found.block[dim]
+            cells, length = ranges.get(dim, math.nan), separation.run_length[dim]
             meaning = "distance up to which values are alike"
             if math.isinf(cells):
                 meaning = "no sill: values differ more and more over all distances examined"
             self.row(f"range along {dim}", cells, "cells", meaning)
-            fine = block >= cells or at.one_sided or self.deployment_decides
+            fine = length >= cells or placement.one_sided or self.deployment_decides
             status = "ok" if fine else "warning"
-            if not math.isfinite(cells) or math.isnan(block):
+            if not math.isfinite(cells) or math.isnan(length):
                 status = "unknown"
             meaning = f"median length of runs of {self.part} cells, to compare with the range"
-            self.row(f"block along {dim}", block, "cells", meaning, cells, status)
+            self.row(f"block along {dim}", length, "cells", meaning, cells, status)
             meaning = f"median distance from {self.part} cells to their nearest train cell"
-            self.row(f"separation along {dim}", found.steps[dim], "cells", meaning)
+            self.row(f"separation along {dim}", separation.cells_to_train[dim], "cells", meaning)
         meaning = f"separate pieces of the {self.part} part, weighted by size"
-        self.row("pieces", found.pieces, "", meaning)
-        known = {dim: cells for dim, cells in ranges.items() if dim in cut}
+        self.row("pieces", separation.pieces, "", meaning)
+        cut_ranges = {dim: cells for dim, cells in ranges.items() if dim in cut}
         name, unit = "cells within the range", f"fraction of {self.part} cells"
-        if not known:
+        if not cut_ranges:
             meaning = "no range is known along the dims that are cut"
-            self.row(name, math.nan, unit, meaning, _MOST, "unknown")
+            self.row(name, math.nan, unit, meaning, _MAX_NEAR, "unknown")
             return
         text = (
-            f"{percent(found.near)} of the {self.part} cells are within the range of "
-            f"autocorrelation of a train cell ({_format_ranges(known)})"
+            f"{percent(separation.within_range)} of the {self.part} cells are within the range of "
+            f"autocorrelation of a train cell ({_format_ranges(cut_ranges)})"
         )
-        status = self._grade(found.near > _MOST and at.mixed, found.near > 0.1, text)
-        endless = [dim for dim, cells in known.items() if math.isinf(cells)]
-        if at.mixed and not self.deployment_decides and not found.touching and endless:
+        status = self._grade(
+            separation.within_range > _MAX_NEAR and placement.scattered_in_time,
+            separation.within_range > 0.1,
+            text,
+        )
+        without_sill = [dim for dim, cells in cut_ranges.items() if math.isinf(cells)]
+        if (
+            placement.scattered_in_time
+            and not self.deployment_decides
+            and not separation.touching
+            and without_sill
+        ):
             self.warnings.append(
-                f"no buffer along {', '.join(endless)} can be shown to be wide enough, because the "
-                "variogram has no sill there"
+                f"no buffer along {', '.join(without_sill)} can be shown to be wide enough, "
+                "because the variogram has no sill there"
             )
         meaning = "cells nearer to train than the range of autocorrelation"
-        self.row(name, found.near, unit, meaning, _MOST, status)
+        self.row(name, separation.within_range, unit, meaning, _MAX_NEAR, status)
 
     def distances(self, by_domain: dict[str, tuple[str, Distances]]) -> None:
         """Add the median distances to train."""
@@ -233,19 +250,20 @@ class Checks:
         for domain, (unit, curves) in by_domain.items():
             if domain in unknown:
                 continue
-            test, use = curves.values()
+            of_test, of_deployment = curves.values()
+            test_mean, deployment_mean = float(np.mean(of_test)), float(np.mean(of_deployment))
             # distances below the spacing of train cells are inside the train part
             floor = max(spacing[domain], 1e-9)
-            of_test, of_use = float(np.mean(test)), float(np.mean(use))
-            factor = max(of_test, floor) / max(of_use, floor)
+            factor = max(test_mean, floor) / max(deployment_mean, floor)
             # a few test cells give only an uncertain mean
-            limit = _FACTOR + float(np.std(test)) / max(of_test, floor) / test.size**0.5
+            limit = _MAX_FACTOR + float(np.std(of_test)) / max(test_mean, floor) / of_test.size**0.5
             text = (
-                f"in {domain}, the mean distance to train is {_round(of_test)} {unit} for the "
-                f"{self.part} part and {_round(of_use)} {unit} for the deployment, a factor of "
-                f"{_round(factor)}"
+                f"in {domain}, the mean distance to train is {_round(test_mean)} {unit} for the "
+                f"{self.part} part and {_round(deployment_mean)} {unit} for the deployment, a "
+                f"factor of {_round(factor)}"
             )
-            if floor > min(of_test, of_use) and factor != 1:  # or the numbers seem to contradict
+            if floor > min(test_mean, deployment_mean) and factor != 1:
+                # without this note, the numbers would seem to contradict one another
                 text += (
                     f" (distances below the spacing of train cells count as {_round(floor)} {unit})"
                 )
@@ -266,20 +284,15 @@ class Checks:
     def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> dict[str, float]:
         """Judge two sample stores; return the fractions for the figure."""
         part, samples = self.part, held_out.sizes[SAMPLE_DIM]
-        near, copies = count_near(train, held_out), count_copies(train, held_out)
-        shared, touching = near or (None, None)
+        shared, near = count_near(train, held_out) or (None, None)
+        copies = count_copies(train, held_out)
         self.compared = "" if copies is None else "samples"
         self.row("train samples", train.sizes[SAMPLE_DIM], "samples", "samples of the train store")
         self.row(f"{part} samples", samples, "samples", f"samples of the {part} store")
         checks = [
             ("shared cells", shared, "cover a cell that a train sample covers", "leak"),
             ("duplicate samples", copies, "are bitwise copies of train samples", "leak"),
-            (
-                "touching samples",
-                touching,
-                "touch a train sample or share a cell with it",
-                "warning",
-            ),
+            ("touching samples", near, "touch a train sample or share a cell with it", "warning"),
         ]
         shares = {}
         for name, found, text, status in checks:

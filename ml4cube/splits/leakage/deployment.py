@@ -18,16 +18,16 @@ from ml4cube.core.distance.reach import EARTH_RADIUS_KM
 from ml4cube.core.distance.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
-from ml4cube.cube.coordinates import dates_along, find_time_dim
+from ml4cube.cube.coordinates import dates_along, find_time_dim, role_of
 from ml4cube.cube.variables import data_variables
-from ml4cube.splits.cube import CubeView, check_degrees, is_kind, microseconds
+from ml4cube.splits.cube import CubeView, check_degrees, microseconds
 from ml4cube.splits.leakage.label_layout import SAMPLE, Layout
 from ml4cube.splits.validity import has_value
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_DAY = 86_400_000_000.0
+_MICROSECONDS_PER_DAY = 86_400_000_000.0
 # Time steps that are sampled; the map of train cells is read once for each.
 _STEPS = 32
 # A station touches train if one of its four nearest stations is train, like the cells of a grid.
@@ -51,18 +51,9 @@ class Axes:
     @classmethod
     def of(cls, view: CubeView, map_dims: tuple[str, ...] = ()) -> Axes:
         """Find the locations and times of a cube."""
-        coords = view.ds.coords
-        time_dim = find_time_dim(coords.values(), view.dims)
-        times, steps = None, 0
-        if time_dim is not None:
-            steps = view.sizes[time_dim]
-            for axis in (dates_along(coords.values(), time_dim), view.own(time_dim)):
-                if times is not None or axis is None or bool(axis.isnull().any()):
-                    continue
-                if is_time(axis):
-                    times = axis
-                elif axis.dtype.kind in "fiu":
-                    times = axis.astype("float64")
+        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
+        times = None if time_dim is None else _times(view, time_dim)
+        steps = 0 if time_dim is None else view.sizes[time_dim]
         degrees = _degrees(view, time_dim)
         if degrees is None:
             _refuse_degrees_as_data(view)
@@ -92,29 +83,29 @@ class Axes:
 
     def numbers(self, other: Axes) -> tuple[Floats, str]:
         """Return the times of another cube in this one's unit, and the unit."""
-        own, theirs = self.times, other.times
-        if own is None or theirs is None:
+        ours, theirs = self.times, other.times
+        if ours is None or theirs is None:
             return np.arange(float(self.steps)), "steps"
         kinds = [
             "dates" if is_time(times) else f"numbers ({times.attrs.get('units', 'without units')})"
-            for times in (own, theirs)
+            for times in (ours, theirs)
         ]
         if kinds[0] != kinds[1]:
             raise InvalidValueError(
                 f"the deployment has {kinds[1]} along {theirs.name!r}, but the cube has "
-                f"{kinds[0]} along {own.name!r}; decode the times of both (xarray.decode_cf)"
+                f"{kinds[0]} along {ours.name!r}; decode the times of both (xarray.decode_cf)"
             )
-        if not is_time(own):
-            unit = str(own.attrs.get("units", f"units of {own.name}"))
+        if not is_time(ours):
+            unit = str(ours.attrs.get("units", f"units of {ours.name}"))
             return theirs.values, unit.partition(" since ")[0]
         # nanoseconds overflow after 292 years, and become integers as objects
-        both = [
-            dates.astype("M8[us]") if dates.dtype.kind == "M" else dates
-            for dates in (own.values[:1], theirs.values)
+        dates = [
+            values.astype("M8[us]") if values.dtype.kind == "M" else values
+            for values in (ours.values[:1], theirs.values)
         ]
         try:
-            joined = xr.DataArray(np.concatenate(both), dims="t", name=theirs.name)
-            return microseconds(joined)[1:] / _DAY, "days"
+            joined = xr.DataArray(np.concatenate(dates), dims="t", name=theirs.name)
+            return microseconds(joined)[1:] / _MICROSECONDS_PER_DAY, "days"
         except TypeError as error:
             raise InvalidValueError(
                 "the dates of the deployment must have the cube's calendar, got another "
@@ -122,26 +113,38 @@ class Axes:
             ) from None
 
 
+def _times(view: CubeView, dim: str) -> xr.DataArray | None:
+    """Return the dates along a dim, or else its numbers, if none is missing."""
+    for coord in (dates_along(view.ds.coords.values(), dim), view.dim_coord(dim)):
+        if coord is None or bool(coord.isnull().any()):
+            continue
+        if is_time(coord):
+            return coord
+        if coord.dtype.kind in "fiu":
+            return coord.astype("float64")
+    return None
+
+
 def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
     """Return latitude and longitude: of a grid, stations, a curvilinear grid, or one point."""
-    found = []
-    for kind in ("lat", "lon"):
-        axis = view.axis_of(kind)
+    degrees = []
+    for role in ("latitude", "longitude"):
+        axis = view.axis_of(role)
         if axis is None:
-            others = [
+            coords = [
                 coord
                 for coord in view.ds.coords.values()
-                if is_kind(coord, kind) and coord.ndim != 1 and time_dim not in coord.dims
+                if role_of(coord) == role and coord.ndim != 1 and time_dim not in coord.dims
             ]
-            if not others:
+            if not coords:
                 return None
-            other = max(others, key=lambda coord: (coord.ndim, str(coord.name)))
-            degrees = in_degrees(other.values, other.attrs.get("units"))
-            axis = xr.DataArray(degrees, dims=other.dims, name=other.name)
-        found.append(xr.DataArray(axis.variable, name=axis.name))
-    if all(axis.ndim == 1 for axis in found):  # curvilinear grids may have unknown locations
-        check_degrees("leakage_report", *found)
-    return found
+            coord = max(coords, key=lambda coord: (coord.ndim, str(coord.name)))
+            values = in_degrees(coord.values, coord.attrs.get("units"))
+            axis = xr.DataArray(values, dims=coord.dims, name=coord.name)
+        degrees.append(xr.DataArray(axis.variable, name=axis.name))
+    if all(axis.ndim == 1 for axis in degrees):  # curvilinear grids may have unknown locations
+        check_degrees("leakage_report", *degrees)
+    return degrees
 
 
 def _refuse_degrees_as_data(view: CubeView) -> None:
@@ -150,9 +153,9 @@ def _refuse_degrees_as_data(view: CubeView) -> None:
         [
             str(name)
             for name, var in view.ds.data_vars.items()
-            if var.ndim < 3 and set(var.dims) <= set(view.dims) and is_kind(var, kind)
+            if var.ndim < 3 and set(var.dims) <= set(view.dims) and role_of(var) == role
         ]
-        for kind in ("lat", "lon")
+        for role in ("latitude", "longitude")
     )
     if lat and lon:
         raise InvalidValueError(
@@ -179,9 +182,9 @@ class Cells:
             raise InvalidTypeError(
                 f"deployment must be a Dataset, a DataArray or a path, got {type(given).__name__}"
             )
-        when = None if axes.times is None else axes.times.name
-        if when in given.coords and not given[when].ndim:
-            given = given.expand_dims(when)  # one step of a cube
+        time = None if axes.times is None else axes.times.name
+        if time in given.coords and not given[time].ndim:
+            given = given.expand_dims(time)  # one step of a cube
         try:
             view = CubeView.of(given)
         except InvalidValueError as error:
@@ -196,48 +199,49 @@ class Cells:
                 f"deployment must have values, got only masks {list(view.ds.data_vars)}; pass "
                 "cube.where(mask)"
             )
-        used = has_value(variables, any_of_them=True)
-        if used is None:
-            used = xr.ones_like(variables[0], dtype=bool)
-        label = xr.full_like(used, EXCLUDED, dtype=np.uint8).where(~used, np.uint8(TRAIN))
-        here = Axes.of(view)
-        own = cls(here, Layout.of(label, tuple(here.sizes)), TRAIN)
-        if not own.layout.counts[TRAIN]:
+        valid = has_value(variables, any_of_them=True)
+        if valid is None:
+            valid = xr.ones_like(variables[0], dtype=bool)
+        label = xr.full_like(valid, EXCLUDED, dtype=np.uint8).where(~valid, np.uint8(TRAIN))
+        own_axes = Axes.of(view)
+        layout = Layout.of(label, tuple(own_axes.sizes))
+        if not layout.counts[TRAIN]:
             raise InvalidValueError("deployment must have cells with a value, got none")
-        return own
+        return cls(own_axes, layout, TRAIN)
 
     def steps(self) -> NDArray[np.intp]:
         """Return the positions along time that hold some of the cells."""
-        known = self.layout.profiles.get((self.code, str(self.axes.time_dim)))
-        return np.arange(self.axes.steps) if known is None else np.flatnonzero(known)
+        has_cells = self.layout.profiles.get((self.code, str(self.axes.time_dim)))
+        return np.arange(self.axes.steps) if has_cells is None else np.flatnonzero(has_cells)
 
     def locations(self, step: int | None = None) -> Bools:
         """Return which locations hold some of the cells: at one step, or at any time."""
         sizes = self.axes.sizes
         if step is None or self.axes.time_dim is None:
-            here = self.layout.maps[self.code]
+            has_cells = self.layout.maps[self.code]
         else:
             label = self.layout.label
-            at = {self.axes.time_dim: step} if self.axes.time_dim in label.dims else {}
-            here = label.isel(at) == self.code
-            here = here.any([dim for dim in here.dims if dim not in sizes])
-        here = here.expand_dims({dim: n for dim, n in sizes.items() if dim not in here.dims})
-        return np.asarray(here.transpose(*sizes).values).ravel()
+            if self.axes.time_dim in label.dims:
+                label = label.isel({self.axes.time_dim: step})
+            off_map = [dim for dim in label.dims if dim not in sizes]
+            has_cells = (label == self.code).any(off_map)
+        missing = {dim: n for dim, n in sizes.items() if dim not in has_cells.dims}
+        return np.asarray(has_cells.expand_dims(missing).transpose(*sizes).values).ravel()
 
 
 def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, str]]:
     """Return which of "space" and "time" can be measured between two cubes, and why not others."""
-    sides = {"the cube": axes} | ({} if other is None else {"the deployment": other})
+    cubes = {"the cube": axes} | ({} if other is None else {"the deployment": other})
+    needs_space = axes.sizes or any(cube.points is not None for cube in cubes.values())
+    needs_time = other is not None and any(cube.steps for cube in cubes.values())
     unknown: dict[str, str] = {}
-    for name, one in sides.items():
-        located = axes.sizes or any(each.points is not None for each in sides.values())
-        if located and one.points is None:
+    for name, cube in cubes.items():
+        if needs_space and cube.points is None:
             unknown.setdefault("space", f"{name} has no latitude and longitude")
-        timed = other is not None and any(each.steps for each in sides.values())
-        if timed and one.times is None:
+        if needs_time and cube.times is None:
             unknown.setdefault("time", f"{name} has no times")
-    has = {"space": axes.points is not None, "time": axes.steps > 0}
-    return {domain for domain in has if has[domain] and domain not in unknown}, unknown
+    known = {"space": axes.points is not None, "time": axes.steps > 0}
+    return {domain for domain in known if known[domain] and domain not in unknown}, unknown
 
 
 def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Floats]:
@@ -246,38 +250,35 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
     # nearest location that is train then (at any time, if times are not measured).
     rng = np.random.default_rng(0)
     found: dict[str, list[Floats]] = {"space": [], "time": []}
-    ours, theirs = train.axes, cells.axes
+    axes, train_axes = cells.axes, train.axes
     # along a track, each time has one location
-    tracks = {ours.time_dim, theirs.time_dim} & {*ours.sizes, *theirs.sizes}
-    together = "space" in measured and not tracks
-    pairs: list[tuple[int | None, int | None]] = [(None, None)]
+    on_track = {train_axes.time_dim, axes.time_dim} & {*train_axes.sizes, *axes.sizes}
+    space_by_step = "space" in measured and not on_track
+    step_pairs: list[tuple[int | None, int | None]] = [(None, None)]
     if "time" in measured:
-        trained = train.steps()
-        steps = _sample(cells.steps(), _STEPS if together else SAMPLE, rng)
-        known, when = ours.numbers(ours)[0][trained], ours.numbers(theirs)[0][steps]
-        nearest = nearest_on_axis(when, known)
-        apart = np.abs(when - known[nearest])
-        if together:
-            pairs = list(zip(steps.tolist(), trained[nearest].tolist(), strict=True))
+        train_steps = train.steps()
+        steps = _sample(cells.steps(), _STEPS if space_by_step else SAMPLE, rng)
+        train_times = train_axes.numbers(train_axes)[0][train_steps]
+        times = train_axes.numbers(axes)[0][steps]
+        nearest = nearest_on_axis(times, train_times)
+        time_distances = np.abs(times - train_times[nearest])
+        if space_by_step:
+            step_pairs = list(zip(steps.tolist(), train_steps[nearest].tolist(), strict=True))
         else:
-            found["time"].append(apart)
-    if "space" not in measured:
-        return _joined(found)
-    assert ours.points is not None
-    assert theirs.points is not None
-    here, there = (np.isfinite(points).all(axis=-1) for points in (ours.points, theirs.points))
-    for i, (step, at) in enumerate(pairs):
-        where = np.flatnonzero(cells.locations(step) & there)
-        asked = _sample(where, -(-SAMPLE // len(pairs)), rng)
-        locations = train.locations(at) & here
-        if asked.size and locations.any():
-            found["space"].append(ours.km(locations, theirs.points[asked])[:, 0])
-            if step is not None:
-                found["time"].append(np.full(asked.size, apart[i]))
-    return _joined(found)
-
-
-def _joined(found: dict[str, list[Floats]]) -> dict[str, Floats]:
+            found["time"].append(time_distances)
+    if "space" in measured and axes.points is not None and train_axes.points is not None:
+        located, train_located = (
+            np.isfinite(points).all(axis=-1) for points in (axes.points, train_axes.points)
+        )
+        for i, (step, train_step) in enumerate(step_pairs):
+            locations = np.flatnonzero(cells.locations(step) & located)
+            locations = _sample(locations, -(-SAMPLE // len(step_pairs)), rng)
+            train_locations = train.locations(train_step) & train_located
+            if locations.size and train_locations.any():
+                nearest_km = train_axes.km(train_locations, axes.points[locations])[:, 0]
+                found["space"].append(nearest_km)
+                if step is not None:
+                    found["time"].append(np.full(locations.size, time_distances[i]))
     return {domain: np.concatenate(parts) for domain, parts in found.items() if parts}
 
 
@@ -290,32 +291,34 @@ def _sample(indices: NDArray[np.intp], most: int, rng: np.random.Generator) -> N
 
 def spacing(train: Cells, measured: set[str]) -> dict[str, float]:
     """Return the median distance between neighbouring train locations, and train times."""
-    found = {"space": 0.0, "time": 0.0}
+    medians = {"space": 0.0, "time": 0.0}
     if "space" in measured and train.axes.points is not None:
-        locations = train.locations() & np.isfinite(train.axes.points).all(axis=-1)
-        asked = _sample(np.flatnonzero(locations), SAMPLE, np.random.default_rng(0))
-        if asked.size > 1:
-            nearest = train.axes.km(locations, train.axes.points[asked], 2)[:, 1]
-            found["space"] = float(np.median(nearest))
+        is_train = train.locations() & np.isfinite(train.axes.points).all(axis=-1)
+        locations = _sample(np.flatnonzero(is_train), SAMPLE, np.random.default_rng(0))
+        if locations.size > 1:  # the nearest location is the location itself
+            second_nearest = train.axes.km(is_train, train.axes.points[locations], 2)[:, 1]
+            medians["space"] = float(np.median(second_nearest))
     if "time" in measured:
         steps = np.diff(np.unique(train.axes.numbers(train.axes)[0]))
-        found["time"] = float(np.median(steps)) if steps.size else 0.0
-    return found
+        medians["time"] = float(np.median(steps)) if steps.size else 0.0
+    return medians
 
 
 def stations_near_train(cells: Cells, train: Cells) -> float:
     """Return the fraction of stations with a train station among their nearest stations."""
     points = cells.axes.points
     assert points is not None
-    known = np.isfinite(points).all(axis=-1)
-    asked, trains = (np.flatnonzero(part.locations() & known) for part in (cells, train))
-    used = np.union1d(asked, trains)
-    if asked.size == 0 or used.size < 2:
+    located = np.isfinite(points).all(axis=-1)
+    stations, train_stations = (
+        np.flatnonzero(part.locations() & located) for part in (cells, train)
+    )
+    labelled = np.union1d(stations, train_stations)
+    if stations.size == 0 or labelled.size < 2:
         return float("nan")
     from sklearn.neighbors import KDTree
 
-    asked = _sample(asked, SAMPLE, np.random.default_rng(0))
-    count = min(_NEIGHBOURS + 1, used.size)
-    near = used[KDTree(points[used]).query(points[asked], k=count)[1]]
-    others = near != asked[:, None]
-    return float((np.isin(near, trains) & others).any(axis=1).mean())
+    stations = _sample(stations, SAMPLE, np.random.default_rng(0))
+    count = min(_NEIGHBOURS + 1, labelled.size)
+    nearest = labelled[KDTree(points[labelled]).query(points[stations], k=count)[1]]
+    is_other = nearest != stations[:, None]
+    return float((np.isin(nearest, train_stations) & is_other).any(axis=1).mean())

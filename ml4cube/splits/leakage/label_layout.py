@@ -1,7 +1,12 @@
-"""Layout of a label: profiles and runs of its parts, separation of test cells from train."""
+"""Layout of a label: profiles and runs of its parts, separation of test cells from train.
+
+Labels consist of boxes within which no label changes, bounded by the runs along each dim. Distances
+are measured from sampled test cells to whole boxes, so their cost depends on the number of boxes.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +42,7 @@ class Layout:
     # For each code, which cells of the map have the code at any index of the other dims.
     maps: dict[int, xr.DataArray]
     # First position of each run along each dim within which no label changes.
-    starts: dict[str, Ints]
+    run_starts: dict[str, Ints]
 
     @classmethod
     def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
@@ -45,64 +50,65 @@ class Layout:
         dims = tuple(sorted(str(dim) for dim in label.dims))
         bare = xr.DataArray(label.variable).transpose(*dims)
         sizes = {dim: bare.sizes[dim] for dim in dims}
-        on_map = tuple(dim for dim in dims if dim in map_dims)
+        on_map = {dim: sizes[dim] for dim in dims if dim in map_dims}
+        off_map_axes = tuple(axis for axis, dim in enumerate(dims) if dim not in on_map)
+        other_axes = {
+            dim: tuple(axis for axis, other in enumerate(dims) if other != dim) for dim in dims
+        }
         codes = (*PARTS.values(), EXCLUDED)
         counts = dict.fromkeys(codes, 0)
         profiles = {(c, dim): np.zeros(sizes[dim], dtype=bool) for c in codes for dim in dims}
-        shape = [sizes[dim] for dim in on_map]
-        maps = {c: xr.DataArray(np.zeros(shape, dtype=bool), dims=on_map) for c in codes}
+        empty_map = np.zeros(tuple(on_map.values()), dtype=bool)
+        maps = {code: xr.DataArray(empty_map.copy(), dims=tuple(on_map)) for code in codes}
         changes = {dim: np.zeros(sizes[dim], dtype=bool) for dim in dims}
         for box in slabs(sizes):
             # overlap the previous slab by one cell, to find changes between slabs
-            wide = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
-            more = np.asarray(bare.isel(wide).values)
-            inner = tuple(slice(box[d].start - wide[d].start, None) for d in dims)
-            if more.dtype.kind == "f":
-                more = np.nan_to_num(more, nan=EXCLUDED)
-            values = more[inner]
+            wide_box = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
+            wide = np.asarray(bare.isel(wide_box).values)
+            if wide.dtype.kind == "f":
+                wide = np.nan_to_num(wide, nan=EXCLUDED)
             for axis, dim in enumerate(dims):
-                others = tuple(a for a in range(len(dims)) if a != axis)
-                changed = (np.diff(more, axis=axis) != 0).any(axis=others)
-                changes[dim][wide[dim].start + 1 : box[dim].stop] |= changed
+                changed = (np.diff(wide, axis=axis) != 0).any(axis=other_axes[dim])
+                changes[dim][wide_box[dim].start + 1 : box[dim].stop] |= changed
+            values = wide[tuple(slice(box[d].start - wide_box[d].start, None) for d in dims)]
             for code in codes:
                 cells = values == code
                 if not cells.any():
                     continue
                 counts[code] += int(cells.sum())
-                for axis, dim in enumerate(dims):
-                    others = tuple(a for a in range(len(dims)) if a != axis)
-                    profiles[code, dim][box[dim]] |= cells.any(axis=others)
-                off_map = tuple(a for a, dim in enumerate(dims) if dim not in on_map)
-                maps[code][{dim: box[dim] for dim in on_map}] |= cells.any(axis=off_map)
+                for dim in dims:
+                    profiles[code, dim][box[dim]] |= cells.any(axis=other_axes[dim])
+                maps[code][{dim: box[dim] for dim in on_map}] |= cells.any(axis=off_map_axes)
         if wrong := bare.size - sum(counts.values()):
             raise InvalidValueError(
                 f"the label must hold 0, 1, 2 or 255, got {wrong} cells with other values"
             )
-        starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
-        return cls(bare, counts, profiles, maps, starts)
+        run_starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
+        return cls(bare, counts, profiles, maps, run_starts)
 
     def shared_cells(self, view: CubeView) -> dict[str, int]:
         """Count held-out cells that are also in train, at a meridian or time that occurs twice."""
-        dim, columns = view.lon_turn() or ("", 0)
-        repeated: list[tuple[str, str, Any]] = [
-            ("on a meridian", dim, [i, i + columns])
-            for i in range(self.label.sizes.get(dim, 0) - columns)
-        ]
-        for dim in self.starts:
+        repeated: list[tuple[str, str, Any]] = []
+        if circle := view.lon_circle():
+            repeated += [
+                ("on a meridian", circle.dim, [i, i + circle.columns])
+                for i in range(self.label.sizes.get(circle.dim, 0) - circle.columns)
+            ]
+        for dim in self.run_starts:
             repeated += [("at a time", dim, steps) for steps in view.repeated_times(dim)]
-        found: dict[str, int] = {}
-        for where, dim, steps in repeated:
-            codes = self.label.isel({dim: steps}).transpose(dim, ...).values
-            shared = np.isin(codes, HELD_OUT) & (codes == TRAIN).any(axis=0)
-            found[where] = found.get(where, 0) + int(shared.sum())
-        return found
+        shared_cells: dict[str, int] = {}
+        for where, dim, positions in repeated:
+            labels = self.label.isel({dim: positions}).transpose(dim, ...).values
+            is_shared = np.isin(labels, HELD_OUT) & (labels == TRAIN).any(axis=0)
+            shared_cells[where] = shared_cells.get(where, 0) + int(is_shared.sum())
+        return shared_cells
 
     def gap_on_one_side(self, dim: str, held_out: int) -> int | None:
         """Return the steps between train and a part wholly on one side of it, else None."""
-        if dim not in self.starts:
+        if dim not in self.run_starts:
             return None
-        train, held = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
-        gap = int(max(held[0] - train[-1], train[0] - held[-1])) - 1
+        train, test = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
+        gap = int(max(test[0] - train[-1], train[0] - test[-1])) - 1
         return gap if gap >= 0 else None
 
 
@@ -113,48 +119,48 @@ class Separation:
     # Fraction of test cells next to a train cell.
     touching: float
     # Median number of cells along each dim to the nearest train cell.
-    steps: dict[str, float]
+    cells_to_train: dict[str, float]
     # Fraction of test cells within the range of a train cell.
-    near: float
+    within_range: float
     # Median length of runs of test cells along each dim, in cells.
-    block: dict[str, float]
+    run_length: dict[str, float]
     # Number of separate pieces of the test part, small ones counting less.
     pieces: float
 
 
 def separate(
     layout: Layout,
-    known: Layout,
+    valued: Layout,
     view: CubeView,
     unordered: set[str],
     ranges: dict[str, float],
     part: int,
 ) -> Separation:
-    """Measure the separation of test cells from train cells."""
-    cyclic, columns = view.lon_turn() or (None, 0)
-    period = [columns if dim == cyclic else 0 for dim in known.starts]
-    windows = _sample_windows(known, part)
-    whole = windows if known is layout else _sample_windows(layout, part)
+    """Measure the separation of test cells from train cells, both with a value (`valued`)."""
+    circle = view.lon_circle()
+    period = [circle.columns if circle and dim == circle.dim else 0 for dim in valued.run_starts]
+    windows = _sample_windows(valued, part)
+    labelled_windows = windows if valued is layout else _sample_windows(layout, part)
 
     def nearest(reach: dict[str, float]) -> tuple[NDArray[np.float64], Ints]:
         # between scenarios, neighbouring indices are not near
-        unit = [1e-3 if dim in unordered else reach.get(dim, 1.0) for dim in known.starts]
+        unit = [1e-3 if dim in unordered else reach.get(dim, 1.0) for dim in valued.run_starts]
         found = [window.nearest(unit, period) for window in windows]
-        apart, steps = (np.concatenate(values) for values in zip(*found, strict=True))
-        return apart, steps
+        distances, steps = (np.concatenate(values) for values in zip(*found, strict=True))
+        return distances, steps
 
-    beside = nearest({})[0] <= 1
-    if not beside.any():
+    is_touching = nearest({})[0] <= 1
+    if not is_touching.any():
         # without a sill no distance is enough, but a buffer is assumed to be wide enough
         ranges = {dim: cells for dim, cells in ranges.items() if not math.isinf(cells)}
-    distance, steps = nearest(ranges)
-    lengths = np.median(np.concatenate([window.lengths() for window in whole]), axis=0)
+    distances, steps = nearest(ranges)
+    lengths = np.concatenate([window.run_lengths() for window in labelled_windows])
     return Separation(
-        float(beside.mean()),
-        dict(zip(known.starts, np.median(steps, axis=0).tolist(), strict=True)),
-        float((distance < 1).mean()),
-        dict(zip(layout.starts, lengths.tolist(), strict=True)),
-        sum(effective_pieces(window.test, window.volume) for window in whole),
+        float(is_touching.mean()),
+        dict(zip(valued.run_starts, np.median(steps, axis=0).tolist(), strict=True)),
+        float((distances < 1).mean()),
+        dict(zip(layout.run_starts, np.median(lengths, axis=0).tolist(), strict=True)),
+        sum(effective_pieces(window.is_test, window.cells) for window in labelled_windows),
     )
 
 
@@ -173,7 +179,7 @@ def _sample_windows(layout: Layout, part: int) -> list[_Window]:
     rng = np.random.default_rng(0)
     chosen = _choose_windows(layout, part, rng)
     most = SAMPLE // len(chosen)
-    windows = [_Window.at(slices, layout, part, rng, most) for slices in chosen]
+    windows = [_Window.of(slices, layout, part, rng, most) for slices in chosen]
     return [window for window in windows if len(window.points)]
 
 
@@ -181,72 +187,69 @@ def _sample_windows(layout: Layout, part: int) -> list[_Window]:
 class _Window:
     """Part of a label: boxes of equal label, and test cells drawn from them."""
 
+    # First cell and number of cells of the boxes along each dim.
     low: list[Ints]
     width: list[Ints]
-    test: Bools
-    train: Bools
-    volume: Ints
+    # For each box, whether it is in the test part, in the train part, and its number of cells.
+    is_test: Bools
+    is_train: Bools
+    cells: Ints
+    # Sampled test cells, (points, dims).
     points: Ints
 
     @classmethod
-    def at(
-        cls,
-        window: list[slice],
-        layout: Layout,
-        part: int,
-        rng: np.random.Generator,
-        most: int,
+    def of(
+        cls, runs: list[slice], layout: Layout, part: int, rng: np.random.Generator, n_points: int
     ) -> _Window:
-        dims = tuple(layout.starts)
+        """Make the window of some runs along each dim."""
+        dims = tuple(layout.run_starts)
         low, width = [], []
-        for dim, piece in zip(dims, window, strict=True):
-            edges = np.append(layout.starts[dim], layout.label.sizes[dim])
-            low.append(edges[piece])
-            width.append(np.diff(edges[piece.start : piece.stop + 1]))
-        codes = np.asarray(layout.label.isel(dict(zip(dims, low, strict=True))).values)
-        volume = np.ones(codes.shape, dtype=np.int64)
-        for w in np.ix_(*width):
-            volume = volume * w
-        weight = np.where(codes == part, volume, 0)
+        for dim, some in zip(dims, runs, strict=True):
+            edges = np.append(layout.run_starts[dim], layout.label.sizes[dim])
+            low.append(edges[some])
+            width.append(np.diff(edges[some.start : some.stop + 1]))
+        labels = np.asarray(layout.label.isel(dict(zip(dims, low, strict=True))).values)
+        cells = functools.reduce(np.multiply.outer, width, np.ones((), dtype=np.int64))
+        test_cells = np.where(labels == part, cells, 0)
         # sample from the middle of a window, because train cells may be just outside of it
-        middle = weight.copy()
+        in_middle = test_cells.copy()
         for axis, dim in enumerate(dims):
-            n = codes.shape[axis]
-            if n < layout.starts[dim].size:
+            n = labels.shape[axis]
+            if n < layout.run_starts[dim].size:
                 edge = [*range(n // 4), *range(n - n // 4, n)]
-                np.moveaxis(middle, axis, 0)[edge] = 0
-        points = _draw(middle if middle.any() else weight, low, width, rng, most)
-        return cls(low, width, codes == part, codes == TRAIN, volume, points)
+                np.moveaxis(in_middle, axis, 0)[edge] = 0
+        points = _draw(in_middle if in_middle.any() else test_cells, low, width, rng, n_points)
+        return cls(low, width, labels == part, labels == TRAIN, cells, points)
 
     def nearest(self, unit: list[float], period: list[int]) -> tuple[NDArray[np.float64], Ints]:
         """Return the distance of each point to the nearest train box, and the steps to it."""
-        boxes = np.nonzero(self.train)
-        first = np.stack([self.low[a][i] for a, i in enumerate(boxes)], axis=1)
-        wide = np.stack([self.width[a][i] for a, i in enumerate(boxes)], axis=1)
-        return nearest_box(self.points, first, first + wide - 1, unit, period)
+        boxes = np.nonzero(self.is_train)
+        low = np.stack([self.low[axis][i] for axis, i in enumerate(boxes)], axis=1)
+        width = np.stack([self.width[axis][i] for axis, i in enumerate(boxes)], axis=1)
+        return nearest_box(self.points, low, low + width - 1, unit, period)
 
-    def lengths(self) -> Ints:
+    def run_lengths(self) -> Ints:
         """Return the length of the run of test cells around each point, along each dim."""
-        where = tuple(
-            np.searchsorted(low, self.points[:, a], side="right") - 1
-            for a, low in enumerate(self.low)
+        box = tuple(
+            np.searchsorted(low, self.points[:, axis], side="right") - 1
+            for axis, low in enumerate(self.low)
         )
-        return np.stack([run[where] for run in run_lengths(self.test, self.width)], axis=1)
+        return np.stack([lengths[box] for lengths in run_lengths(self.is_test, self.width)], axis=1)
 
 
 def _choose_windows(layout: Layout, part: int, rng: np.random.Generator) -> list[list[slice]]:
     """Return ranges of runs: one with all of them, or a few if there are too many."""
-    counts = [starts.size for starts in layout.starts.values()]
+    counts = [starts.size for starts in layout.run_starts.values()]
     if math.prod(counts) <= _BOXES_AT_MOST:
         return [[slice(0, n) for n in counts]]
     share = (_BOXES_AT_MOST / _WINDOWS / math.prod(counts)) ** (1 / sum(n > 1 for n in counts))
     windows = []
     for _ in range(_WINDOWS):
         window = []
-        for dim, starts in layout.starts.items():
+        for dim, starts in layout.run_starts.items():
             n = max(min(starts.size, 5), int(starts.size * share))
-            held = np.flatnonzero(layout.profiles[part, dim])
-            centre = int(np.searchsorted(starts, rng.choice(held), side="right")) - 1
+            test = np.flatnonzero(layout.profiles[part, dim])
+            centre = int(np.searchsorted(starts, rng.choice(test), side="right")) - 1
             first = min(max(centre - n // 2, 0), starts.size - n)
             window.append(slice(first, first + n))
         windows.append(window)
@@ -262,9 +265,9 @@ def _draw(
     few = ends[-1] <= 2 * SAMPLE
     number = rng.permutation(ends[-1])[:most] if few else rng.integers(ends[-1], size=most)
     box = np.searchsorted(ends, number, side="right")
-    rest = number - (ends - weight.ravel())[box]
+    number_in_box = number - (ends - weight.ravel())[box]
     cells = []
-    for axis, at in enumerate(np.unravel_index(box, weight.shape)):
-        rest, inside = np.divmod(rest, width[axis][at])
-        cells.append(low[axis][at] + inside)
+    for axis, i in enumerate(np.unravel_index(box, weight.shape)):
+        number_in_box, offset = np.divmod(number_in_box, width[axis][i])
+        cells.append(low[axis][i] + offset)
     return np.stack(cells, axis=1)

@@ -207,73 +207,72 @@ def leakage_report(
     ds, deployment = _open(ds), _open(deployment)
     if is_store(ds):
         checks = Checks(part_of_pair(ds, deployment))
-        shares = checks.stores(ds, deployment)
-        return _report(checks, "sample", shares=shares)
+        fractions = checks.stores(ds, deployment)
+        return _report(checks, "sample", shares=fractions)
     view = CubeView.of(ds)
     label = _label(view, name)
     names = _variables(view, var)
     axes = Axes.of(view, map_dims(view))
+    time_dim = axes.time_dim
     layout = Layout.of(label, tuple(axes.sizes))
     part = _part_to_judge(layout, name)
-    used = None if deployment is None else Cells.of_deployment(deployment, axes)
-    measured, unknown = compare_axes(axes, None if used is None else used.axes)
-    known = _with_values(layout, view, names, tuple(axes.sizes))
-    for called in ("train", part):
-        if not known.counts[PARTS[called]]:
+    deployed = None if deployment is None else Cells.of_deployment(deployment, axes)
+    measured, unknown = compare_axes(axes, None if deployed is None else deployed.axes)
+    valued = _with_values(layout, view, names, tuple(axes.sizes))
+    for needed in ("train", part):
+        if not valued.counts[PARTS[needed]]:
             raise InvalidValueError(
-                f"no {called} cell has a value in all of {names}; name the target by var="
+                f"no {needed} cell has a value in all of {names}; name the target by var="
             )
 
-    train, test = Cells(axes, known, TRAIN), Cells(axes, known, PARTS[part])
-    asked = {f"{part} → train": test} | ({} if used is None else {"deployment → train": used})
-    curves = {name: distances(cells, train, measured) for name, cells in asked.items()}
-    if used is not None:
-        common = set.intersection(*(set(found) for found in curves.values()))
+    train, test = Cells(axes, valued, TRAIN), Cells(axes, valued, PARTS[part])
+    curves = {f"{part} → train": distances(test, train, measured)}
+    if deployed is not None:
+        curves["deployment → train"] = distances(deployed, train, measured)
+        common = set.intersection(*(set(by_domain) for by_domain in curves.values()))
         for domain in measured - common:
             unknown[domain] = "latitudes or longitudes are missing where these cells are"
         if not common:
             reasons = "; ".join(dict.fromkeys(unknown.values()))
             raise InvalidValueError(f"the deployment cannot be compared with the cube: {reasons}")
+    curves_by_domain: dict[str, tuple[str, Distances]] = {}
+    for domain, unit in {"space": "km", "time": axes.numbers(axes)[1]}.items():
+        if found := {curve: by[domain] for curve, by in curves.items() if domain in by}:
+            curves_by_domain[domain] = (unit, found)
 
     copies = find_duplicates(view, label, names)
-    cut = [dim for dim, starts in layout.starts.items() if starts.size > 1]
+    carried = find_carried(view, layout, names, time_dim) if time_dim else {}
+    cut = [dim for dim, starts in layout.run_starts.items() if starts.size > 1]
     unordered = {dim for dim in view.dims if _is_category(view, dim) or dim == axes.station_dim}
     ordered = [dim for dim in cut if dim not in unordered]
-    time_dim = axes.time_dim
-    carried = find_carried(view, layout, names, time_dim) if time_dim else {}
     ranges = _longest_ranges(view, names, ordered)
-    apart = separate(layout, known, view, unordered, ranges, PARTS[part])
+    separation = separate(layout, valued, view, unordered, ranges, PARTS[part])
     if axes.station_dim in cut:
-        apart = replace(apart, touching=max(apart.touching, stations_near_train(test, train)))
-    units = {"space": "km", "time": axes.numbers(axes)[1]}
-    by_domain: dict[str, tuple[str, Distances]] = {}
-    for domain, unit in units.items():
-        found = {name: values[domain] for name, values in curves.items() if domain in values}
-        if found:
-            by_domain[domain] = (unit, found)
+        touching = max(separation.touching, stations_near_train(test, train))
+        separation = replace(separation, touching=touching)
 
-    domains = dict.fromkeys(axes.sizes, "space")
-    if time_dim:
-        domains[time_dim] = "time"
-    of_cut = {dim: domains.get(dim, dim) for dim in cut if dim in ordered or dim in axes.sizes}
-    unknown |= {
-        dim: "it is neither a dim of space nor of time" for dim in of_cut if dim not in domains
-    }
     # along dims that were not compared with the deployment, neighbours and range still decide
-    checks = Checks(part, used is not None and not unknown.keys() & of_cut.values())
+    domain_of = {**dict.fromkeys(axes.sizes, "space"), **({time_dim: "time"} if time_dim else {})}
+    cut_domains = {domain_of.get(dim, dim) for dim in cut if dim in ordered or dim in axes.sizes}
+    unknown |= {
+        dim: "it is neither a dim of space nor of time"
+        for dim in cut
+        if dim in ordered and dim not in domain_of
+    }
+    checks = Checks(part, deployed is not None and not unknown.keys() & cut_domains)
     recipe = view.ds[name].attrs.get(RECIPE_ATTR)
     made_by = None if recipe is None else read_recipe(recipe)[1]
-    placement = _placement(layout, apart, view, axes, part, made_by, cut, ordered)
-    checks.count_cells(layout, known, view)
+    placement = _placement(layout, separation, view, axes, part, made_by, cut, ordered)
+    checks.count_cells(layout, valued, view)
     checks.duplicates(copies, view)
     checks.carried(carried)
-    checks.neighbours(apart, placement, time_dim, made_by)
-    checks.ranges(ranges, apart, ordered, placement)
-    checks.distances(by_domain)
-    if used is not None:
-        cells = used.layout.counts[TRAIN]
-        checks.deployment(by_domain, spacing(train, measured), cells, unknown)
-    return _report(checks, "cell", by_domain, _shares(checks, apart))
+    checks.neighbours(separation, placement, time_dim, made_by)
+    checks.ranges(ranges, separation, ordered, placement)
+    checks.distances(curves_by_domain)
+    if deployed is not None:
+        cells = deployed.layout.counts[TRAIN]
+        checks.deployment(curves_by_domain, spacing(train, measured), cells, unknown)
+    return _report(checks, "cell", curves_by_domain, _shares(checks, separation))
 
 
 audit = leakage_report
@@ -292,17 +291,17 @@ def _report(
     return LeakageReport(leaks, verdict, checks.table(), findings, distances or {}, shares or {})
 
 
-def _shares(checks: Checks, apart: Separation) -> dict[str, float]:
+def _shares(checks: Checks, separation: Separation) -> dict[str, float]:
     """Return the fractions of test cells that the figure shows."""
     found = {name: row["found"] for name, row in checks.rows.items()}
     also = " (test and val)" if found["val cells"] and checks.part == "test" else ""
     held_out = found["test cells"] + found["val cells"]
     shares = {
         f"bitwise copies of train{also}": found["duplicate cells"] / held_out,
-        "touch a train cell": apart.touching,
+        "touch a train cell": separation.touching,
     }
     if not math.isnan(found["cells within the range"]):
-        shares["within the range of a train cell"] = apart.near
+        shares["within the range of a train cell"] = separation.within_range
     return shares
 
 
@@ -378,8 +377,8 @@ def _with_values(
     layout: Layout, view: CubeView, names: list[str], map_dims: tuple[str, ...]
 ) -> Layout:
     """Return the label of cells with a value in every variable; all others are excluded."""
-    here = [view.ds[name] for name in names if set(view.ds[name].dims) <= set(view.dims)]
-    valid = has_value(here)
+    on_cube = [view.ds[name] for name in names if set(view.ds[name].dims) <= set(view.dims)]
+    valid = has_value(on_cube)
     if valid is None or bool(valid.all()):
         return layout
     label = layout.label.broadcast_like(valid).where(valid, np.uint8(EXCLUDED))
@@ -410,7 +409,7 @@ def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[s
 
 def _placement(
     layout: Layout,
-    apart: Separation,
+    separation: Separation,
     view: CubeView,
     axes: Axes,
     part: str,
@@ -419,20 +418,23 @@ def _placement(
     ordered: list[str],
 ) -> Placement:
     gap = layout.gap_on_one_side(axes.time_dim, PARTS[part]) if axes.time_dim else None
-    # around the globe, no longitude is on one side of the others
-    around, _ = view.lon_turn() or (None, 0)
+    circle = view.lon_circle()
     one_sided = gap is not None or any(
-        layout.gap_on_one_side(dim, PARTS[part]) is not None for dim in ordered if dim != around
+        layout.gap_on_one_side(dim, PARTS[part]) is not None
+        for dim in ordered
+        if not circle or dim != circle.dim  # around the globe, no longitude is on one side
     )
-    scattered = apart.pieces >= _SCATTERED
-    runs = math.prod(starts.size for starts in layout.starts.values())
+    many_pieces = separation.pieces >= _SCATTERED
+    runs = math.prod(starts.size for starts in layout.run_starts.values())
     ragged = runs >= _FEW_RUNS ** len(cut)
     stations = axes.station_dim in cut
     deliberate = one_sided or made_by in ("assign_region_split", "LeaveRegionOut")
+    scattered = not one_sided and (many_pieces or ragged or stations)
+    ragged_in_time = ragged and len(cut) > 1 and axes.time_dim in cut
     return Placement(
         gap=gap,
         one_sided=one_sided,
-        among=not one_sided and (scattered or ragged or stations) and not (stations and deliberate),
-        mixed=not one_sided and (scattered or (ragged and len(cut) > 1 and axes.time_dim in cut)),
+        scattered=scattered and not (stations and deliberate),
+        scattered_in_time=not one_sided and (many_pieces or ragged_in_time),
         deliberate=deliberate,
     )

@@ -18,6 +18,7 @@ from ml4cube.core.fingerprint import (
     words_of,
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.splits.cube import LonCircle
 from ml4cube.splits.folds.samples import Samples, store_spec
 
 Ints = NDArray[np.int64]
@@ -54,53 +55,57 @@ def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | Non
     """
     if not _one_cube(train, held_out):
         return None
-    # in units of the window size, samples share cells below a distance of 1, and touch at 1
     from scipy.spatial import KDTree
 
-    spec, turn = train.attrs["spec"], _turn(train, held_out)
-    around = [turn.get(dim, 0) / size for dim, size in zip(spec["dims"], spec["size"], strict=True)]
-    ours, theirs = (_origins(store) for store in (train, held_out))
-    for axis, length in enumerate(around):
-        if length:
-            ours[:, axis] %= length
-            theirs[:, axis] %= length
-    nearest = KDTree(ours, boxsize=around).query(theirs, p=np.inf)[0]
+    spec, circle = train.attrs["spec"], _lon_circle(train, held_out)
+    # in units of the window size, samples share cells below a distance of 1, and touch at 1
+    periods = [
+        circle.columns / size if circle and circle.dim == dim else 0
+        for dim, size in zip(spec["dims"], spec["size"], strict=True)
+    ]
+    train_origins, origins = _origins(train), _origins(held_out)
+    for axis, period in enumerate(periods):
+        if period:
+            train_origins[:, axis] %= period
+            origins[:, axis] %= period
+    nearest = KDTree(train_origins, boxsize=periods).query(origins, p=np.inf)[0]
     half_cell = 0.5 / max(spec["size"])
     return int((nearest < 1 - half_cell).sum()), int((nearest < 1 + half_cell).sum())
 
 
-def _turn(train: xr.Dataset, held_out: xr.Dataset) -> dict[str, int]:
-    """Return the columns of a full turn of longitude, by dim, if the cube spans the globe."""
-    both = {
+def _lon_circle(train: xr.Dataset, held_out: xr.Dataset) -> LonCircle | None:
+    """Return the longitude of the cube that both were cut from, if it spans the globe."""
+    coords = {
         name: (SAMPLE_DIM, np.concatenate([coord.values, held_out[name].values]), coord.attrs)
         for name, coord in train.coords.items()
         if name in held_out.coords and coord.dtype.kind in "fiu"
     }
-    turn = Samples.locate(xr.Dataset({}, both, train.attrs)).view.lon_turn()
-    return {} if turn is None else dict([turn])
+    return Samples.locate(xr.Dataset({}, coords, train.attrs)).view.lon_circle()
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
     """Return True if equal positions of two stores are the same cells."""
-    a, b = train.attrs, held_out.attrs
-    if any(a["spec"][key] != b["spec"][key] for key in ("dims", "shape", "size")):
+    (spec, source), (other_spec, other_source) = (
+        (store.attrs["spec"], (store.attrs.get("provenance") or {}).get("source"))
+        for store in (train, held_out)
+    )
+    same_windows = all(spec[key] == other_spec[key] for key in ("dims", "shape", "size"))
+    if source != other_source or not same_windows:
         return False
-    known = [attrs.get("provenance") or {} for attrs in (a, b)]
-    if known[0].get("source") != known[1].get("source"):
-        return False
-    return all(_same_values(train, held_out, dim) for dim in a["spec"]["dims"])
+    return all(_same_coordinates(train, held_out, dim) for dim in spec["dims"])
 
 
-def _same_values(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
+def _same_coordinates(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
     """Return True if equal positions along a dim have equal coordinates."""
     name = dim if dim in train.coords else f"{dim}_origin"
     if name not in train.coords or name not in held_out.coords:
         return name not in train.coords and name not in held_out.coords
-    found = []
+    at_position = []
     for store in (train, held_out):
-        where, first = np.unique(store[f"{dim}_index"].values, return_index=True)
-        found.append(dict(zip(where.tolist(), store[name].values[first], strict=True)))
-    return all(found[0][at] == found[1][at] for at in found[0].keys() & found[1].keys())
+        positions, first = np.unique(store[f"{dim}_index"].values, return_index=True)
+        at_position.append(dict(zip(positions.tolist(), store[name].values[first], strict=True)))
+    ours, theirs = at_position
+    return all(ours[i] == theirs[i] for i in ours.keys() & theirs.keys())
 
 
 def _origins(store: xr.Dataset) -> NDArray[np.float64]:
@@ -128,15 +133,15 @@ def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
             f"the stores must have a variable in common, got {list(train.data_vars)} and "
             f"{list(held_out.data_vars)}"
         )
-    ours, _ = _fingerprints([train[name] for name in names])
-    theirs, telling = _fingerprints([held_out[name] for name in names])
-    return int(np.isin(theirs[telling], ours).sum()) if telling.any() else None
+    train_prints, _ = _fingerprints([train[name] for name in names])
+    prints, distinct = _fingerprints([held_out[name] for name in names])
+    return int(np.isin(prints[distinct], train_prints).sum()) if distinct.any() else None
 
 
 def _fingerprints(variables: list[xr.DataArray]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return a fingerprint of each sample, and whether its values are distinct enough."""
     tables = []
-    different = np.zeros(variables[0].sizes[SAMPLE_DIM], dtype=np.int64)
+    n_values = np.zeros(variables[0].sizes[SAMPLE_DIM], dtype=np.int64)
     for variable in variables:
         variable = variable.transpose(SAMPLE_DIM, ...)
         n, *window = variable.shape
@@ -149,9 +154,9 @@ def _fingerprints(variables: list[xr.DataArray]) -> tuple[NDArray[Any], NDArray[
             for column, words in enumerate(fingerprint_columns(values, offsets)):
                 table[some, column] = words.reshape(len(words), -1).sum(-1, dtype=np.uint64)
             cells = np.sort(words_of(values)[0].reshape(len(values), -1), axis=-1)
-            different[some] += (cells[:, 1:] != cells[:, :-1]).sum(-1) + 1
+            n_values[some] += (cells[:, 1:] != cells[:, :-1]).sum(-1) + 1
         tables.append(table)
     # join both hashes of a sample to one sortable value
     pairs = np.ascontiguousarray(combine(tables)[:, [FIRST, SECOND]])
-    together = pairs.view([("first", np.uint64), ("second", np.uint64)]).ravel()
-    return together, different >= _FEWEST_VALUES
+    prints = pairs.view([("first", np.uint64), ("second", np.uint64)]).ravel()
+    return prints, n_values >= _FEWEST_VALUES
