@@ -82,11 +82,9 @@ class AdvancedTrainer:
             *reporters(progress, loggers),
             *as_callbacks(callbacks),
         ]
+        precision = pick_precision(use_amp, precision, self._world.device)
         self._options = Options.choose(
-            AdvancedTrainer,
-            arguments,
-            "fit(..., epochs)",
-            precision=pick_precision(use_amp, precision, self._world.device),
+            AdvancedTrainer, arguments, "fit(..., epochs)", precision=precision
         )
         self._scheduler, self._metrics = scheduler, metrics
         self.history = History()
@@ -119,11 +117,7 @@ class AdvancedTrainer:
         return self._make_loop(options).evaluate(loader)
 
     def _make_loop(self, options: Options, **for_training: Any) -> Loop:
+        step, metrics = Supervised(self.criterion), self._metrics
         return Loop(
-            self.model,
-            Supervised(self.criterion),
-            world=self._world,
-            options=options,
-            metrics=self._metrics,
-            **for_training,
+            self.model, step, world=self._world, options=options, metrics=metrics, **for_training
         )

@@ -84,11 +84,9 @@ class Logger(ABC):
         step : int
             Optimizer steps taken; not less than in the call before.
         """
-        self.start(step - 1)  # earlier entries of this step are replaced
-        numbers = {
-            name: value if type(value) in (int, float) else float(value)  # of tensors and numpy
-            for name, value in values.items()
-        }
+        self.start(step - 1)  # without entries of this step, which are written again
+        # Scalars of torch and numpy become floats.
+        numbers = {n: v if type(v) in (int, float) else float(v) for n, v in values.items()}
         self._write(numbers, int(step))
 
     def close(self) -> None:
@@ -444,10 +442,8 @@ class MLflowLogger(_ServiceLogger):
             self._last_step = max((metric.step for metric in metrics), default=-1)
             client.update_run(self.run_id, status="RUNNING")
             return client
-        known = client.get_experiment_by_name(self.experiment)
-        experiment_id = (
-            client.create_experiment(self.experiment) if known is None else known.experiment_id
-        )
+        found = client.get_experiment_by_name(self.experiment)
+        experiment_id = found.experiment_id if found else client.create_experiment(self.experiment)
         self.run_id = client.create_run(experiment_id, run_name=self.run_name).info.run_id
         if self.params:
             entities = importlib.import_module("mlflow.entities")
@@ -460,9 +456,7 @@ class MLflowLogger(_ServiceLogger):
             return
         entities = importlib.import_module("mlflow.entities")
         now_ms = int(time.time() * 1000)
-        metrics = [
-            entities.Metric(name, float(value), now_ms, step) for name, value in values.items()
-        ]
+        metrics = [entities.Metric(n, float(v), now_ms, step) for n, v in values.items()]
         self._opened.log_batch(self.run_id, metrics=metrics)
 
     def _close(self, opened: Any) -> None:

@@ -212,7 +212,7 @@ class PolynomialScheduler(_FactorScheduler):
         return float((1 - iteration / self.total_iters) ** self.power)
 
 
-class CosineRestartScheduler(_FactorScheduler):
+class CosineRestartScheduler(CosineAnnealingScheduler):
     """Repeat `CosineAnnealingScheduler` in cycles of equal length.
 
     These are the warm restarts of Loshchilov and Hutter (2017, SGDR) with a constant period.
@@ -258,8 +258,8 @@ class CosineRestartScheduler(_FactorScheduler):
         cycles: int = 4,
         last_epoch: int = -1,
     ) -> None:
-        for name, value in (("cycles", cycles), ("total_iters", total_iters)):
-            check_count(name, value)
+        check_count("cycles", cycles)
+        check_count("total_iters", total_iters)
         if cycles > total_iters:
             raise InvalidValueError(
                 f"cycles must be at most total_iters={total_iters}, got {cycles}"
@@ -268,11 +268,10 @@ class CosineRestartScheduler(_FactorScheduler):
         super().__init__(optimizer, total_iters, eta_min, last_epoch)
 
     def _factor(self, iteration: int) -> float:
-        if iteration == self.total_iters:
-            return 0.0
-        # The remainder of integers is exact; that of a float may be one iteration off.
-        position = (iteration * self.cycles % self.total_iters) / self.total_iters  # in the cycle
-        return (1 + math.cos(math.pi * position)) / 2
+        if iteration < self.total_iters:
+            # Of T parts of a cycle. In floats, the remainder may be one iteration off.
+            iteration = iteration * self.cycles % self.total_iters
+        return super()._factor(iteration)
 
 
 class WarmUpScheduler(_FactorScheduler):

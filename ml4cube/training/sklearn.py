@@ -238,12 +238,11 @@ class Trainer:
         state.epoch += 1
         row: dict[str, Any] = {"epoch": state.epoch}
         for part, data in self._evaluated.items():
-            scores = self._evaluate(data, part)
-            row |= {_column(part, name): score for name, score in scores.items()}
-            if self._mlflow is not None:
-                prefix = "training" if part == "train" else "validation"
-                for name, score in scores.items():
-                    self._mlflow.log_metric(f"{prefix}_{name}", score, step=state.epoch)
+            row |= self._evaluate(data, part)
+            prefix = "training" if part == "train" else "validation"
+            for name in self._metrics if self._mlflow is not None else ():
+                score = row[_column(part, name)]
+                self._mlflow.log_metric(f"{prefix}_{name}", score, step=state.epoch)
         row |= {"samples": samples, "seconds": time.perf_counter() - started}
         self.history.append(row)
         if self._progress:
@@ -304,20 +303,18 @@ class Trainer:
         EmptyPartError
             If `data` is empty.
         """
-        return {_column("val", name): score for name, score in self._evaluate(data, "val").items()}
+        return self._evaluate(data, "val")
 
     def _evaluate(self, data: Any, part: str) -> dict[str, float]:
-        """Return loss and metrics over all samples, by name."""
+        """Return loss and metrics over all samples, by column."""
         # Predicted batch by batch, so that the inputs of all samples need not fit into memory.
-        batches = [
-            Batch(
-                self._predict(batch.x), batch.y if self._is_supervised else batch.x, batch.weights
-            )
-            for batch in self._batches(data, part)
-        ]
-        pred, truth, weights = _concatenate(batches)
+        predicted = []
+        for x, y, weights in self._batches(data, part):
+            predicted.append(Batch(self._predict(x), y if self._is_supervised else x, weights))
+        pred, truth, weights = _concatenate(predicted)
         return {
-            name: _score(metric, truth, pred, weights) for name, metric in self._metrics.items()
+            _column(part, name): _score(metric, truth, pred, weights)
+            for name, metric in self._metrics.items()
         }
 
     def _predict(self, x: Array) -> Array:
@@ -437,10 +434,7 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
     if isinstance(batch, Mapping):  # variables are stacked as channels
         batch = as_pair(batch)
     items = batch if isinstance(batch, tuple | list) else (batch,)
-    arrays = [
-        np.asarray(item.numpy(force=True) if isinstance(item, torch.Tensor) else item)
-        for item in items
-    ]
+    arrays = [np.asarray(i.numpy(force=True) if isinstance(i, torch.Tensor) else i) for i in items]
     if len(arrays) not in (1, 2, 3):
         raise InvalidTypeError(
             f"a batch must be (X, y), (X, y, weights) or X, got {len(arrays)} items"

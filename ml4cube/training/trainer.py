@@ -188,7 +188,7 @@ class Trainer(TrainerState):
                 precision=self._pick_precision(use_amp, precision, world.device),
             ),
         )
-        self._check_step("train_step" if self.mode == "train" else "test_step")
+        self._check_step(f"{self.mode}_step")
         if self.mode == "train":
             self._check_optimizer()
         self.log_bar = log_bar
@@ -201,6 +201,7 @@ class Trainer(TrainerState):
         self._test_history = History()
         # False once a test_step has returned no "output".
         self._may_return_output = self._overrides("test_step")
+        self._is_sharded = self._options.strategy == "fsdp" and world.size > 1
         if not self._is_sharded:  # A sharded model may be too large for one device.
             self.model.to(world.device)
 
@@ -219,7 +220,7 @@ class Trainer(TrainerState):
         dict
             ``"loss"``, and whatever else is to be averaged or collected.
         """
-        return self._apply_loss(batch)
+        return {"loss": self._default_step("train_step")(self.model, batch).loss}
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         """Return what one batch gives in validation or testing; define it in a subclass.
@@ -234,7 +235,7 @@ class Trainer(TrainerState):
         dict
             ``"loss"``, and whatever else is to be averaged or collected.
         """
-        return self._apply_loss(batch)
+        return {"loss": self._default_step("test_step")(self.model, batch).loss}
 
     def count_samples(self, batch: Any) -> int | None:
         """Return how many samples a batch has; define it for batches of a kind of your own.
@@ -319,14 +320,13 @@ class Trainer(TrainerState):
         check_count("n_epoch", n_epoch)
         if self.mode == "train":
             self._train(n_epoch, loader, valid_loader, wrapped=("run_epoch", "run_batch"))
-        elif valid_loader is not None:
+            return self.history
+        if valid_loader is not None:
             raise InvalidTypeError("mode='test' tests on loader; leave valid_loader out")
-        else:
-            self._test_history = History()
-            for _ in range(n_epoch):
-                self.run_epoch(loader)
-            return self._test_history
-        return self.history
+        self._test_history = History()
+        for _ in range(n_epoch):
+            self.run_epoch(loader)
+        return self._test_history
 
     def run_epoch(self, loader: Iterable[Any]) -> dict[str, Any] | None:
         """Train for one epoch without validation, or test once; an add-on may override it.
@@ -557,15 +557,6 @@ class Trainer(TrainerState):
         """Return the precision; PrecisionMixerAddon overrides it."""
         return pick_precision(use_amp, precision, device)
 
-    @property
-    def _is_sharded(self) -> bool:
-        return self._options.strategy == "fsdp" and self._world.size > 1
-
-    def _apply_loss(self, batch: Any) -> dict[str, Any]:
-        if self.loss_step is None:
-            raise self._missing_step("train_step" if self.mode == "train" else "test_step")
-        return {"loss": self.loss_step(self.model, batch).loss}
-
     def _check_optimizer(self) -> None:
         if not isinstance(self.optimizer, Optimizer):
             raise InvalidTypeError(
@@ -574,14 +565,17 @@ class Trainer(TrainerState):
             )
 
     def _check_step(self, name: str) -> None:
-        if self.loss_step is None and not self._overrides(name):
-            raise self._missing_step(name)
+        if not self._overrides(name):
+            self._default_step(name)
 
-    def _missing_step(self, name: str) -> InvalidTypeError:
-        return InvalidTypeError(
-            f"{type(self).__name__} has neither {name}() nor a loss; define {name}(self, batch) in "
-            "a subclass, or give loss=torch.nn.MSELoss()"
-        )
+    def _default_step(self, name: str) -> Supervised:
+        """Return the step made of the argument `loss`."""
+        if self.loss_step is None:
+            raise InvalidTypeError(
+                f"{type(self).__name__} has neither {name}() nor a loss; define "
+                f"{name}(self, batch) in a subclass, or give loss=torch.nn.MSELoss()"
+            )
+        return self.loss_step
 
 
 def _device_of_this_rank(device: DeviceOrDevices) -> str | torch.device | None:
@@ -602,6 +596,7 @@ def _device_of_this_rank(device: DeviceOrDevices) -> str | torch.device | None:
 
 
 def _to_cpu(value: Any) -> Any:
+    """Return copies on the CPU of tensors, which may be nested in tuples and dicts."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -615,6 +610,7 @@ def _to_cpu(value: Any) -> Any:
 
 
 def _concatenate(parts: list[Any]) -> Any:
+    """Return the tensors of all batches as one, nested like those of one batch."""
     if not parts:
         raise EmptyPartError("loader gave no batch to predict; give one that is not empty")
     first = parts[0]

@@ -21,7 +21,7 @@ from torch.utils.data import (
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
-from ml4cube.training.ranks.exact_validation import dealt, resampled
+from ml4cube.training.ranks.exact_validation import resampled
 
 logger = logging.getLogger(__name__)
 
@@ -73,15 +73,9 @@ class _Devices(TrainerBase):  # type: ignore[misc]
         device = self.device
         self._move(torch.device("cpu"))  # from which it is pickled
         try:
+            arguments = (self, torch.initial_seed(), loader, valid_loader, n_epoch)
             returned, changes = launch(
-                _run_rank,
-                len(self.devices),
-                self,
-                torch.initial_seed(),
-                loader,
-                valid_loader,
-                n_epoch,
-                timeout=self._timeout,
+                _run_rank, len(self.devices), *arguments, timeout=self._timeout
             )
             self.unpack(changes)
         finally:
@@ -165,8 +159,9 @@ def _run_rank(
 def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> Any:
     """Return a loader of a rank's part of the samples of another one.
 
-    With `exact`, every sample is in exactly one part. Otherwise all parts have the same number of
-    samples, in the order of `seed` if the loader shuffles, and those left over are in none.
+    Parts have the same number of samples or batches, in the order of `seed` if the loader shuffles;
+    those left over are in none. With `exact`, which is for validation, a list is divided whole, and
+    a loader that cannot be divided is returned as it is.
     """
     if loader is None or getattr(loader, "parallel", False):  # shared out already
         return loader
@@ -185,30 +180,22 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
             "of batches, or prep_dataloader(..., parallel=True), to be shared out over processes; "
             f"got {kind}"
         )
-    if exact:
-        return resampled(loader, dealt(loader.dataset, world))
-    shuffled = getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler))
+    shuffle = getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler))
     sampler: DistributedSampler[Any] = DistributedSampler(
-        loader.dataset,
-        world.size,
-        world.rank,
-        shuffle=shuffled,
-        seed=seed % 2**31,
-        drop_last=True,
+        loader.dataset, world.size, world.rank, shuffle, seed=seed % 2**31, drop_last=True
     )
-    # Without the generator, from which workers on all ranks would be seeded alike.
+    # In validation, the loop replaces this sampler by one that drops nothing (`exact_loader`). The
+    # generator is left out, because it would seed workers on all ranks alike.
     return resampled(loader, sampler, drop_last=loader.drop_last, generator=None)
 
 
 def _is_map_style(loader: DataLoader[Any]) -> bool:
     """Return True if every sample has an index, and comes once."""
-    known = (RandomSampler, SequentialSampler, DistributedSampler)
-    sampler = loader.sampler
     return (
         not isinstance(loader.dataset, IterableDataset)
         and loader.batch_size is not None
-        and type(sampler) in known
-        and not (isinstance(sampler, RandomSampler) and sampler.replacement)
+        and type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
+        and not getattr(loader.sampler, "replacement", False)
     )
 
 

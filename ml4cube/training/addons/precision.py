@@ -48,16 +48,12 @@ class PrecisionMixerAddon(MixinAddOn):
 
 def choose_precision(precision: str | Sequence[str], device: torch.device) -> str:
     """Return the first of several precisions that a device supports."""
-    if isinstance(precision, str):
-        check_choice("precision", precision, ["auto", *DTYPES])
-        names = [precision]
-    else:
-        names = list(precision)
+    names = [precision] if isinstance(precision, str) else list(precision)
     if precision == "auto":
         # bf16 must be chosen by name on a CPU, because many compute slowly in it.
         names = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
     for name in names:
-        check_choice("precision", name, DTYPES)
+        check_choice("precision", name, ["auto", *DTYPES] if name == precision else DTYPES)
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     for name in names:
         if name != "bf16" or has_bf16:

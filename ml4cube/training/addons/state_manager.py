@@ -72,8 +72,7 @@ class _State(TrainerBase):  # type: ignore[misc]
         self.best_epoch, self.best_loss = state["best"]
         self.best_weights = state["model"] if self.best_epoch == state["epoch"] else None
         self.start_at(TrainState(epoch=state["epoch"], step=state["step"]))
-        epoch: int = state["epoch"]
-        return epoch
+        return int(state["epoch"])
 
     def save_model(self, filename: str | Path) -> None:
         """Write the weights in the format of the file's suffix; every rank."""
@@ -152,10 +151,9 @@ def read_weights(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise StoreError(f"{path} does not exist")
     try:
-        tensors: dict[str, Any] = load(path.read_bytes())
+        return dict(load(path.read_bytes()))
     except Exception as error:
         raise StoreError(f"{path} is damaged or not a safetensors file: {error}") from error
-    return tensors
 
 
 def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str]:
