@@ -120,18 +120,20 @@ class MaskedLoss:
         self, target: torch.Tensor, mask: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the product of all weights of every cell, 0 where it has no value."""
-        found = torch.ones(target.shape, device=target.device)
+        combined = torch.ones(target.shape, device=target.device)
         if self._weights is not None:
             self._weights = self._weights.to(target.device)
-            found = found * self._weights
+            combined = combined * self._weights
         if weights is not None:  # the batch's, per sample or per cell
-            found = found * weights.reshape(*weights.shape, *(1,) * (target.ndim - weights.ndim))
-        if found.shape != target.shape:
+            combined = combined * weights.reshape(
+                *weights.shape, *(1,) * (target.ndim - weights.ndim)
+            )
+        if combined.shape != target.shape:
             raise InvalidValueError(
                 f"weights must broadcast to the target's shape {tuple(target.shape)}, "
-                f"got {tuple(found.shape)}"
+                f"got {tuple(combined.shape)}"
             )
-        return found if mask is None else torch.where(mask, found, torch.zeros_like(found))
+        return combined if mask is None else torch.where(mask, combined, torch.zeros_like(combined))
 
 
 def masked(loss: Callable[..., Any]) -> MaskedLoss:

@@ -41,8 +41,8 @@ class SchedulerBase(LRScheduler, ABC):
     eta_min : float
         Lowest learning rate, the same for all parameter groups.
     last_epoch : int
-        Index, from 0, of the last iteration (whatever torch's name says) that an earlier run with
-        this optimizer took; -1 if there was none.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Raises
     ------
@@ -114,8 +114,8 @@ class CosineAnnealingScheduler(_FactorScheduler):
     eta_min : float
         Learning rate at the end, the same for all parameter groups.
     last_epoch : int
-        Index, from 0, of the last iteration (whatever torch's name says) that an earlier run with
-        this optimizer took; -1 if there was none.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Examples
     --------
@@ -146,8 +146,8 @@ class LinearScheduler(_FactorScheduler):
     eta_min : float
         Learning rate at the end, the same for all parameter groups.
     last_epoch : int
-        Index, from 0, of the last iteration (whatever torch's name says) that an earlier run with
-        this optimizer took; -1 if there was none.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Examples
     --------
@@ -177,8 +177,8 @@ class PolynomialScheduler(_FactorScheduler):
     power : float
         Exponent; above 1 the rate decreases fastest at the beginning.
     last_epoch : int
-        Index, from 0, of the last iteration (whatever torch's name says) that an earlier run with
-        this optimizer took; -1 if there was none.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Raises
     ------
@@ -229,8 +229,8 @@ class CosineRestartScheduler(CosineAnnealingScheduler):
     cycles : int
         Number of cycles.
     last_epoch : int
-        Index, from 0, of the last iteration (whatever torch's name says) that an earlier run with
-        this optimizer took; -1 if there was none.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Raises
     ------
@@ -269,7 +269,7 @@ class CosineRestartScheduler(CosineAnnealingScheduler):
 
     def _factor(self, iteration: int) -> float:
         if iteration < self.total_iters:
-            # Of T parts of a cycle. In floats, the remainder may be one iteration off.
+            # Of `total_iters` parts of a cycle; in integers, because floats round the remainder.
             iteration = iteration * self.cycles % self.total_iters
         return super()._factor(iteration)
 
@@ -289,8 +289,8 @@ class WarmUpScheduler(_FactorScheduler):
     eta_min : float
         Learning rate from which the increase starts, the same for all parameter groups.
     last_epoch : int
-        Index, from 0, of the last iteration (whatever torch's name says) that an earlier run with
-        this optimizer took; -1 if there was none.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Examples
     --------

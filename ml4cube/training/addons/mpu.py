@@ -170,7 +170,7 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
     if isinstance(loader, list | tuple):  # of batches
         used = len(loader) if exact else len(loader) // world.size * world.size
         return list(loader[world.rank : used : world.size])
-    if not isinstance(loader, DataLoader) or not _is_map_style(loader):
+    if not isinstance(loader, DataLoader) or not _is_divisible(loader):
         if exact:  # Every rank evaluates all samples, which gives the same result.
             return loader
         kind = type(loader).__name__
@@ -189,8 +189,8 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
     return resampled(loader, sampler, drop_last=loader.drop_last, generator=None)
 
 
-def _is_map_style(loader: DataLoader[Any]) -> bool:
-    """Return True if every sample has an index, and comes once."""
+def _is_divisible(loader: DataLoader[Any]) -> bool:
+    """Return True if ranks can share the samples: each has an index, and comes once an epoch."""
     return (
         not isinstance(loader.dataset, IterableDataset)
         and loader.batch_size is not None
