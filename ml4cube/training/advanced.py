@@ -1,4 +1,4 @@
-"""AdvancedTrainer: fit(train_loader, val_loader, epochs) → history, over the one `Loop`."""
+"""AdvancedTrainer: train with `fit(train_loader, val_loader, epochs)`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError
-from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, reporting
+from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, reporters
 from ml4cube.training.events import Callback, as_callbacks
 from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, pick_precision
@@ -24,10 +24,27 @@ __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint"]
 
 
 class AdvancedTrainer:
-    """Train with the parts you choose, on all ranks of the process group there is."""
+    """Train with the parts you choose, on all ranks of the process group there is.
 
-    # The model keeps the weights of the last epoch; those of the best are in the files of
-    # `checkpoint`.
+    The model keeps the weights of the last epoch; those of the best are in the files of
+    `checkpoint`. Arguments that are not listed are those of `ml4cube.training.pytorch.Trainer`,
+    except ``epochs``, which `fit` takes.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model; it is moved to the device and trained in place.
+    optimizer : torch.optim.Optimizer
+        Made from the model's parameters.
+    criterion : callable
+        The loss: ``criterion(pred, target)`` → scalar tensor.
+    scheduler : object, optional
+        Learning rate scheduler of torch or of `ml4cube.training.schedulers`.
+    early_stopping : EarlyStopping, optional
+        When to stop. Default: never.
+    checkpoint : ModelCheckpoint, optional
+        Which epochs to keep as files. Default: none.
+    """
 
     def __init__(
         self,
@@ -49,27 +66,25 @@ class AdvancedTrainer:
         progress: bool = True,
         **options: Any,
     ) -> None:
-        arguments = dict(locals())
+        arguments = dict(locals())  # as given; later code adds local variables
         check_loss("criterion", criterion)
-        for name, part, kind in (
-            ("early_stopping", early_stopping, EarlyStopping),
-            ("checkpoint", checkpoint, ModelCheckpoint),
+        for name, callback, kind, kind_name in (
+            ("early_stopping", early_stopping, EarlyStopping, "an EarlyStopping"),
+            ("checkpoint", checkpoint, ModelCheckpoint, "a ModelCheckpoint"),
         ):
-            if part is not None and not isinstance(part, kind):
-                raise InvalidTypeError(f"{name} must be an {kind.__name__} or None, got {part!r}")
+            if callback is not None and not isinstance(callback, kind):
+                raise InvalidTypeError(f"{name} must be {kind_name} or None, got {callback!r}")
         ddp_init()
         self._world = World.current(device)
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self._callbacks: list[Callback] = [
-            *(part for part in (early_stopping, checkpoint) if part is not None),
-            *reporting(progress, loggers),
+            *(callback for callback in (early_stopping, checkpoint) if callback is not None),
+            *reporters(progress, loggers),
             *as_callbacks(callbacks),
         ]
+        precision = pick_precision(use_amp, precision, self._world.device)
         self._options = Options.choose(
-            AdvancedTrainer,
-            arguments,
-            "fit(..., epochs)",
-            precision=pick_precision(use_amp, precision, self._world.device),
+            AdvancedTrainer, arguments, "fit(..., epochs)", precision=precision
         )
         self._scheduler, self._metrics = scheduler, metrics
         self.history = History()
@@ -82,24 +97,27 @@ class AdvancedTrainer:
     ) -> History:
         """Train for a number of epochs; called again, it trains on, and counts from 1."""
         loop = self._make_loop(
-            self.optimizer,
-            train_loader,
-            val_loader,
-            options=replace(self._options, epochs=epochs),
+            replace(self._options, epochs=epochs),
+            optimizer=self.optimizer,
+            train=train_loader,
+            val=val_loader,
             scheduler=self._scheduler,
             callbacks=self._callbacks,
         )
         try:
             loop.run()
         finally:
-            self.history = loop.history  # a resumed one replaces the empty one
+            self.history = loop.history  # also if `run` failed; with the rows of a snapshot
         return self.history
 
     def evaluate(self, loader: Any) -> dict[str, float]:
         """Validate once, exactly on any number of ranks; every rank must call this."""
+        # The limit may be a share of the training batches, of which there are none here.
         options = replace(self._options, limit_train_batches=None)
-        return self._make_loop(options=options).evaluate(loader)
+        return self._make_loop(options).evaluate(loader)
 
-    def _make_loop(self, *parts: Any, **more: Any) -> Loop:
-        step = Supervised(self.criterion)
-        return Loop(self.model, step, *parts, world=self._world, metrics=self._metrics, **more)
+    def _make_loop(self, options: Options, **for_training: Any) -> Loop:
+        step, metrics = Supervised(self.criterion), self._metrics
+        return Loop(
+            self.model, step, world=self._world, options=options, metrics=metrics, **for_training
+        )

@@ -1,10 +1,13 @@
-"""Callbacks that stop training and save the best models; those of `reports` are listed too."""
+"""Callbacks that stop training and save the best models.
+
+The base class, of `events`, and the callbacks that show a run, of `reports`, can be imported from
+here too.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import math
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,25 +38,11 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-def reporting(progress: bool, loggers: Any) -> list[Callback]:
-    """Return the callbacks that show a run and log it."""
-    return [*([Progress()] if progress else []), LoggerCallback(loggers)]
-
-
-def note_best(stop: KeyboardInterrupt, epoch: int | None) -> None:
-    """Add to a Ctrl-C how to get the best weights."""
-    if epoch is not None:
-        stop.add_note(
-            "training was interrupted, and the model is as its last step left it; "
-            f"apply_weights() of the Trainer loads the weights of the best epoch, {epoch}"
-        )
-
-
-class _Judging(Callback):
+class _MonitorCallback(Callback):
     """A callback that compares epochs by a column of the History."""
 
-    # What it knows of earlier epochs, and what it knows at first.
-    _known: ClassVar[Mapping[str, Any]]
+    # The attributes that are saved in snapshots, with their values before the first epoch.
+    _initial_state: ClassVar[Mapping[str, Any]]
 
     def __init__(self, mode: str, monitor: str) -> None:
         check_choice("mode", mode, ["min", "max"])
@@ -61,20 +50,19 @@ class _Judging(Callback):
         self.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it knows of earlier epochs."""
-        return {name: getattr(self, name) for name in self._known}
+        """Return the attributes that earlier epochs have set."""
+        return {name: getattr(self, name) for name in self._initial_state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        # Subclasses may add entries of their own.
-        vars(self).update({name: state[name] for name in self._known if name in state})
+        """Restore the attributes; other entries, which subclasses may add, are left to these."""
+        vars(self).update({name: state[name] for name in self._initial_state if name in state})
 
     def forget(self) -> None:
-        """Know no epoch, as at first."""
-        vars(self).update(self._known)
+        """Reset the attributes to their values before the first epoch."""
+        vars(self).update(self._initial_state)
 
 
-class EarlyStopping(_Judging):
+class EarlyStopping(_MonitorCallback):
     """Stop when a value has not improved for a number of checks.
 
     The count is reset in every call that trains, unless it resumes from a snapshot.
@@ -103,7 +91,7 @@ class EarlyStopping(_Judging):
 
     best: float | None
     strikes: int
-    _known: ClassVar = {"best": None, "strikes": 0}
+    _initial_state: ClassVar = {"best": None, "strikes": 0}
 
     def __init__(
         self,
@@ -127,25 +115,25 @@ class EarlyStopping(_Judging):
         """Stop a resumed run that was stopped before; reset the count in any other run."""
         if not loop.resumed:
             self.forget()
-        self._judge(loop)
+        self._stop_if_exhausted(loop)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Count a check without improvement, or reset the count."""
         value = monitored(row, self.monitor)
         margin = -self.min_delta if self.mode == "min" else self.min_delta
-        bar = None if self.best is None else self.best + margin
-        if is_better(value, bar, self.mode):
+        to_beat = None if self.best is None else self.best + margin
+        if is_better(value, to_beat, self.mode):
             self.best, self.strikes = value, 0
         else:
             self.strikes += 1
-        self._judge(loop)
+        self._stop_if_exhausted(loop)
 
-    def _judge(self, loop: TrainingLoop) -> None:
+    def _stop_if_exhausted(self, loop: TrainingLoop) -> None:
         if self.exhausted:
             loop.stop(f"{self.monitor} has not improved for {self.strikes} checks")
 
 
-class BestModel(_Judging):
+class BestModel(_MonitorCallback):
     """Keep the weights of the best epoch, on file too, and give them back at the end.
 
     Parameters
@@ -166,18 +154,19 @@ class BestModel(_Judging):
     value: float | None
     epoch: int | None
     weights: dict[str, torch.Tensor] | None
-    _known: ClassVar = {"value": None, "epoch": None, "weights": None}
+    _initial_state: ClassVar = {"value": None, "epoch": None, "weights": None}
 
     def __init__(
         self, path: str | Path | None = None, mode: str = "min", monitor: str = "val_loss"
     ) -> None:
         super().__init__(mode, monitor)
         self.path = None if path is None else Path(path)
-        self._checked = False  # in this process
+        self._has_checked = False  # in this process; not part of snapshots
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
-        value, self._checked = monitored(row, self.monitor), True
+        self._has_checked = True
+        value = monitored(row, self.monitor)
         if not is_better(value, self.value, self.mode):
             return
         self.value, self.epoch = value, row["epoch"]
@@ -188,7 +177,7 @@ class BestModel(_Judging):
 
     def on_train_end(self, loop: TrainingLoop) -> None:
         """Load the best weights into the model, on every rank."""
-        if self.value is None and not self._checked:
+        if self.value is None and not self._has_checked:
             logger.warning(
                 "training ended before any epoch was checked; the model has the weights of the "
                 "last step"
@@ -200,7 +189,7 @@ class BestModel(_Judging):
                 "look at trainer.history"
             )
         if loop.world.is_main and self.weights is not None:
-            # After a resume the file may be gone, or another run's.
+            # Written again, because after a resume the file may be gone or another run's.
             self._write(loop)
         loop.load_weights(self.weights)
 
@@ -210,7 +199,7 @@ class BestModel(_Judging):
         write_file(self.path, self.weights)
 
 
-class ModelCheckpoint(_Judging):
+class ModelCheckpoint(_MonitorCallback):
     """Keep the best few epochs as files, each with the weights that were judged.
 
     A file holds ``model``, ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor``,
@@ -244,9 +233,9 @@ class ModelCheckpoint(_Judging):
     """
 
     writes = True
-    kept: Sequence[tuple[float, str]]  # best first
-    run: str | None  # goes into files and snapshots, to know one's own
-    _known: ClassVar = {"kept": (), "run": None}
+    kept: Sequence[tuple[float, str]]  # monitored value and file name, best first
+    run: str | None  # random id, saved in files and snapshots, by which a run finds its own files
+    _initial_state: ClassVar = {"kept": (), "run": None}
 
     def __init__(
         self,
@@ -256,7 +245,7 @@ class ModelCheckpoint(_Judging):
         save_top_k: int = 1,
     ) -> None:
         super().__init__(mode, monitor)
-        if save_top_k != -1:  # all
+        if save_top_k != -1:
             check_count("save_top_k", save_top_k)
         check_path("save_dir", save_dir, optional=False)
         self.save_dir, self.save_top_k = Path(save_dir), save_top_k
@@ -268,20 +257,21 @@ class ModelCheckpoint(_Judging):
 
     def on_train_start(self, loop: TrainingLoop) -> None:
         """Forget files that are gone, because a run may be killed after its last snapshot."""
-        if not loop.state.step:  # a run of its own, as every fold has: earlier files are not its
+        if not loop.state.step:  # a new run, such as the next fold's, leaves the files of others
             self.forget()
         self.run = loop.world.broadcast(self.run or uuid.uuid4().hex)
-        there = loop.world.broadcast([path.exists() for path in self.paths])
-        self.kept = [entry for entry, here in zip(self.kept, there, strict=True) if here]
+        exist = loop.world.broadcast([path.exists() for path in self.paths])
+        self.kept = list(itertools.compress(self.kept, exist))
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
         value = monitored(row, self.monitor)
-        full = 0 < self.save_top_k <= len(self.kept)
-        if math.isnan(value) or (full and not is_better(value, self.kept[-1][0], self.mode)):
+        is_full = 0 < self.save_top_k <= len(self.kept)
+        to_beat = self.kept[-1][0] if is_full else None
+        if not is_better(value, to_beat, self.mode):
             return
         name = loop.world.broadcast(self._free_name(row["epoch"]) if loop.world.is_main else "")
-        content = self._content(loop, row["epoch"], value)
+        content = self._file_content(loop, row["epoch"], value)
         if loop.world.is_main:
             write_file(self.save_dir / name, content)
         kept = sorted(
@@ -296,23 +286,22 @@ class ModelCheckpoint(_Judging):
 
     def _free_name(self, epoch: int) -> str:
         """Return the name of a file that no other run has written."""
-        for version in itertools.count():
-            suffix = f"-v{version}" if version else ""
-            name = f"epoch-{epoch:04d}{suffix}.pt"
-            if name in {kept for _, kept in self.kept}:  # of an earlier check of this epoch
-                continue
-            if not (self.save_dir / name).exists() or self._is_mine(self.save_dir / name):
-                break
-        return name
+        suffixes = itertools.chain([""], (f"-v{version}" for version in itertools.count(1)))
+        names = (f"epoch-{epoch:04d}{suffix}.pt" for suffix in suffixes)
+        return next(name for name in names if self._is_free(name))
 
-    def _is_mine(self, path: Path) -> bool:
-        """Return True if this run wrote a file before it was killed and resumed."""
+    def _is_free(self, name: str) -> bool:
+        """Return True if no file has the name, or one that this run wrote and no longer knows."""
+        path = self.save_dir / name
+        if path in self.paths:  # of an earlier check of this epoch
+            return False
         try:
-            return read_file(path).get("run") == self.run
+            # A run that was killed after its last snapshot writes the same files again.
+            return not path.exists() or read_file(path).get("run") == self.run
         except StoreError:
             return False
 
-    def _content(self, loop: TrainingLoop, epoch: int, value: float) -> dict[str, Any]:
+    def _file_content(self, loop: TrainingLoop, epoch: int, value: float) -> dict[str, Any]:
         return {
             "model": loop.strategy.model_state(loop.model),
             "optimizer": loop.strategy.optimizer_state(loop.optimizer),
@@ -323,3 +312,17 @@ class ModelCheckpoint(_Judging):
             "value": value,
             "run": self.run,
         }
+
+
+def reporters(progress: bool, loggers: Any) -> list[Callback]:
+    """Return the callbacks that show a run and log it."""
+    return [*([Progress()] if progress else []), LoggerCallback(loggers)]
+
+
+def explain_interrupt(interrupt: KeyboardInterrupt, best_epoch: int | None) -> None:
+    """Add a note to a Ctrl-C: how to get the weights of the best epoch."""
+    if best_epoch is not None:
+        interrupt.add_note(
+            "training was interrupted, and the model is as its last step left it; "
+            f"apply_weights() of the Trainer loads the weights of the best epoch, {best_epoch}"
+        )

@@ -18,7 +18,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.training.files.checkpoint import write_bytes
@@ -51,8 +51,9 @@ class Logger(ABC):
         If `params` is not a mapping.
     """
 
-    _identity = "run_id"  # the attribute that tells it from others
-    _module = _package = ""  # what it imports, and how pip calls that
+    _repr_attribute = "run_id"
+    _module = ""  # that the logger imports
+    _package = ""  # that must be installed for it
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         if params is not None and not isinstance(params, Mapping):
@@ -60,7 +61,7 @@ class Logger(ABC):
         if self._package:
             import_package(self._module, self._package, type(self).__name__)
         self.params = dict(params or {})
-        self._target: Any = None  # the open file, writer or run
+        self._opened: Any = None  # what `_open` returned; None while the log is closed
 
     def start(self, step: int = 0) -> None:
         """Open the log for a run, without the entries of later steps.
@@ -70,8 +71,8 @@ class Logger(ABC):
         step : int
             Optimizer steps taken: 0 for a new run, more for a resumed one.
         """
-        if self._target is None:
-            self._target = self._open(step)
+        if self._opened is None:
+            self._opened = self._open(step)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log numbers.
@@ -83,40 +84,41 @@ class Logger(ABC):
         step : int
             Optimizer steps taken; not less than in the call before.
         """
-        self.start(step - 1)
-        # integers stay integers; tensors and numpy scalars become floats
+        self.start(step - 1)  # without entries of this step, which are written again
+        # Scalars of torch and numpy become floats.
         numbers = {n: v if type(v) in (int, float) else float(v) for n, v in values.items()}
         self._write(numbers, int(step))
 
     def close(self) -> None:
         """Close the log; a later `start` or `log` opens it again."""
-        target, self._target = self._target, None
-        if target is not None:
-            self._close(target)
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            self._close(opened)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_target": None}
+        return self.__dict__ | {"_opened": None}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(getattr(self, self._identity, None))!r})"
+        return f"{type(self).__name__}({str(getattr(self, self._repr_attribute, None))!r})"
 
     @abstractmethod
     def _open(self, step: int) -> Any:
-        """Return the target, without the entries of steps after `step`."""
+        """Open the log without the entries of steps after `step`; return what `_write` needs."""
 
     @abstractmethod
     def _write(self, values: dict[str, float], step: int) -> None:
-        """Write the numbers of a step to the target."""
+        """Write the numbers of a step."""
 
-    def _close(self, target: Any) -> None:
-        """Close the target; loggers that keep nothing open need not override this."""
+    def _close(self, opened: Any) -> None:
+        """Close what `_open` returned; loggers that keep nothing open need not override this."""
 
 
 class _FileLogger(Logger):
     """A text file with a line per `log`, opened only to write it."""
 
-    _identity = "path"
-    _begin = ""  # of a file that a kill may have left without a whole line
+    _repr_attribute = "path"
+    # How a first line begins that `log` appends, so that a kill may cut it off.
+    _line_start: str | None = None
 
     def __init__(self, path: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
@@ -135,7 +137,9 @@ class _FileLogger(Logger):
         text = content.decode("utf-8", errors="replace")
         lines = text[: text.rfind("\n") + 1]
         try:
-            if not lines and not self._begin.startswith(text[:8]):
+            start = self._line_start
+            is_cut_line = start is not None and start.startswith(text[: len(start)])
+            if text and not lines and not is_cut_line:
                 raise ValueError
             rows = self._parse(io.StringIO(lines, newline=""))
             return [row for row in rows if row.get("step", 0) <= step]
@@ -186,19 +190,19 @@ class CSVLogger(_FileLogger):
     def _open(self, step: int) -> list[str]:
         rows = self._rows(step)
         columns = list(rows[0]) if rows else ["step"]
-        self._replace(columns, rows)
+        self._rewrite(columns, rows)
         return columns
 
     def _write(self, values: dict[str, float], step: int) -> None:
-        columns = self._target
+        columns = self._opened
         new = [name for name in values if name not in columns]
         if new:
             rows = self._rows(math.inf)
             columns += new
-            self._replace(columns, rows)
+            self._rewrite(columns, rows)
         self._append(_csv_lines(columns, [{"step": step, **values}]))
 
-    def _replace(self, columns: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    def _rewrite(self, columns: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
         header = dict(zip(columns, columns, strict=True))
         write_bytes(self.path, _csv_lines(columns, [header, *rows]).encode())
 
@@ -238,7 +242,7 @@ class JSONLLogger(_FileLogger):
     {"step": 10, "train_loss": 0.5}
     """
 
-    _begin = '{"step":'
+    _line_start = '{"step":'
 
     def _open(self, step: int) -> bool:
         keeps_params = step > 0 and not self.params
@@ -276,7 +280,7 @@ class TensorBoardLogger(Logger):
         If tensorboard is not installed.
     """
 
-    _identity = "log_dir"
+    _repr_attribute = "log_dir"
     _module, _package = "torch.utils.tensorboard", "tensorboard"
 
     def __init__(self, log_dir: str | Path, params: Mapping[str, Any] | None = None) -> None:
@@ -294,14 +298,14 @@ class TensorBoardLogger(Logger):
 
     def _write(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
-            self._target.add_scalar(name, value, step)
-        self._target.flush()
+            self._opened.add_scalar(name, value, step)
+        self._opened.flush()
 
-    def _close(self, target: Any) -> None:
-        target.close()
+    def _close(self, opened: Any) -> None:
+        opened.close()
 
 
-class _Service(Logger):
+class _ServiceLogger(Logger):
     """A logger of a service whose runs have an id, which is part of the snapshot."""
 
     def __init__(self, run_id: str | None, params: Mapping[str, Any] | None) -> None:
@@ -317,10 +321,11 @@ class _Service(Logger):
         self.run_id = state.get("run_id") or self.run_id
 
 
-class _Hosted(_Service):
-    """A service whose package makes a run from arguments of its own, which are passed on."""
+class _InitLogger(_ServiceLogger):
+    """A logger of a service whose function ``init`` makes a run; further arguments go to it."""
 
-    _taken: tuple[tuple[str, str], ...]  # the arguments that the logger sets, and how it calls them
+    # The arguments of the function that the logger sets: {argument: argument to give instead}.
+    _replaced_arguments: ClassVar[Mapping[str, str]]
 
     def __init__(
         self,
@@ -331,13 +336,13 @@ class _Hosted(_Service):
         **init: Any,
     ) -> None:
         super().__init__(run_id, params)
-        for name, ours in self._taken:
+        for name, instead in self._replaced_arguments.items():
             if name in init:
-                raise InvalidTypeError(f"{name} is set by the logger; use {ours}= instead")
+                raise InvalidTypeError(f"{name} is set by the logger; use {instead}= instead")
         self._init = {"project": project, **init}
 
 
-class WandBLogger(_Hosted):
+class WandBLogger(_InitLogger):
     """Send numbers to Weights & Biases.
 
     A resumed run continues the same W&B run, which keeps its first values of repeated steps.
@@ -364,7 +369,7 @@ class WandBLogger(_Hosted):
     """
 
     _module = _package = "wandb"
-    _taken = (("id", "run_id"), ("config", "params"), ("resume", "run_id"))
+    _replaced_arguments: ClassVar = {"id": "run_id", "config": "params", "resume": "run_id"}
 
     def _open(self, step: int) -> Any:
         self.run_id = self.run_id or uuid.uuid4().hex[:8]
@@ -375,13 +380,13 @@ class WandBLogger(_Hosted):
         return wandb.init(id=self.run_id, resume="allow", config=config, **self._init)
 
     def _write(self, values: dict[str, float], step: int) -> None:
-        self._target.log(values, step=step)
+        self._opened.log(values, step=step)
 
-    def _close(self, target: Any) -> None:
-        target.finish()
+    def _close(self, opened: Any) -> None:
+        opened.finish()
 
 
-class MLflowLogger(_Service):
+class MLflowLogger(_ServiceLogger):
     """Send numbers to MLflow.
 
     A resumed run continues the same MLflow run and logs no step twice.
@@ -421,7 +426,7 @@ class MLflowLogger(_Service):
     ) -> None:
         super().__init__(run_id, params)
         self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
-        self._last = -1  # the last step in the run
+        self._last_step = -1  # that the run already has
         mlflow = importlib.import_module("mlflow")
         if tracking_uri is None and not mlflow.is_tracking_uri_set():
             raise InvalidTypeError(
@@ -432,35 +437,33 @@ class MLflowLogger(_Service):
     def _open(self, step: int) -> Any:
         client = importlib.import_module("mlflow").MlflowClient(tracking_uri=self.tracking_uri)
         if self.run_id is not None:
-            known = client.get_run(self.run_id).data.metrics
-            self._last = max(
-                (m.step for name in known for m in client.get_metric_history(self.run_id, name)),
-                default=-1,
-            )
+            names = client.get_run(self.run_id).data.metrics
+            metrics = [m for name in names for m in client.get_metric_history(self.run_id, name)]
+            self._last_step = max((metric.step for metric in metrics), default=-1)
             client.update_run(self.run_id, status="RUNNING")
             return client
         found = client.get_experiment_by_name(self.experiment)
-        number = client.create_experiment(self.experiment) if found is None else found.experiment_id
-        self.run_id = client.create_run(number, run_name=self.run_name).info.run_id
+        experiment_id = found.experiment_id if found else client.create_experiment(self.experiment)
+        self.run_id = client.create_run(experiment_id, run_name=self.run_name).info.run_id
         if self.params:
-            kind = importlib.import_module("mlflow.entities").Param
-            params = [kind(name, str(value)) for name, value in self.params.items()]
+            entities = importlib.import_module("mlflow.entities")
+            params = [entities.Param(name, str(value)) for name, value in self.params.items()]
             client.log_batch(self.run_id, params=params)
         return client
 
     def _write(self, values: dict[str, float], step: int) -> None:
-        if step <= self._last:
+        if step <= self._last_step:
             return
-        kind = importlib.import_module("mlflow.entities").Metric
-        now = int(time.time() * 1000)
-        metrics = [kind(name, float(value), now, step) for name, value in values.items()]
-        self._target.log_batch(self.run_id, metrics=metrics)
+        entities = importlib.import_module("mlflow.entities")
+        now_ms = int(time.time() * 1000)
+        metrics = [entities.Metric(n, float(v), now_ms, step) for n, v in values.items()]
+        self._opened.log_batch(self.run_id, metrics=metrics)
 
-    def _close(self, target: Any) -> None:
-        target.set_terminated(self.run_id, "FINISHED")
+    def _close(self, opened: Any) -> None:
+        opened.set_terminated(self.run_id, "FINISHED")
 
 
-class NeptuneLogger(_Hosted):
+class NeptuneLogger(_InitLogger):
     """Send numbers to Neptune.
 
     A resumed run continues the same Neptune run, which keeps its first values of repeated steps.
@@ -486,13 +489,13 @@ class NeptuneLogger(_Hosted):
     """
 
     _module = _package = "neptune"
-    _taken = (("custom_run_id", "run_id"), ("with_id", "run_id"))
+    _replaced_arguments: ClassVar = {"custom_run_id": "run_id", "with_id": "run_id"}
 
     def _open(self, step: int) -> Any:
-        continued = self.run_id is not None
+        is_continued = self.run_id is not None
         self.run_id = self.run_id or uuid.uuid4().hex
         run = importlib.import_module("neptune").init_run(custom_run_id=self.run_id, **self._init)
-        if self.params and not continued:
+        if self.params and not is_continued:
             utils = importlib.import_module("neptune.utils")
             run["parameters"] = utils.stringify_unsupported(self.params)
         return run
@@ -500,10 +503,10 @@ class NeptuneLogger(_Hosted):
     def _write(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             if math.isfinite(value):  # Neptune refuses others
-                self._target[name].append(value, step=step)
+                self._opened[name].append(value, step=step)
 
-    def _close(self, target: Any) -> None:
-        target.stop()
+    def _close(self, opened: Any) -> None:
+        opened.stop()
 
 
 def _csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -60,9 +60,9 @@ class MaskedLoss:
         self.loss = check_loss("loss", loss)
         self._cellwise = Paired("loss", reduced(loss, "none"))
         self._classes = Classes(loss) if is_over_classes(loss) else None
-        own = setting(loss, "ignore_index")
-        self._ignored = own if self._classes is None else self._classes.ignored
-        self._weights = None if weights is None else _checked(weights)
+        ignored = setting(loss, "ignore_index")
+        self._ignored_class = ignored if self._classes is None else self._classes.ignored
+        self._weights = None if weights is None else _as_weights(weights)
 
     def __call__(
         self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
@@ -72,7 +72,7 @@ class MaskedLoss:
         if mask is not None:
             target = torch.where(mask, target, torch.zeros_like(target))
             if pred.shape == target.shape:
-                # Masked here as well as below, so that 0 * NaN reaches no gradient.
+                # Masked before the loss as well as after it, so that 0 * NaN reaches no gradient.
                 pred = torch.where(mask, pred, torch.zeros_like(pred))
         values = self._cellwise(pred, target)
         if not isinstance(values, torch.Tensor) or values.shape != target.shape:
@@ -82,11 +82,11 @@ class MaskedLoss:
                 f"{tuple(target.shape)}, or take reduction='none'; got shape {shape}"
             )
         values = values if values.dtype == torch.float64 else values.float()
-        counts = self._cell_weights(target, mask, weights).to(values.dtype)
+        cell_weights = self._cell_weights(target, mask, weights).to(values.dtype)
         if mask is not None:
             values = torch.where(mask, values, torch.zeros_like(values))
-        total = self._total(counts, target).clamp_min(torch.finfo(values.dtype).tiny)
-        return (values * counts).sum() / total
+        total = self._total(cell_weights, target).clamp_min(torch.finfo(values.dtype).tiny)
+        return (values * cell_weights).sum() / total
 
     def weigh(self, target: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """Return the weight of a batch: the sum of the weights of its cells that have a value.
@@ -105,31 +105,35 @@ class MaskedLoss:
         """
         return self._total(self._cell_weights(target, self._mask(target), weights), target)
 
-    def _total(self, counts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return the denominator of the mean; only here are class weights still missing."""
-        classes = None if self._classes is None else self._classes(target)
-        return (counts if classes is None else counts * classes).sum()
+    def _total(self, cell_weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the denominator of the mean, with the class weights that the loss contains."""
+        class_weights = None if self._classes is None else self._classes(target)
+        return (cell_weights if class_weights is None else cell_weights * class_weights).sum()
 
     def _mask(self, target: torch.Tensor) -> torch.Tensor | None:
+        """Return which cells have a value; None if all have."""
         if target.is_floating_point():
             return target.isfinite()
-        return None if self._ignored is None else target != self._ignored
+        return None if self._ignored_class is None else target != self._ignored_class
 
     def _cell_weights(
         self, target: torch.Tensor, mask: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        counts = torch.ones(target.shape, device=target.device)
+        """Return the product of all weights of every cell, 0 where it has no value."""
+        combined = torch.ones(target.shape, device=target.device)
         if self._weights is not None:
             self._weights = self._weights.to(target.device)
-            counts = counts * self._weights
-        if weights is not None:
-            counts = counts * weights.reshape(*weights.shape, *(1,) * (target.ndim - weights.ndim))
-        if counts.shape != target.shape:
+            combined = combined * self._weights
+        if weights is not None:  # the batch's, per sample or per cell
+            combined = combined * weights.reshape(
+                *weights.shape, *(1,) * (target.ndim - weights.ndim)
+            )
+        if combined.shape != target.shape:
             raise InvalidValueError(
                 f"weights must broadcast to the target's shape {tuple(target.shape)}, "
-                f"got {tuple(counts.shape)}"
+                f"got {tuple(combined.shape)}"
             )
-        return counts if mask is None else torch.where(mask, counts, torch.zeros_like(counts))
+        return combined if mask is None else torch.where(mask, combined, torch.zeros_like(combined))
 
 
 def masked(loss: Callable[..., Any]) -> MaskedLoss:
@@ -201,12 +205,12 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
         )
     units = getattr(latitude, "attrs", {}).get("units")
     weights = cell_areas(latitude, units, "latitude", bounds)
-    # the sine of a pole is not exactly 1
+    # Rounded, because the cosine of a pole is 6e-17 in floats, and not 0.
     weights = weights.round(12).reshape(*weights.shape, *(1,) * (-axis - dims))
     return torch.from_numpy(weights).float()
 
 
-def _checked(weights: Any) -> torch.Tensor:
+def _as_weights(weights: Any) -> torch.Tensor:
     tensor = torch.as_tensor(np.asarray(weights), dtype=torch.float32)
     if not bool((tensor >= 0).all()) or not bool((tensor > 0).any()):
         raise InvalidValueError("weights must be 0 or more, and at least one positive, and not NaN")

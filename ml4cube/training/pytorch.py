@@ -20,7 +20,7 @@ from ml4cube.training.callbacks import (
     LossPlot,
     Progress,
     RankReport,
-    note_best,
+    explain_interrupt,
 )
 from ml4cube.training.events import as_callbacks
 from ml4cube.training.inputs.checks import check_loss
@@ -203,32 +203,31 @@ class Trainer:
         validate_every_steps: int | None = None,
         progress: bool = True,
     ) -> None:
-        arguments = dict(locals())
+        arguments = dict(locals())  # as given; later code adds local variables
         if train_data is None:
             raise InvalidTypeError("train_data must be a loader, got None")
         if optimizer is None:
             raise InvalidTypeError("optimizer must be made from model.parameters(), got None")
         step = Supervised(check_loss("loss", loss))
-        best_path = _check_paths(best_model_path, model_path, snapshot_path, create_loss_plot)
+        best_path = _pick_best_path(best_model_path, model_path, snapshot_path, create_loss_plot)
         world = self._make_world(device)
         options = Options.choose(
             Trainer, arguments, precision=pick_precision(use_amp, precision, world.device)
         )
         monitor = monitor or ("train_loss" if test_data is None else "val_loss")
         self._best = BestModel(best_path, mode, monitor)
-        stopping = EarlyStopping(patience, mode, monitor)
-        if isinstance(early_stopping, EarlyStopping):
-            stopping = early_stopping
-        elif not isinstance(early_stopping, bool):
+        default_stopping = EarlyStopping(patience, mode, monitor)
+        if not isinstance(early_stopping, bool | EarlyStopping):
             raise InvalidTypeError(
                 f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}"
             )
-        built_in: list[Callback] = [
-            self._best,
-            *([Progress()] if progress else []),
-            *([stopping] if early_stopping is not False else []),
-            *([RankReport()] if validate_parallelism else []),
-        ]
+        built_in: list[Callback] = [self._best]
+        if progress:
+            built_in.append(Progress())
+        if early_stopping:
+            built_in.append(default_stopping if early_stopping is True else early_stopping)
+        if validate_parallelism:
+            built_in.append(RankReport())
         if create_loss_plot and best_path is not None:
             built_in.append(LossPlot(best_path.with_name(f"{best_path.stem}_loss.png")))
         built_in.append(LoggerCallback(loggers))
@@ -258,7 +257,7 @@ class Trainer:
 
     @property
     def best_loss(self) -> float | None:
-        """The value that `monitor` had there."""
+        """The value of `monitor` in the best epoch."""
         return self._best.value
 
     def train(self) -> nn.Module:
@@ -287,8 +286,8 @@ class Trainer:
         """
         try:
             return self._loop.run()
-        except KeyboardInterrupt as stop:
-            note_best(stop, self.best_epoch)
+        except KeyboardInterrupt as interrupt:
+            explain_interrupt(interrupt, self.best_epoch)
             raise
 
     def apply_weights(self) -> nn.Module:
@@ -333,22 +332,23 @@ class Trainer:
         return self._loop.evaluate(loader)
 
     def _make_world(self, device: str | torch.device | None) -> World:
+        """Return the ranks that train: here, this process alone."""
         return World.single(device)
 
 
-def _check_paths(
+def _pick_best_path(
     best_model_path: PathLike | None,
     model_path: PathLike | None,
     snapshot_path: PathLike | None,
     create_loss_plot: bool,
 ) -> Path | None:
-    """Return the path of the best model."""
-    best = {"best_model_path": best_model_path, "model_path": model_path}
-    for name, path in {**best, "snapshot_path": snapshot_path}.items():
+    """Return the path of the best model, which has two names, or refuse the paths of a run."""
+    best_paths = {"best_model_path": best_model_path, "model_path": model_path}
+    for name, path in {**best_paths, "snapshot_path": snapshot_path}.items():
         check_path(name, path)
         if path is not None and Path(path).is_dir():
             raise InvalidValueError(f"{name}={str(path)!r} is a folder; give the path of a file")
-    given = {Path(path) for path in best.values() if path is not None}
+    given = {Path(path) for path in best_paths.values() if path is not None}
     if len(given) > 1:
         raise InvalidTypeError(
             f"best_model_path={str(best_model_path)!r} and model_path={str(model_path)!r} are the "

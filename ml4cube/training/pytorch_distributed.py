@@ -61,10 +61,11 @@ class Trainer(pytorch.Trainer):
         torch.nn.Module
             The model with the weights of the best epoch, the same on every rank.
         """
-        # With this decorator, torchrun reports the error of the rank that failed first.
+        # Because of `record`, torchrun reports the error of the rank that failed first.
         return cast(nn.Module, record(super().train)())
 
     def _make_world(self, device: str | torch.device | None) -> World:
+        """Return the ranks of the process group, which is made if there is none."""
         ddp_init()
         return World.current(device)
 

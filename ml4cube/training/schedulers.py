@@ -39,9 +39,10 @@ class SchedulerBase(LRScheduler, ABC):
     total_iters : int
         Length of the schedule in iterations.
     eta_min : float
-        Lowest rate.
+        Lowest learning rate, the same for all parameter groups.
     last_epoch : int
-        Number of the last iteration taken; -1 starts from the beginning.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Raises
     ------
@@ -85,12 +86,12 @@ class SchedulerBase(LRScheduler, ABC):
         """
 
 
-class _Curve(SchedulerBase):
+class _FactorScheduler(SchedulerBase):
     """A scheduler whose rate is ``eta_min + (lr - eta_min) * factor``."""
 
     @abstractmethod
-    def _factor(self, done: int) -> float:
-        """Return the factor after a number of the `total_iters` iterations."""
+    def _factor(self, iteration: int) -> float:
+        """Return the factor of an iteration, from 0 to `total_iters`."""
 
     def get_lr(self) -> list[Any]:
         """Return the rate of every parameter group; it stays constant after the end."""
@@ -98,7 +99,7 @@ class _Curve(SchedulerBase):
         return [self.eta_min + (base - self.eta_min) * factor for base in self.base_lrs]
 
 
-class CosineAnnealingScheduler(_Curve):
+class CosineAnnealingScheduler(_FactorScheduler):
     """Decrease the rate to `eta_min` along half a cosine, then keep it.
 
     The rate at iteration t of T is ``eta_min + (lr - eta_min) (1 + cos(π t/T)) / 2``
@@ -109,11 +110,12 @@ class CosineAnnealingScheduler(_Curve):
     optimizer : torch.optim.Optimizer
         The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
-        T.
+        T, the iterations until `eta_min` is reached.
     eta_min : float
-        Lowest rate.
+        Learning rate at the end, the same for all parameter groups.
     last_epoch : int
-        Number of the last iteration taken; -1 starts from the beginning.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Examples
     --------
@@ -128,11 +130,11 @@ class CosineAnnealingScheduler(_Curve):
     [1.0, 0.5, 0.0, 0.0]
     """
 
-    def _factor(self, done: int) -> float:
-        return (1 + math.cos(math.pi * (done / self.total_iters))) / 2
+    def _factor(self, iteration: int) -> float:
+        return (1 + math.cos(math.pi * (iteration / self.total_iters))) / 2
 
 
-class LinearScheduler(_Curve):
+class LinearScheduler(_FactorScheduler):
     """Decrease the rate to `eta_min` linearly, then keep it.
 
     Parameters
@@ -142,9 +144,10 @@ class LinearScheduler(_Curve):
     total_iters : int
         Iterations until `eta_min` is reached.
     eta_min : float
-        Lowest rate.
+        Learning rate at the end, the same for all parameter groups.
     last_epoch : int
-        Number of the last iteration taken; -1 starts from the beginning.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Examples
     --------
@@ -156,11 +159,11 @@ class LinearScheduler(_Curve):
     0.8
     """
 
-    def _factor(self, done: int) -> float:
-        return 1 - done / self.total_iters
+    def _factor(self, iteration: int) -> float:
+        return 1 - iteration / self.total_iters
 
 
-class PolynomialScheduler(_Curve):
+class PolynomialScheduler(_FactorScheduler):
     """Decrease the rate to `eta_min` as ``(1 - t/T)**power``, then keep it.
 
     Parameters
@@ -168,13 +171,14 @@ class PolynomialScheduler(_Curve):
     optimizer : torch.optim.Optimizer
         The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
-        T.
+        T, the iterations until `eta_min` is reached.
     eta_min : float
-        Lowest rate.
+        Learning rate at the end, the same for all parameter groups.
     power : float
         Exponent; above 1 the rate decreases fastest at the beginning.
     last_epoch : int
-        Number of the last iteration taken; -1 starts from the beginning.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Raises
     ------
@@ -204,11 +208,11 @@ class PolynomialScheduler(_Curve):
         self.power = float(power)
         super().__init__(optimizer, total_iters, eta_min, last_epoch)
 
-    def _factor(self, done: int) -> float:
-        return float((1 - done / self.total_iters) ** self.power)
+    def _factor(self, iteration: int) -> float:
+        return float((1 - iteration / self.total_iters) ** self.power)
 
 
-class CosineRestartScheduler(_Curve):
+class CosineRestartScheduler(CosineAnnealingScheduler):
     """Repeat `CosineAnnealingScheduler` in cycles of equal length.
 
     These are the warm restarts of Loshchilov and Hutter (2017, SGDR) with a constant period.
@@ -220,11 +224,13 @@ class CosineRestartScheduler(_Curve):
     total_iters : int
         Iterations of all cycles together.
     eta_min : float
-        Lowest rate, reached at the end of the last cycle and kept.
+        Learning rate at the end, the same for all parameter groups. It is reached only after the
+        last cycle, because every other one is followed by the first iteration of the next.
     cycles : int
         Number of cycles.
     last_epoch : int
-        Number of the last iteration taken; -1 starts from the beginning.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Raises
     ------
@@ -252,8 +258,8 @@ class CosineRestartScheduler(_Curve):
         cycles: int = 4,
         last_epoch: int = -1,
     ) -> None:
-        for name, value in (("cycles", cycles), ("total_iters", total_iters)):
-            check_count(name, value)
+        check_count("cycles", cycles)
+        check_count("total_iters", total_iters)
         if cycles > total_iters:
             raise InvalidValueError(
                 f"cycles must be at most total_iters={total_iters}, got {cycles}"
@@ -261,28 +267,30 @@ class CosineRestartScheduler(_Curve):
         self.cycles = int(cycles)
         super().__init__(optimizer, total_iters, eta_min, last_epoch)
 
-    def _factor(self, done: int) -> float:
-        # in whole numbers: a fraction may be rounded down to the end of the cycle before
-        within = done if done == self.total_iters else done * self.cycles % self.total_iters
-        return (1 + math.cos(math.pi * (within / self.total_iters))) / 2
+    def _factor(self, iteration: int) -> float:
+        if iteration < self.total_iters:
+            # Of `total_iters` parts of a cycle; in integers, because floats round the remainder.
+            iteration = iteration * self.cycles % self.total_iters
+        return super()._factor(iteration)
 
 
-class WarmUpScheduler(_Curve):
+class WarmUpScheduler(_FactorScheduler):
     """Increase the rate from `eta_min` to the initial one linearly, then keep it.
 
-    The first iteration already has 1/T of the increase, so that no step has a rate of zero; the
-    T-th iteration has all of it.
+    Iteration t of T, counted from 1, has t/T of the increase: no step has a rate of zero, and
+    iteration T has the initial rate.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
         The optimizer; the initial rates are those it had when its first scheduler was made.
     total_iters : int
-        T.
+        T, the iterations until the initial rate is reached.
     eta_min : float
-        Rate before the first iteration.
+        Learning rate from which the increase starts, the same for all parameter groups.
     last_epoch : int
-        Number of the last iteration taken; -1 starts from the beginning.
+        Index, from 0, of the last iteration (not epoch) that an earlier run with this optimizer
+        took; -1 if there was none.
 
     Examples
     --------
@@ -293,8 +301,8 @@ class WarmUpScheduler(_Curve):
     [0.25]
     """
 
-    def _factor(self, done: int) -> float:
-        return min(1.0, done / self.total_iters + 1 / self.total_iters)
+    def _factor(self, iteration: int) -> float:
+        return min(1.0, iteration / self.total_iters + 1 / self.total_iters)
 
 
 class SchedulerChain(SequentialLR):
@@ -331,7 +339,7 @@ class SchedulerChain(SequentialLR):
     """
 
     def __init__(self, *schedulers: LRScheduler) -> None:
-        links = list(itertools.chain.from_iterable(map(_links, schedulers)))
+        links = [link for scheduler in schedulers for link in _flatten(scheduler)]
         if not links:
             raise InvalidValueError("SchedulerChain() needs at least one scheduler")
         if len({id(link.optimizer) for link in links}) > 1:
@@ -351,7 +359,7 @@ class SchedulerChain(SequentialLR):
         super().__init__(links[0].optimizer, links, list(itertools.accumulate(lengths)))
 
 
-def _links(scheduler: Any) -> list[LRScheduler]:
+def _flatten(scheduler: Any) -> list[LRScheduler]:
     """Return the schedulers of a chain, or the scheduler itself."""
     if not isinstance(scheduler, LRScheduler):
         raise InvalidTypeError(

@@ -62,7 +62,8 @@ class Trainer:
         Validation data. Default: the training data chooses the best epoch.
     metrics : mapping of str to callable or object, optional
         ``metric(y_true, y_pred)`` as in `sklearn.metrics`, or objects with ``update(pred, true)``
-        and ``compute()`` such as those of `ml4cube.evaluation.metrics`.
+        and ``compute()`` such as those of `ml4cube.evaluation.metrics`. Batches ``(X, y, weights)``
+        weight the loss and those metrics that take ``sample_weight``.
     model_path : str or Path, optional
         File for the best estimator so far, see `save_model`.
     batch_training : bool, optional
@@ -162,19 +163,20 @@ class Trainer:
         self.model, self.metrics = model, check_metrics(metrics)
         self.history = History()
         self.best_epoch: int | None = None
-        self._supervised = task_type == "supervised"
-        self._data = {"train": train_data} | ({} if test_data is None else {"val": test_data})
-        self._parts = [p for p in self._data if p == "val" or score_train or test_data is None]
+        self._is_supervised = task_type == "supervised"
+        self._train_data = train_data
+        self._evaluated = {"train": train_data} if score_train or test_data is None else {}
+        if test_data is not None:
+            self._evaluated["val"] = test_data
         loss = _default_loss(model) if loss is None else loss
-        self._scores = ({} if loss is None else {"loss": loss}) | self.metrics
-        self._columns = {(p, name): _column(p, name) for p in self._parts for name in self._scores}
+        self._metrics = ({} if loss is None else {"loss": loss}) | self.metrics
         self._monitor = self._pick_monitor(monitor, patience)
         self._mode, self._epochs, self._progress = mode, epochs, progress
         self._path = None if model_path is None else Path(model_path)
         self._classes: Any = classes
         self._max_samples, self._mlflow = max_samples, mlflow_run
         self._patience = patience
-        self._loggers: Any = LoggerCallback(loggers)  # which expects the loop of torch
+        self._loggers = LoggerCallback(loggers)
 
     def train(self) -> BaseEstimator:
         """Train for all epochs, or until `patience` runs out.
@@ -191,92 +193,97 @@ class Trainer:
         InvalidValueError
             If there are more samples than `max_samples`.
         """
-        run = SimpleNamespace(world=World.single("cpu"), state=TrainState())
+        state = TrainState()
+        # What the callback for loggers reads of a training loop.
+        loop: Any = SimpleNamespace(world=World.single("cpu"), state=state)
         best, best_value, best_epoch = copy.deepcopy(self.model), None, 0
         try:
-            self._loggers.on_train_start(run)
+            self._loggers.on_train_start(loop)
             for epoch in range(1, self._epochs + 1):
-                row = self._run_epoch(run)
+                row = self._run_epoch(state)
                 value = None if self._monitor is None else row[self._monitor]
                 if value is None or is_better(value, best_value, self._mode):
                     best, best_value, best_epoch = copy.deepcopy(self.model), value, epoch
                     self.best_epoch = epoch
                     if self._path is not None:
                         save_model(self._path, best)
-                self._loggers.on_epoch_end(run, row)
+                self._loggers.on_epoch_end(loop, row)
                 if self._patience is not None and epoch - best_epoch >= self._patience:
                     break
         finally:
-            self._loggers.on_close(run)
+            self._loggers.on_close(loop)
         self.model = best
         if self._path is not None and hasattr(self._mlflow, "log_artifact"):
             self._mlflow.log_artifact(str(self._path), self._path.name)
         return best
 
     def _pick_monitor(self, monitor: str | None, patience: int | None) -> str | None:
-        """Return the column that chooses the best epoch, if there is one."""
-        known = [*self._columns.values()]
-        default = _column("val" if "val" in self._parts else "train", "loss")
-        if monitor is None and default not in known and patience is None:
+        """Return the column that chooses the best epoch; None if nothing is measured."""
+        columns = [_column(part, name) for part in self._evaluated for name in self._metrics]
+        default = "val_loss" if "val" in self._evaluated else "train_loss"
+        if monitor is None and default not in columns and patience is None:
             return None
-        if (monitor or default) not in known:
+        if (monitor or default) not in columns:
             raise InvalidValueError(
-                f"monitor must be one of the columns {known}, got {monitor or default!r}; give "
+                f"monitor must be one of the columns {columns}, got {monitor or default!r}; give "
                 "loss= or metrics=, or another monitor"
             )
         return monitor or default
 
-    def _run_epoch(self, run: SimpleNamespace) -> dict[str, Any]:
+    def _run_epoch(self, state: TrainState) -> dict[str, Any]:
+        """Train for one epoch, evaluate, and return the row of the History."""
         started = time.perf_counter()
-        set_epoch(self._data["train"], run.state.epoch)
-        samples = self._partial_fit(run) if self._by_batch else self._fit(run)
-        row: dict[str, Any] = {"epoch": run.state.epoch + 1}
-        for part in self._parts:
-            row |= self._evaluate(self._data[part], part)
+        set_epoch(self._train_data, state.epoch)
+        samples = self._partial_fit(state) if self._by_batch else self._fit(state)
+        state.epoch += 1
+        row: dict[str, Any] = {"epoch": state.epoch}
+        for part, data in self._evaluated.items():
+            row |= self._evaluate(data, part)
+            prefix = "training" if part == "train" else "validation"
+            for name in self._metrics if self._mlflow is not None else ():
+                score = row[_column(part, name)]
+                self._mlflow.log_metric(f"{prefix}_{name}", score, step=state.epoch)
         row |= {"samples": samples, "seconds": time.perf_counter() - started}
-        run.state.epoch += 1
         self.history.append(row)
-        if self._mlflow is not None:
-            for (part, name), column in self._columns.items():
-                prefix = "training" if part == "train" else "validation"
-                self._mlflow.log_metric(f"{prefix}_{name}", row[column], step=run.state.epoch)
         if self._progress:
-            scores = {name: value for name, value in row.items() if isinstance(value, float)}
-            text = ", ".join(f"{name} {value:.6g}" for name, value in scores.items())
-            write_line(f"epoch {row['epoch']}/{self._epochs}: {text}")
+            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+            text = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+            write_line(f"epoch {state.epoch}/{self._epochs}: {text}")
         return row
 
-    def _partial_fit(self, run: SimpleNamespace) -> int:
+    def _partial_fit(self, state: TrainState) -> int:
         """Train on all batches once, and return the number of samples."""
-        if self._classes is None and self._supervised and is_classifier(self.model):
-            found = [np.unique(batch.y) for batch in self._batches(self._data["train"], "train")]
-            self._classes = np.unique(np.concatenate(found))
-        is_first = run.state.epoch == 0 and self._classes is not None
-        more = {"classes": self._classes} if is_first else {}
+        if self._classes is None and self._is_supervised and is_classifier(self.model):
+            classes = [np.unique(batch.y) for batch in self._batches(self._train_data, "train")]
+            self._classes = np.unique(np.concatenate(classes))
+        is_first_epoch = state.epoch == 0 and self._classes is not None
+        # scikit-learn takes the classes in the first call of partial_fit.
+        arguments = {"classes": self._classes} if is_first_epoch else {}
         samples = 0
-        for batch in self._batches(self._data["train"], "train"):
-            self._learn(self.model.partial_fit, batch, **more)
-            more = {}
+        for batch in self._batches(self._train_data, "train"):
+            self._learn(self.model.partial_fit, batch, **arguments)
+            arguments = {}
             samples += len(batch.x)
-            run.state.step += 1
+            state.step += 1
         return samples
 
-    def _fit(self, run: SimpleNamespace) -> int:
+    def _fit(self, state: TrainState) -> int:
         """Fit on all samples at once, and return their number."""
-        whole = _concatenate(self._batches(self._data["train"], "train"), self._max_samples)
+        whole = _concatenate(self._batches(self._train_data, "train"), self._max_samples)
         self._learn(self.model.fit, whole)
-        run.state.step += 1
+        state.step += 1
         return len(whole.x)
 
-    def _learn(self, method: Callable[..., Any], batch: Batch, **more: Any) -> None:
+    def _learn(self, method: Callable[..., Any], batch: Batch, **arguments: Any) -> None:
+        """Call `fit` or `partial_fit` of the estimator."""
         if batch.weights is not None:
-            if "sample_weight" not in inspect.signature(method).parameters:
+            if not _takes_weights(method):
                 raise InvalidTypeError(
                     f"batches have weights, but {type(self.model).__name__} takes no sample_weight"
                 )
-            more["sample_weight"] = batch.weights
-        targets = (batch.y,) if self._supervised else ()
-        method(batch.x, *targets, **more)
+            arguments["sample_weight"] = batch.weights
+        targets = (batch.y,) if self._is_supervised else ()
+        method(batch.x, *targets, **arguments)
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Return loss and metrics over all samples of other data.
@@ -300,25 +307,20 @@ class Trainer:
 
     def _evaluate(self, data: Any, part: str) -> dict[str, float]:
         """Return loss and metrics over all samples, by column."""
-        truths, preds = [], []
-        for batch in self._batches(data, part):
-            truths.append(batch.y if self._supervised else batch.x)
-            preds.append(self._predict(batch.x))
-        truth, pred = np.concatenate(truths), np.concatenate(preds)
-        values = {}
-        for name, metric in self._scores.items():
-            if hasattr(metric, "update"):
-                own = copy.deepcopy(metric)
-                own.update(pred, truth)
-                values[_column(part, name)] = float(own.compute())
-            else:
-                values[_column(part, name)] = float(metric(truth, pred))
-        return values
+        # Predicted batch by batch, so that the inputs of all samples need not fit into memory.
+        predicted = []
+        for x, y, weights in self._batches(data, part):
+            predicted.append(Batch(self._predict(x), y if self._is_supervised else x, weights))
+        pred, truth, weights = _concatenate(predicted)
+        return {
+            _column(part, name): _score(metric, truth, pred, weights)
+            for name, metric in self._metrics.items()
+        }
 
     def _predict(self, x: Array) -> Array:
         if hasattr(self.model, "predict"):
             return np.asarray(self.model.predict(x))
-        if not self._supervised and hasattr(self.model, "inverse_transform"):
+        if not self._is_supervised and hasattr(self.model, "inverse_transform"):
             return np.asarray(self.model.inverse_transform(self.model.transform(x)))
         raise InvalidTypeError(
             f"{type(self.model).__name__} cannot be evaluated: it has no predict or "
@@ -327,13 +329,13 @@ class Trainer:
 
     def _batches(self, data: Any, part: str) -> Iterator[Batch]:
         """Yield batches as arrays with one row per sample."""
-        seen = 0
-        for batch in [data] if _is_arrays(data) else data:
-            found = _as_batch(batch, supervised=self._supervised)
-            seen += len(found.x)
-            if len(found.x):
-                yield found
-        if not seen:
+        is_empty = True
+        for given in [data] if _is_arrays(data) else data:
+            batch = _as_batch(given, supervised=self._is_supervised)
+            if len(batch.x):
+                is_empty = False
+                yield batch
+        if is_empty:
             name = {"train": "train_data", "val": "test_data"}[part]
             raise EmptyPartError(f"{name} must not be empty")
 
@@ -417,18 +419,18 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
 class Batch(NamedTuple):
     """Samples as arrays for scikit-learn."""
 
-    x: Array
-    # Shape ``(samples,)`` or ``(samples, targets)``.
-    y: Array
-    weights: Array | None
+    x: Array  # (samples, features)
+    y: Array  # (samples,) or (samples, targets)
+    weights: Array | None  # (samples,)
 
 
 def _column(part: str, name: str) -> str:
-    """Return the column of a score; metrics without prefix are of the validation data."""
+    """Return the column of a metric; only the loss has a prefix for the validation data."""
     return f"{part}_{name}" if part == "train" or name == "loss" else name
 
 
 def _as_batch(batch: Any, *, supervised: bool) -> Batch:
+    """Return a batch ``(X, y)``, ``(X, y, weights)`` or X as arrays; of X alone, y is X."""
     if isinstance(batch, Mapping):  # variables are stacked as channels
         batch = as_pair(batch)
     items = batch if isinstance(batch, tuple | list) else (batch,)
@@ -441,7 +443,8 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
         raise InvalidTypeError(
             "a batch must be (X, y), got X alone; use task_type='unsupervised' to train without y"
         )
-    x, y = (array.reshape(len(array), -1) for array in (arrays[0], arrays[:2][-1]))
+    x = arrays[0].reshape(len(arrays[0]), -1)
+    y = arrays[1].reshape(len(arrays[1]), -1) if len(arrays) > 1 else x
     weights = arrays[2] if len(arrays) == 3 else None
     if len(x) != len(y):
         raise InvalidValueError(
@@ -449,11 +452,10 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
         )
     if weights is not None and weights.ndim != 1:
         raise InvalidTypeError(f"weights must have one value per sample, got shape {weights.shape}")
-    flat = y[:, 0] if y.shape[1] == 1 else y
-    return Batch(x, flat, weights)
+    return Batch(x, y[:, 0] if y.shape[1] == 1 else y, weights)
 
 
-def _concatenate(batches: Iterator[Batch], max_samples: int | None) -> Batch:
+def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Batch:
     read: list[Batch] = []
     samples = 0
     for batch in batches:
@@ -465,8 +467,23 @@ def _concatenate(batches: Iterator[Batch], max_samples: int | None) -> Batch:
                 "estimator with partial_fit and batch_training=True"
             )
     x, y, weights = zip(*read, strict=True)
-    whole = None if weights[0] is None else np.concatenate(weights)
-    return Batch(np.concatenate(x), np.concatenate(y), whole)
+    all_weights = None if weights[0] is None else np.concatenate(weights)
+    return Batch(np.concatenate(x), np.concatenate(y), all_weights)
+
+
+def _score(metric: Any, truth: Array, pred: Array, weights: Array | None) -> float:
+    """Return a metric over all samples, weighted if it takes weights."""
+    if hasattr(metric, "update"):
+        metric = copy.deepcopy(metric)  # The user's object stays empty.
+        metric.update(pred, truth)
+        return float(metric.compute())
+    if weights is not None and _takes_weights(metric):
+        return float(metric(truth, pred, sample_weight=weights))
+    return float(metric(truth, pred))
+
+
+def _takes_weights(function: Callable[..., Any]) -> bool:
+    return "sample_weight" in inspect.signature(function).parameters
 
 
 def _is_arrays(data: Any) -> bool:

@@ -1,4 +1,8 @@
-"""A Trainer whose steps you write: `train_step` and `test_step`, over the one `Loop`."""
+"""A Trainer whose steps you write: `train_step` and `test_step`.
+
+Every call of `Trainer.run` makes a `Loop` that calls these steps. What one loop has reached is kept
+in the Trainer (`TrainerState`), and the next loop continues from there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueEr
 from ml4cube.training.addons.core import AddOnBase, combine
 from ml4cube.training.addons.web_logger import web_loggers
 from ml4cube.training.advanced import AdvancedTrainer
-from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, note_best, reporting
+from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, explain_interrupt, reporters
 from ml4cube.training.events import Callback, as_callbacks, as_list
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_loss, check_model
@@ -32,7 +36,7 @@ __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint", "ProgressCheck
 
 logger = logging.getLogger(__name__)
 
-Device = str | torch.device | Sequence[str | torch.device] | None
+DeviceOrDevices = str | torch.device | Sequence[str | torch.device] | None
 
 
 class Trainer(TrainerState):
@@ -58,8 +62,9 @@ class Trainer(TrainerState):
         Of a list, each rank of this machine takes its own. Default: the GPU of this rank, else
         the CPU.
     mode : {"train", "test", "min", "max"}
-        Whether `run` trains, or only tests; testing needs no optimizer. "min" and "max" train, and
-        say which way `monitor` is better; "train" is "min".
+        "test": `run` only tests, and needs no optimizer. "train" or "min": `run` trains, and the
+        epoch with the lowest `monitor` is the best. "max": `run` trains, and the epoch with the
+        highest `monitor` is the best. The attribute `mode` is "train" or "test".
     optimizer : torch.optim.Optimizer, optional
         Made from the model's parameters; required for training.
     scheduler : object, optional
@@ -143,7 +148,7 @@ class Trainer(TrainerState):
     def __init__(
         self,
         model: nn.Module,
-        device: Device = None,
+        device: DeviceOrDevices = None,
         mode: str = "train",
         optimizer: Optimizer | None = None,
         scheduler: Any = None,
@@ -160,12 +165,12 @@ class Trainer(TrainerState):
         web_logger: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        arguments = dict(locals())
+        arguments = dict(locals())  # as given; later code adds local variables
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
         loggers = [*as_list(loggers), *web_loggers(web_logger, self.add_ons)]
         ddp_init()
-        world = World.current(_own_device(device))
+        world = World.current(_device_of_this_rank(device))
         super().__init__(
             model,
             optimizer,
@@ -179,26 +184,28 @@ class Trainer(TrainerState):
                 arguments,
                 "run(n_epoch, ...)",
                 gradient_clip=gradient_clip or None,
-                mode=mode if mode in ("min", "max") else "min",
+                mode="max" if mode == "max" else "min",
                 precision=self._pick_precision(use_amp, precision, world.device),
             ),
         )
-        self._check_step("train_step" if self.mode == "train" else "test_step")
+        self._check_step(f"{self.mode}_step")
         if self.mode == "train":
             self._check_optimizer()
         self.log_bar = log_bar
         self._follow = FollowTrainer(self)
         self._callbacks += [
             self._follow,
-            *reporting(log_bar and progress, loggers),
+            *reporters(log_bar and progress, loggers),
             *as_callbacks(callbacks),
         ]
-        self._tested = History()
-        self._gives_output = self._overrides("test_step")  # as far as is known
-        if not self._is_cut:  # which may not fit on one device
+        self._test_history = History()
+        # False once a test_step has returned no "output".
+        self._may_return_output = self._overrides("test_step")
+        self._is_sharded = self._options.strategy == "fsdp" and world.size > 1
+        if not self._is_sharded:  # A sharded model may be too large for one device.
             self.model.to(world.device)
 
-    # ------------------------------------------------------------------ yours to define
+    # ------------------------------------------------- methods that subclasses define
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Return what one training batch gives; define it in a subclass.
@@ -213,7 +220,7 @@ class Trainer(TrainerState):
         dict
             ``"loss"``, and whatever else is to be averaged or collected.
         """
-        return self._loss_only(batch)
+        return {"loss": self._default_step("train_step")(self.model, batch).loss}
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         """Return what one batch gives in validation or testing; define it in a subclass.
@@ -228,13 +235,13 @@ class Trainer(TrainerState):
         dict
             ``"loss"``, and whatever else is to be averaged or collected.
         """
-        return self._loss_only(batch)
+        return {"loss": self._default_step("test_step")(self.model, batch).loss}
 
     def count_samples(self, batch: Any) -> int | None:
         """Return how many samples a batch has; define it for batches of a kind of your own.
 
-        It is what the means that a step returns weigh: in the History, in accumulated steps, and
-        beside the batches of other ranks.
+        The means that a step returns are weighted by it: in the History, in accumulated steps, and
+        in averages over ranks.
 
         Parameters
         ----------
@@ -276,14 +283,14 @@ class Trainer(TrainerState):
             ``"output"`` of `test_step` where it returns one, else what the model gives for the
             batch, or for the first of a pair.
         """
-        if self._gives_output:
+        if self._may_return_output:
             output = self.test_step(batch).get("output")
             if output is not None:
                 return output
-            self._gives_output = False
+            self._may_return_output = False
         return self.model(as_pair(batch)[0])
 
-    # ---------------------------------------------------------------------- running
+    # ------------------------------------------------- methods that users call
 
     def run(self, n_epoch: int, loader: Iterable[Any], valid_loader: Any = None) -> History:
         """Train, or test, for a number of epochs; called again, it continues.
@@ -313,14 +320,13 @@ class Trainer(TrainerState):
         check_count("n_epoch", n_epoch)
         if self.mode == "train":
             self._train(n_epoch, loader, valid_loader, wrapped=("run_epoch", "run_batch"))
-        elif valid_loader is not None:
+            return self.history
+        if valid_loader is not None:
             raise InvalidTypeError("mode='test' tests on loader; leave valid_loader out")
-        else:
-            self._tested = History()
-            for _ in range(n_epoch):
-                self.run_epoch(loader)
-            return self._tested
-        return self.history
+        self._test_history = History()
+        for _ in range(n_epoch):
+            self.run_epoch(loader)
+        return self._test_history
 
     def run_epoch(self, loader: Iterable[Any]) -> dict[str, Any] | None:
         """Train for one epoch without validation, or test once; an add-on may override it.
@@ -338,14 +344,15 @@ class Trainer(TrainerState):
         dict or None
             The row of the History; None inside `run`.
         """
-        work = self.pending.pop("run_epoch", None)
-        if work is not None:  # inside run()
-            return work(loader)
+        # The loop of run() calls an override, which calls this method, which calls the loop again.
+        loop_method = self.pending.pop("run_epoch", None)
+        if loop_method is not None:
+            return loop_method(loader)
         if self.mode == "test":
             return self._test(loader)
         self._train(1, loader, None, wrapped=("run_batch",))
-        last = {name: values[-1] for name, values in self.history.to_dict().items()}
-        return {name: value for name, value in last.items() if value is not None}
+        last_row = {name: values[-1] for name, values in self.history.to_dict().items()}
+        return {name: value for name, value in last_row.items() if value is not None}
 
     def run_batch(self, batch: Any) -> dict[str, float] | None:
         """Take one training step over a batch, or test on it; an add-on may override it.
@@ -362,22 +369,22 @@ class Trainer(TrainerState):
         dict or None
             Its numbers by name; None inside `run`.
         """
-        work = self.pending.pop("run_batch", None)
-        if work is not None:  # inside run() or run_epoch()
-            return work(batch)
+        loop_method = self.pending.pop("run_batch", None)  # as in `run_epoch`
+        if loop_method is not None:
+            return loop_method(batch)
         if self.mode == "test":
             with self.testing():
-                tested = self._make_loop(wrapped=()).evaluate([batch])
-            return {name.removeprefix("val_"): value for name, value in tested.items()}
-        if self._is_cut:
+                row = self._make_loop(wrapped=()).evaluate([batch])
+            return {name.removeprefix("val_"): value for name, value in row.items()}
+        if self._is_sharded:
             raise InvalidTypeError("strategy='fsdp' trains in run() only; call run()")
         loop = self._make_loop([batch], wrapped=())
         if loop.ema is not None:
-            loop.ema.apply(False)
+            loop.ema.apply(False)  # The step changes the weights that are not averaged.
         result = loop.train_batch(batch)
-        self._take_from(loop)
-        found: dict[str, Any] = {"loss": result.loss, **result.logs}
-        return {name: float(torch.as_tensor(v).detach()) for name, v in found.items()}
+        self._keep_state_of(loop)
+        numbers: dict[str, Any] = {"loss": result.loss, **result.logs}
+        return {name: float(torch.as_tensor(value).detach()) for name, value in numbers.items()}
 
     def evaluate(self, loader: Any) -> dict[str, Any]:
         """Test once, exactly on any number of ranks; every rank must call this.
@@ -421,11 +428,12 @@ class Trainer(TrainerState):
         EmptyPartError
             If the loader gives no batch.
         """
-        loop, training = self._make_loop(), self.model.training
+        was_training = self.model.training
         try:
-            return _joined([_on_cpu(part) for part in loop.predict(loader, self.predict_step)])
+            predictions = self._make_loop().predict(loader, self.predict_step)
+            return _concatenate([_to_cpu(prediction) for prediction in predictions])
         finally:
-            self.model.train(training)
+            self.model.train(was_training)
 
     @property
     def device(self) -> torch.device:
@@ -470,21 +478,22 @@ class Trainer(TrainerState):
         self._check_step("train_step")
         if valid_loader is not None:
             self._check_step("test_step")
-        # An epoch that was left half done, since time was over, is finished from its snapshot.
-        half_done = self._state.batch > 0 and self._options.snapshot_path is not None
-        goal, resumes = self._goal + epochs, half_done or not self._started
+        goal = self._goal + epochs
         loop = self._make_loop(loader, valid_loader, goal, wrapped=wrapped)
+        # An epoch that `max_time` has interrupted is finished from its snapshot.
+        is_interrupted = self._state.batch > 0 and self._options.snapshot_path is not None
+        resume = is_interrupted or not self._started
         self._started, self._loop = True, loop
         self._follow.monitor = loop.monitor
         try:
-            loop.run(resume=resumes)
-        except KeyboardInterrupt as stop:
-            note_best(stop, self.best_epoch)
+            loop.run(resume=resume)
+        except KeyboardInterrupt as interrupt:
+            explain_interrupt(interrupt, self.best_epoch)
             raise
         finally:
             self._loop = None
-            self._take_from(loop)
-            # A snapshot may be further than this call was to go: part of the next call's epochs.
+            self._keep_state_of(loop)
+            # If the snapshot has more epochs than the goal, they count in the next call.
             self._goal = min(goal, loop.state.epoch)
 
     def _test(self, loader: Any) -> dict[str, Any]:
@@ -492,7 +501,7 @@ class Trainer(TrainerState):
         row = self.evaluate(loader)
         self.progress_checker.step += len(self.log_test["loss"])
         self.progress_checker.update_epoch()
-        self._tested.append(row)
+        self._test_history.append(row)
         return row
 
     def _make_loop(
@@ -503,9 +512,12 @@ class Trainer(TrainerState):
         *,
         wrapped: tuple[str, ...] = ("run_batch",),
     ) -> Loop:
-        """Make a loop that continues where the last one ended; without `train`, one that tests."""
+        """Make a loop that continues where the last one ended; without `train`, one that tests.
+
+        `wrapped` are the methods whose overrides the loop calls around its own passes or batches.
+        """
         options = replace(self._options, epochs=epochs)
-        if train is None:  # a share of no loader
+        if train is None:  # The limit may be a share of the training batches.
             options = replace(options, limit_train_batches=None)
         loop = Loop(
             self.model,
@@ -523,35 +535,27 @@ class Trainer(TrainerState):
         if self._scaler_state:
             loop.scaler.load_state_dict(self._scaler_state)
         if loop.ema is not None and self._ema_state:
-            # The model has the average, as a finished run leaves it.
+            # The last loop has left the average in the model.
             average = dict(loop.ema.average)
             loop.ema.load_state_dict({"updates": self._ema_state["updates"], "average": average})
-            self.model.load_state_dict(self._ema_state["own"])
+            self.model.load_state_dict(self._ema_state["unaveraged"])
             loop.ema.apply(True)
         return loop
 
-    def _take_from(self, loop: Loop) -> None:
+    def _keep_state_of(self, loop: Loop) -> None:
         """Keep what the next loop needs."""
         self._state, self.history = loop.state, loop.history
         self._scaler_state = loop.scaler.state_dict()
         if loop.ema is not None and loop.model is self.model:
             loop.ema.apply(False)
-            own = copy.deepcopy(self.model.state_dict())
-            self._ema_state = {"updates": loop.ema.updates, "own": own}
+            unaveraged = copy.deepcopy(self.model.state_dict())
+            self._ema_state = {"updates": loop.ema.updates, "unaveraged": unaveraged}
             loop.ema.apply(True)
         self.progress_checker.follow(loop.state)
 
     def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:
+        """Return the precision; PrecisionMixerAddon overrides it."""
         return pick_precision(use_amp, precision, device)
-
-    @property
-    def _is_cut(self) -> bool:
-        return self._options.strategy == "fsdp" and self._world.size > 1
-
-    def _loss_only(self, batch: Any) -> dict[str, Any]:
-        if self.loss_step is None:
-            raise self._no_step("train_step" if self.mode == "train" else "test_step")
-        return {"loss": self.loss_step(self.model, batch).loss}
 
     def _check_optimizer(self) -> None:
         if not isinstance(self.optimizer, Optimizer):
@@ -561,18 +565,21 @@ class Trainer(TrainerState):
             )
 
     def _check_step(self, name: str) -> None:
-        if self.loss_step is None and not self._overrides(name):
-            raise self._no_step(name)
+        if not self._overrides(name):
+            self._default_step(name)
 
-    def _no_step(self, name: str) -> InvalidTypeError:
-        return InvalidTypeError(
-            f"{type(self).__name__} has neither {name}() nor a loss; define {name}(self, batch) in "
-            "a subclass, or give loss=torch.nn.MSELoss()"
-        )
+    def _default_step(self, name: str) -> Supervised:
+        """Return the step made of the argument `loss`."""
+        if self.loss_step is None:
+            raise InvalidTypeError(
+                f"{type(self).__name__} has neither {name}() nor a loss; define "
+                f"{name}(self, batch) in a subclass, or give loss=torch.nn.MSELoss()"
+            )
+        return self.loss_step
 
 
-def _own_device(device: Device) -> str | torch.device | None:
-    """Return this rank's device of those that were given."""
+def _device_of_this_rank(device: DeviceOrDevices) -> str | torch.device | None:
+    """Return the device that is given, or the one of this rank in a list of them."""
     if isinstance(device, str) or not isinstance(device, Sequence):
         return device
     devices = list(device)
@@ -588,25 +595,27 @@ def _own_device(device: Device) -> str | torch.device | None:
     return devices[local_rank() % len(devices)]
 
 
-def _on_cpu(value: Any) -> Any:
+def _to_cpu(value: Any) -> Any:
+    """Return copies on the CPU of tensors, which may be nested in tuples and dicts."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {name: _on_cpu(item) for name, item in value.items()}
+        return {name: _to_cpu(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_on_cpu(item) for item in value)
+        return tuple(_to_cpu(item) for item in value)
     raise InvalidTypeError(
         "predict_step must return tensors, or a tuple or dict of them, got a "
         f"{type(value).__name__}"
     )
 
 
-def _joined(parts: list[Any]) -> Any:
+def _concatenate(parts: list[Any]) -> Any:
+    """Return the tensors of all batches as one, nested like those of one batch."""
     if not parts:
         raise EmptyPartError("loader gave no batch to predict; give one that is not empty")
     first = parts[0]
     if isinstance(first, Mapping):
-        return {name: _joined([part[name] for part in parts]) for name in first}
+        return {name: _concatenate([part[name] for part in parts]) for name in first}
     if isinstance(first, tuple):
-        return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
+        return tuple(_concatenate(list(column)) for column in zip(*parts, strict=True))
     return torch.cat(parts)

@@ -430,7 +430,7 @@ def log_on_ranks(folder):
     log = CSVLogger(f"{folder}/log.csv")
     ran = trainer(ranks=True, loggers=[log], epochs=2)
     ran.train()
-    return log._target, ran.history["val_loss"]
+    return log._opened, ran.history["val_loss"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.decomposition import PCA, IncrementalPCA
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import LinearRegression, SGDClassifier, SGDRegressor
-from sklearn.metrics import f1_score, mean_absolute_error, r2_score, silhouette_score
+from sklearn.metrics import f1_score, max_error, mean_absolute_error, r2_score, silhouette_score
 from sklearn.neural_network import MLPRegressor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -122,13 +122,22 @@ def test_patience_counts_epochs_without_improvement():
         assert len(trainer.history) == 3 + patience
 
 
-def test_weights_of_samples_reach_the_estimator():
+def test_weights_of_samples_reach_the_estimator_loss_and_metrics():
     x, y = numbers()
     weights = np.where(np.arange(40) < 20, 1.0, 0.0)
     all_ = Trainer(LinearRegression(), [(x, y, weights)], batch_training=False).train()
     np.testing.assert_allclose(all_.coef_, LinearRegression().fit(x[:20], y[:20]).coef_, rtol=1e-3)
     with pytest.raises(InvalidTypeError, match="takes no sample_weight"):
         Trainer(IncrementalPCA(1), [(x, y, weights)], task_type="unsupervised").train()
+
+    weights = np.arange(40) % 2
+    batches = [(x[i : i + 7], y[i : i + 7], weights[i : i + 7]) for i in range(0, 40, 7)]
+    metrics = {"r2": r2_score, "worst": max_error}  # which takes no weights
+    scored = Trainer(SGDRegressor(), batches, batches, metrics)
+    pred = scored.train().predict(x)
+    assert scored.history["val_loss"] == [pytest.approx(np.square(pred - y)[1::2].mean())]
+    assert scored.history["r2"] == [pytest.approx(r2_score(y[1::2], pred[1::2]))]
+    assert scored.history["worst"] == [pytest.approx(np.abs(pred - y).max())]
 
 
 # ---------------------------------------------------------------------- windows and stores

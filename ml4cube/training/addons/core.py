@@ -9,7 +9,7 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
 
-# A mixin stands in front of a Trainer and may call its methods: mypy is not to look for them.
+# Base class of mixins that call methods of the Trainer; Any, so that mypy does not look for them.
 TrainerBase: Any = object
 
 
@@ -64,9 +64,10 @@ class MixinAddOn(AddOnBase):
 class Combinable(type):
     """Metaclass of Trainer classes, so that classes made by add-ons can be pickled."""
 
-    # Such a class cannot be imported by name, so it is pickled as its base class and its add-on.
+    # Such a class cannot be imported by name, so it is pickled as the class and the add-on that it
+    # was made of.
 
-    add_ons: tuple[type[AddOnBase], ...] = ()
+    add_ons: tuple[type[AddOnBase], ...] = ()  # all that are applied, the first one first
 
 
 def combine(base: type, add_ons: tuple[type[AddOnBase], ...]) -> Any:
@@ -75,29 +76,30 @@ def combine(base: type, add_ons: tuple[type[AddOnBase], ...]) -> Any:
         if not isinstance(add_on, type) or not issubclass(add_on, AddOnBase):
             raise InvalidTypeError(f"add_on() takes subclasses of AddOnBase, got {add_on!r}")
         if add_on not in getattr(base, "add_ons", ()):
-            base = _apply(base, add_on)
+            base = _apply_once(base, add_on)
     return base
 
 
 @functools.cache
-def _apply(base: Any, add_on: type[AddOnBase]) -> Any:
-    made: Any = add_on.apply(base)
-    is_subclass = isinstance(made, type) and issubclass(made, base)
+def _apply_once(base: Any, add_on: type[AddOnBase]) -> Any:
+    """Return the subclass that an add-on makes of a class: the same one in every call."""
+    subclass: Any = add_on.apply(base)
+    is_subclass = isinstance(subclass, type) and issubclass(subclass, base)
     if not is_subclass:
         raise InvalidTypeError(
-            f"{add_on.__name__}.apply() must return a subclass of {base.__name__}, got {made!r}"
+            f"{add_on.__name__}.apply() must return a subclass of {base.__name__}, got {subclass!r}"
         )
-    if made is base:
-        return base
-    made.add_ons = (*base.add_ons, add_on)
-    made._made_of = (base, add_on)
-    return made
+    if subclass is not base:
+        subclass.add_ons = (*base.add_ons, add_on)
+        subclass._made_of = (base, add_on)
+    return subclass
 
 
 def _reduce_class(cls: Any) -> Any:
-    # A class that a user derives from it can be imported by name.
-    made_of = cls.__dict__.get("_made_of")
-    return cls.__qualname__ if made_of is None else (_apply, made_of)
+    """Return how pickle makes a class again, or its name if it can be imported."""
+    # Not by getattr: a class that a user derives from one with add-ons can be imported by name.
+    made_of = vars(cls).get("_made_of")
+    return cls.__qualname__ if made_of is None else (_apply_once, made_of)
 
 
 copyreg.pickle(Combinable, _reduce_class)

@@ -21,7 +21,7 @@ from torch.utils.data import (
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
-from ml4cube.training.ranks.exact_validation import samples_of_rank, with_sampler
+from ml4cube.training.ranks.exact_validation import with_sampler
 
 logger = logging.getLogger(__name__)
 
@@ -46,43 +46,40 @@ class _Devices(TrainerBase):  # type: ignore[misc]
                 "MultiGPUAddon does not support strategy='fsdp'; start the script with torchrun, "
                 "without the add-on"
             )
-        self.devices = _devices(device)
+        self.devices = _as_devices(device)
         self._timeout = timeout
-        self._is_rank = False
-        own = self.devices[local_rank() % len(self.devices)]
-        super().__init__(model, own, *args, **kwargs)
+        self._is_rank = False  # True in the processes that `run` starts
+        device_of_this_rank = self.devices[local_rank() % len(self.devices)]
+        super().__init__(model, device_of_this_rank, *args, **kwargs)
 
     def run(self, n_epoch: int, loader: Any, valid_loader: Any = None) -> Any:
         """Run `Trainer.run` on all devices."""
         if self._runs_here():
             return super().run(n_epoch, loader, valid_loader)
-        return self._on_devices("run", n_epoch, loader, valid_loader)
+        return self._run_on_devices(loader, valid_loader, n_epoch)
 
     def run_epoch(self, loader: Any) -> Any:
         """Run `Trainer.run_epoch` on all devices."""
         if self._runs_here():
             return super().run_epoch(loader)
-        return self._on_devices("run_epoch", loader)
+        return self._run_on_devices(loader)
 
     def _runs_here(self) -> bool:
         return self._is_rank or self._world.size > 1 or len(self.devices) == 1
 
-    def _on_devices(self, method: str, *args: Any) -> Any:
-        home = self.device
-        self._move(torch.device("cpu"))  # to be pickled
+    def _run_on_devices(
+        self, loader: Any, valid_loader: Any = None, n_epoch: int | None = None
+    ) -> Any:
+        device = self.device
+        self._move(torch.device("cpu"))  # from which it is pickled
         try:
-            returned, packed = launch(
-                _run_rank,
-                len(self.devices),
-                self,
-                method,
-                args,
-                torch.initial_seed(),
-                timeout=self._timeout,
+            arguments = (self, torch.initial_seed(), loader, valid_loader, n_epoch)
+            returned, changes = launch(
+                _run_rank, len(self.devices), *arguments, timeout=self._timeout
             )
-            self.unpack(packed)
+            self.unpack(changes)
         finally:
-            self._move(home)
+            self._move(device)
         return returned
 
     def enter_rank(self) -> None:
@@ -94,7 +91,7 @@ class _Devices(TrainerBase):  # type: ignore[misc]
     def _move(self, device: torch.device) -> None:
         self.model.to(device)
         if self.optimizer is not None:
-            # Loading moves the state to the device of the parameters.
+            # Loading its own state moves the state to the device of the parameters.
             self.optimizer.load_state_dict(self.optimizer.state_dict())
 
 
@@ -139,33 +136,42 @@ class MultiGPUAddon(MixinAddOn):
     mixin = _Devices
 
 
-def _run_rank(trainer: Any, method: str, args: tuple[Any, ...], seed: int) -> Any:
-    """Run a Trainer's method in one process; rank 0 returns the result."""
+def _run_rank(
+    trainer: Any, seed: int, loader: Any, valid_loader: Any = None, n_epoch: int | None = None
+) -> Any:
+    """Call `run`, or without a number of epochs `run_epoch`, in one process.
+
+    Rank 0 returns the result, and what the call has changed in the Trainer.
+    """
     trainer.enter_rank()
     world = trainer._world
     # Seeded like the parent process, but differently on each rank.
     torch.manual_seed((seed + world.rank) % 2**63)
-    *counts, train, val = args if method == "run" else (*args, None)
-    testing = trainer.mode == "test"
-    shared = [*counts, share_loader(train, world, exact=testing, seed=seed)]
-    if method == "run":
-        shared.append(None if val is None else share_loader(val, world, exact=True, seed=seed))
-    returned = getattr(trainer, method)(*shared)
+    loader = share_loader(loader, world, exact=trainer.mode == "test", seed=seed)
+    valid_loader = share_loader(valid_loader, world, exact=True)
+    if n_epoch is None:
+        returned = trainer.run_epoch(loader)
+    else:
+        returned = trainer.run(n_epoch, loader, valid_loader)
     return (returned, trainer.pack()) if world.is_main else None
 
 
 def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> Any:
-    """Return a loader of a rank's part of the batches of another one."""
-    if getattr(loader, "parallel", False):  # shared out already
+    """Return a loader of a rank's part of the samples of another one.
+
+    Parts have the same number of samples or batches, in the order of `seed` if the loader shuffles;
+    those left over are in none. With `exact`, which is for validation, a list is divided whole, and
+    a loader that cannot be divided is returned as it is.
+    """
+    if loader is None or getattr(loader, "parallel", False):  # shared out already
         return loader
     if isinstance(loader, Mapping):  # several validation sets
-        sets = loader.items()
-        return {n: share_loader(each, world, exact=exact, seed=seed) for n, each in sets}
-    if isinstance(loader, list | tuple):
-        whole = len(loader) if exact else len(loader) // world.size * world.size
-        return list(loader[world.rank : whole : world.size])
-    if not isinstance(loader, DataLoader) or not _is_plain(loader):
-        if exact:  # if every rank evaluates all samples, the result is the same
+        return {name: share_loader(part, world, exact=exact) for name, part in loader.items()}
+    if isinstance(loader, list | tuple):  # of batches
+        used = len(loader) if exact else len(loader) // world.size * world.size
+        return list(loader[world.rank : used : world.size])
+    if not isinstance(loader, DataLoader) or not _is_divisible(loader):
+        if exact:  # Every rank evaluates all samples, which gives the same result.
             return loader
         kind = type(loader).__name__
         kind += f" with {type(loader.sampler).__name__}" if isinstance(loader, DataLoader) else ""
@@ -174,55 +180,48 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
             "of batches, or prep_dataloader(..., parallel=True), to be shared out over processes; "
             f"got {kind}"
         )
-    if exact:
-        return with_sampler(loader, samples_of_rank(loader.dataset, world))
-    shuffled = getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler))
+    shuffle = getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler))
     sampler: DistributedSampler[Any] = DistributedSampler(
-        loader.dataset,
-        world.size,
-        world.rank,
-        shuffle=shuffled,
-        seed=seed % 2**31,
-        drop_last=True,
+        loader.dataset, world.size, world.rank, shuffle, seed=seed % 2**31, drop_last=True
     )
-    # Without the generator, from which workers on all ranks would be seeded alike.
+    # In validation, the loop replaces this sampler by one that drops nothing (`exact_loader`). The
+    # generator is left out, because it would seed workers on all ranks alike.
     return with_sampler(loader, sampler, drop_last=loader.drop_last, generator=None)
 
 
-def _is_plain(loader: DataLoader[Any]) -> bool:
-    known = (RandomSampler, SequentialSampler, DistributedSampler)
-    sampler = loader.sampler
+def _is_divisible(loader: DataLoader[Any]) -> bool:
+    """Return True if ranks can share the samples: each has an index, and comes once an epoch."""
     return (
         not isinstance(loader.dataset, IterableDataset)
         and loader.batch_size is not None
-        and type(sampler) in known
-        and not (isinstance(sampler, RandomSampler) and sampler.replacement)
+        and type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
+        and not getattr(loader.sampler, "replacement", False)
     )
 
 
-def _devices(device: Any) -> list[torch.device]:
-    """Return the devices to train on; without a GPU, the CPU as many times."""
+def _as_devices(device: Any) -> list[torch.device]:
+    """Return the devices to train on, or without a GPU the CPU as many times."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None or str(device) == "cuda":
-        asked = [torch.device("cuda", i) for i in range(gpus)] or [torch.device("cpu")]
+        devices = [torch.device("cuda", i) for i in range(gpus)] or [torch.device("cpu")]
     elif isinstance(device, str | torch.device):
-        asked = [torch.device(device)]
+        devices = [torch.device(device)]
     elif isinstance(device, Sequence) and device:
-        asked = [torch.device(entry) for entry in device]
+        devices = [torch.device(entry) for entry in device]
     else:
         raise InvalidValueError(
             f"device must be a list such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu'], got {device!r}"
         )
-    if gpus == 0 and any(entry.type == "cuda" for entry in asked):
+    if gpus == 0 and any(entry.type == "cuda" for entry in devices):
         logger.warning("device=%s, but this machine has no GPU; using the CPU", device)
-        return [torch.device("cpu")] * len(asked)
-    if len(asked) == 1:
-        logger.warning("MultiGPUAddon has one device, %s, so one process trains", asked[0])
-    return asked
+        return [torch.device("cpu")] * len(devices)
+    if len(devices) == 1:
+        logger.warning("MultiGPUAddon has one device, %s, so one process trains", devices[0])
+    return devices
 
 
 def _check_init_method(init_method: str | None) -> None:
-    """Refuse an address on another machine; one on this machine is not needed."""
+    """Refuse an address on another machine; one on this machine is accepted, but not used."""
     url = urlsplit(init_method or "env://")
     is_local = url.scheme in ("env", "file") or (url.scheme == "tcp" and url.hostname in _LOOPBACK)
     if not is_local:

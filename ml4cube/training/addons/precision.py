@@ -13,7 +13,7 @@ from ml4cube.training.inputs.options import DTYPES
 
 
 class _Precision:
-    """Mixin that chooses the precision."""
+    """Mixin that chooses the precision by the device."""
 
     def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:
         if use_amp and precision == "fp32":
@@ -46,16 +46,18 @@ class PrecisionMixerAddon(MixinAddOn):
     mixin = _Precision
 
 
-def choose_precision(asked: str | Sequence[str], device: torch.device) -> str:
+def choose_precision(precision: str | Sequence[str], device: torch.device) -> str:
     """Return the first of several precisions that a device supports."""
-    if asked == "auto":
-        # Many CPUs compute slowly in bf16, so it must be asked for by name.
-        asked = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
-    names = [asked] if isinstance(asked, str) else list(asked)
+    names = [precision] if isinstance(precision, str) else list(precision)
+    if precision == "auto":
+        # bf16 must be chosen by name on a CPU, because many compute slowly in it.
+        names = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
     for name in names:
-        check_choice("precision", name, ["auto", *DTYPES] if names == [asked] else DTYPES)
+        check_choice("precision", name, ["auto", *DTYPES] if name == precision else DTYPES)
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     for name in names:
         if name != "bf16" or has_bf16:
             return name
-    raise InvalidValueError(f"{device} supports none of precision={asked!r}; use 'auto' or 'fp32'")
+    raise InvalidValueError(
+        f"{device} supports none of precision={precision!r}; use 'auto' or 'fp32'"
+    )

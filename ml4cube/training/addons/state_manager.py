@@ -15,7 +15,7 @@ from ml4cube.training.inputs.checks import import_package
 from ml4cube.training.state import TrainState
 
 FORMATS = (".ckpt", ".safetensor", ".safetensors")
-_STATE = "state.ckpt"
+_STATE_FILE = "state.ckpt"  # holds weights, optimizer, scheduler and counts
 
 
 class _State(TrainerBase):  # type: ignore[misc]
@@ -51,28 +51,28 @@ class _State(TrainerBase):  # type: ignore[misc]
                 "best": [self.best_epoch, self.best_loss],
             }
             write_weights(self.save_path / self._model_name, weights)
-            write_file(self.save_path / _STATE, state)
+            write_file(self.save_path / _STATE_FILE, state)
         self._world.barrier()
 
     def load_state(self) -> int:
         """Load model, optimizer and scheduler, to continue from there; return the epoch."""
-        file = self.save_path / _STATE
+        file = self.save_path / _STATE_FILE
         state = read_file(file)
         if "model" not in state:
             raise StoreError(f"{file} was not written by save_state()")
-        for name in ("optimizer", "scheduler"):
-            if (getattr(self, name) is None) != (state[name] is None):
-                saved, own = ("no", "one") if state[name] is None else ("a", "none")
-                raise InvalidValueError(f"{file} has {saved} {name}, this Trainer has {own}")
-        self._load_weights(state["model"], str(file), True)
-        for part, own in ((self.optimizer, "optimizer"), (self.scheduler, "scheduler")):
+        parts = {"optimizer": self.optimizer, "scheduler": self.scheduler}
+        for name, part in parts.items():
+            if (part is None) != (state[name] is None):
+                saved, here = ("no", "one") if state[name] is None else ("a", "none")
+                raise InvalidValueError(f"{file} has {saved} {name}, this Trainer has {here}")
+        self._load_weights(state["model"], str(file), strict=True)
+        for name, part in parts.items():
             if part is not None:
-                part.load_state_dict(state[own])
+                part.load_state_dict(state[name])
         self.best_epoch, self.best_loss = state["best"]
         self.best_weights = state["model"] if self.best_epoch == state["epoch"] else None
         self.start_at(TrainState(epoch=state["epoch"], step=state["step"]))
-        epoch: int = state["epoch"]
-        return epoch
+        return int(state["epoch"])
 
     def save_model(self, filename: str | Path) -> None:
         """Write the weights in the format of the file's suffix; every rank."""
@@ -132,10 +132,10 @@ def write_weights(path: Path, weights: Mapping[str, Any]) -> None:
     if path.suffix == ".ckpt":
         return write_file(path, weights)
     save = _safetensors().save
-    odd = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
-    if odd:
+    others = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    if others:
         raise InvalidTypeError(
-            f"{path.suffix} files can hold only tensors, but the model's state has {odd}; use "
+            f"{path.suffix} files can hold only tensors, but the model's state has {others}; use "
             "save_format='ckpt'"
         )
     # Copies, because safetensors refuses parameters that share memory.
@@ -151,10 +151,9 @@ def read_weights(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise StoreError(f"{path} does not exist")
     try:
-        tensors: dict[str, Any] = load(path.read_bytes())
+        return dict(load(path.read_bytes()))
     except Exception as error:
         raise StoreError(f"{path} is damaged or not a safetensors file: {error}") from error
-    return tensors
 
 
 def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str]:
@@ -173,9 +172,9 @@ def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str
                 f"got {save_format!r}"
             )
         path, name, suffix = path.parent, path.stem, path.suffix
-    if f"{name}{suffix}" == _STATE:
+    if f"{name}{suffix}" == _STATE_FILE:
         raise InvalidValueError(
-            f"save_path must not name the file {_STATE}, which has optimizer and scheduler"
+            f"save_path must not name the file {_STATE_FILE}, which has optimizer and scheduler"
         )
     if path.is_file():
         raise InvalidValueError(f"save_path must be a folder, got the file {str(save_path)!r}")

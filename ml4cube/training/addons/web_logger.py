@@ -52,7 +52,8 @@ class NeptuneLoggerAddon(MixinAddOn):
     mixin = _Neptune
 
 
-# By service: the add-on, its logger, and other names of the logger's arguments.
+# By service: the add-on, its logger, and the names by which the service's own functions call the
+# logger's arguments, which are accepted too.
 _SERVICES: dict[str, tuple[type[MixinAddOn], type[Logger], dict[str, str]]] = {
     "wandb": (WandBLoggerAddon, WandBLogger, {"id": "run_id", "config": "params"}),
     "neptune": (
@@ -64,22 +65,23 @@ _SERVICES: dict[str, tuple[type[MixinAddOn], type[Logger], dict[str, str]]] = {
 
 
 def web_loggers(services: Any, add_ons: Collection[Any]) -> list[Logger]:
-    """Return the loggers of the argument `web_logger` of a Trainer with some add-ons."""
-    made = []
-    for service, given in _checked("web_logger", services or {}).items():
+    """Make the loggers that a Trainer's argument `web_logger` names, if its add-ons allow them."""
+    loggers = []
+    for service, settings in _as_mapping("web_logger", services or {}).items():
         check_choice("web_logger", service, _SERVICES)
-        add_on, logger, names = _SERVICES[service]
+        add_on, logger, argument_names = _SERVICES[service]
         if add_on not in add_ons:
             raise InvalidTypeError(
                 f"web_logger has {service!r}, but this Trainer has no {add_on.__name__}; make it "
                 f"with Trainer.add_on({add_on.__name__})"
             )
-        arguments = _checked(f"web_logger[{service!r}]", given)
-        made.append(logger(**{names.get(name, name): value for name, value in arguments.items()}))
-    return made
+        settings = _as_mapping(f"web_logger[{service!r}]", settings)
+        arguments = {argument_names.get(name, name): value for name, value in settings.items()}
+        loggers.append(logger(**arguments))
+    return loggers
 
 
-def _checked(name: str, given: Any) -> Mapping[str, Any]:
+def _as_mapping(name: str, given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise InvalidTypeError(f"{name} must be a mapping {{name: value}}, got {given!r}")
     return given
