@@ -38,9 +38,8 @@ class Handover:
         self.callback, self._items = callback, items
         self._device, self._augment, self._seed = device, augment, seed
         # a callback or an augmentation of the user may leave out samples
-        self.keeps_samples = callback is None and all(
-            getattr(step, "keeps_samples", False) for step in augment
-        )
+        augment_keeps = all(getattr(step, "keeps_samples", False) for step in augment)
+        self.keeps_samples = callback is None and augment_keeps
         # first tensor, epoch and positions of the latest batches
         self._recent: deque[tuple[Any, int, Ints]] = deque(maxlen=_MOST_REMEMBERED)
 

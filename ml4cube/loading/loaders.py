@@ -57,12 +57,12 @@ _REMOTE_READS = 64
 _MOST_GATHER_THREADS = 4
 
 
-def _rank_and_world(parallel: bool) -> tuple[int, int]:
-    """Return this rank and the number of ranks; (0, 1) without a process group."""
+def _rank_and_world(parallel: bool) -> dict[str, int]:
+    """Return this rank and the number of ranks; 0 and 1 without a process group."""
     dist = torch.distributed
     if parallel and dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
+        return {"rank": dist.get_rank(), "world": dist.get_world_size()}
+    return {"rank": 0, "world": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,35 +174,37 @@ class EpochPlan:
 
     def share(self) -> Share:
         """Return this rank's positions, for the process group as it is now."""
-        rank, world = _rank_and_world(self.parallel)
+        ranks = _rank_and_world(self.parallel)
         if not self.train:
-            return EvalShare(self.n, self.batch_size, rank, world)
-        share = TrainShare(self.n, self.batch_size, rank, world, self.drop_last)
+            return EvalShare(self.n, self.batch_size, **ranks)
+        share = TrainShare(self.n, self.batch_size, **ranks, drop_last=self.drop_last)
         if not len(share):
             advice = "choose a smaller batch_size"
-            if self.n < world:
+            if self.n < ranks["world"]:
                 advice = "ds.attrs['accounting'] of a store counts why windows were dropped"
             elif self.drop_last:
                 advice += " or drop_last=False"
             raise InvalidValueError(
                 f"{self.n} training samples are too few for a batch of "
-                f"batch_size={self.batch_size} on {world} rank(s); {advice}"
+                f"batch_size={self.batch_size} on {ranks['world']} rank(s); {advice}"
             )
         return share
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the epoch: in training of all ranks, else of this one."""
         state = {**self._identity, "epoch": self._now[0], "done": self._now[1]}
-        return state | self._rank() if state["done"] and not self.train else state
+        if state["done"] and not self.train:
+            state |= _rank_and_world(self.parallel)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue where a state was taken."""
-        rank = {key: state[key] for key in ("rank", "world") if key in state}
-        given = {k: v for k, v in state.items() if k not in (*rank, "epoch", "done")}
-        if rank and rank != self._rank():
+        ranks = {key: state[key] for key in ("rank", "world") if key in state}
+        given = {k: v for k, v in state.items() if k not in (*ranks, "epoch", "done")}
+        if ranks and ranks != (here := _rank_and_world(self.parallel)):
             raise InvalidValueError(
                 "the loader's state was saved inside a pass over test or validation samples on "
-                f"{rank}, and this is {self._rank()}; such a pass can continue only on the same "
+                f"{ranks}, and this is {here}; such a pass can continue only on the same "
                 "rank of as many ranks"
             )
         if given != self._identity or not {"epoch", "done"} <= set(state):
@@ -218,9 +220,6 @@ class EpochPlan:
                 "state_dict returned"
             )
         self._next = self._now = (int(state["epoch"]), int(state["done"]))
-
-    def _rank(self) -> dict[str, Any]:
-        return dict(zip(("rank", "world"), _rank_and_world(self.parallel), strict=True))
 
 
 class EpochLoader:
@@ -347,11 +346,7 @@ class SampleLoader(EpochLoader):
     dataset: PTXrDataset
 
     def __init__(
-        self,
-        dataset: PTXrDataset,
-        plan: EpochPlan,
-        handover: Handover,
-        threads: int,
+        self, dataset: PTXrDataset, plan: EpochPlan, handover: Handover, threads: int
     ) -> None:
         assert plan.memory is not None  # the samples of a PTXrDataset have a size
         self.dataset, self.plan, self.handover, self._memory = dataset, plan, handover, plan.memory

@@ -430,12 +430,12 @@ class PTXrDataset(Dataset[Any]):
         # at a lead time, the values of y are variables of their own in the source
         self._y_names = tuple(map(target_name, targets)) if self.shifted else targets
         weights = options.weights_variable
-        left = [name for name in stored if name not in self._y_names and name != weights]
+        features = [name for name in stored if name not in self._y_names and name != weights]
         spec = self.metadata.spec if self.metadata else None
         if spec and spec.features and targets and targets == spec.targets and not self.shifted:
             # the features that were sampled for these targets
-            left = [name for name in spec.features if name in stored]
-        self.features = chosen or tuple(left)
+            features = [name for name in spec.features if name in stored]
+        self.features = chosen or tuple(features)
         self._stacked = bool(chosen or targets)
         if not self.features:
             raise InvalidValueError(
@@ -447,14 +447,14 @@ class PTXrDataset(Dataset[Any]):
         """Warn of targets or weights whose gaps were filled when they were sampled."""
         if self.metadata is None:  # samples made by hand
             attrs = {name: ds[name].attrs for name in options.scored}
-            filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
+            filled = {n: found[FILLED_ATTR] for n, found in attrs.items() if FILLED_ATTR in found}
         else:
             filled = self.metadata.invented(options.scored)
-        if self.metadata and self._from_cube:  # fills that this very call asks for are known
+        if self.metadata and self._from_cube:  # no warning of fills that this call asks for
             filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
         argument = "weights" if options.weights_variable in filled else "to_pred"
-        stored = self.metadata and not self._from_cube
-        warn_of_filled(argument, filled, _SAMPLE_ANEW if stored else FILL_FEATURES)
+        from_store = self.metadata and not self._from_cube
+        warn_of_filled(argument, filled, _SAMPLE_ANEW if from_store else FILL_FEATURES)
 
     def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
         """Repeat static features along the dims they lack, and add coordinates."""

@@ -126,8 +126,8 @@ def _cut(source: SampleSource, name: str, cells: Mapping[str, slice]) -> Compute
     return Computed(variable, (name,), partial(_at, (slice(None), *slices.values())))
 
 
-def _at(slices: tuple[slice, ...], chunk: int, values: NDArray[Any]) -> NDArray[Any]:
-    return values[slices]
+def _at(index: tuple[slice | None, ...], chunk: int, values: NDArray[Any]) -> NDArray[Any]:
+    return values[index]
 
 
 def repeat_along_missing_dims(source: SampleSource, names: Iterable[str]) -> View:
@@ -138,15 +138,10 @@ def repeat_along_missing_dims(source: SampleSource, names: Iterable[str]) -> Vie
     for name, (sizes, dtype) in variables.items():
         fits = sizes.items() <= window.items() and [d for d in window if d in sizes] == list(sizes)
         if fits and sizes != window:
-            shape = (-1, *(sizes.get(dim, 1) for dim in window))
-            computed[name] = Computed(
-                SampleVariable(window, dtype), (name,), partial(_reshaped, shape)
-            )
+            axes = (slice(None) if dim in sizes else np.newaxis for dim in window)
+            repeated = partial(_at, (slice(None), *axes))
+            computed[name] = Computed(SampleVariable(window, dtype), (name,), repeated)
     return View(source, computed)
-
-
-def _reshaped(shape: tuple[int, ...], chunk: int, values: NDArray[Any]) -> NDArray[Any]:
-    return values.reshape(shape)
 
 
 def refuse_gaps_in_integers(source: SampleSource, dtypes: Mapping[str, np.dtype[Any]]) -> View:

@@ -281,10 +281,7 @@ class Resident:
             pool.shutdown(cancel_futures=True)
 
     def batches(
-        self,
-        samples: Iterable[Ints],
-        take: Callable[[int], list[Array]],
-        gather_threads: int,
+        self, samples: Iterable[Ints], take: Callable[[int], list[Array]], gather_threads: int
     ) -> Generator[list[Array]]:
         """Gather batch after batch of the given samples, some ahead of need."""
         with BatchQueue(gather_threads) as queue:
