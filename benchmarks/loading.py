@@ -150,7 +150,7 @@ def counted(batches: Iterable[Any]) -> Iterator[int]:
 def anew(loader: SampleLoader) -> Iterator[int]:
     """Take every batch of a loader of ours that finds nothing in memory: all chunks are decoded."""
     for ring in loader._idle_rings.values():
-        ring._held.fill(-1)
+        ring.chunk_of_slot.fill(-1)
     return counted(loader)
 
 
@@ -171,12 +171,12 @@ def decode(path: Path, variables: list[str]) -> Epoch:
     """Every chunk decoded once by threads into buffers that are used again; no batches."""
     arrays = sharded_arrays(str(path), {name: name for name in variables})
     first = next(iter(arrays.values()))
-    chunks = -(-first.shape[0] // first.chunk)
-    rooms = [np.empty((first.chunk, *first.shape[1:]), first.dtype) for _ in range(CORES)]
+    chunks = -(-first.shape[0] // first.chunk_size)
+    rooms = [np.empty((first.chunk_size, *first.shape[1:]), first.dtype) for _ in range(CORES)]
 
     def some(thread: int) -> None:
         for chunk in range(thread, chunks, CORES):
-            n = min(first.chunk, first.shape[0] - chunk * first.chunk)
+            n = min(first.chunk_size, first.shape[0] - chunk * first.chunk_size)
             for array in arrays.values():
                 array.read(chunk, rooms[thread][:n])
 

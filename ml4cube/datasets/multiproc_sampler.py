@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xarray as xr
 
@@ -33,20 +33,10 @@ from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_o
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
 from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan, refuse_empty
-from ml4cube.sampling.request import (
-    MAX_CHUNK_MB,
-    Sampling,
-    SamplingOptions,
-    check_stored_names,
-)
+from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import places_of
 from ml4cube.sampling.shards import ShardJob, make_shard
-from ml4cube.sampling.workers import (
-    DaskCluster,
-    TaskEngine,
-    check_client,
-    choose_engine,
-)
+from ml4cube.sampling.workers import DaskCluster, TaskEngine, check_client, choose_engine
 from ml4cube.store.folders import Files
 from ml4cube.store.format import (
     StoreMetadata,
@@ -136,6 +126,14 @@ class _SamplerOptions(SamplingOptions):
     def default_val_split(self) -> float:
         """Half of what training leaves, if there is a validation store."""
         return 0.0 if self.val_cube is None else (1 - self.data_split) / 2
+
+
+class _Planned(NamedTuple):
+    """A plan, and what writing its samples needs besides."""
+
+    extractor: Extractor
+    plan: SamplePlan
+    scaling: dict[str, Scaling]
 
 
 class MultiProcSampler:
@@ -377,8 +375,8 @@ class MultiProcSampler:
         if (given := self.sampling.given) is not None:
             self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
         self._overwrite = overwrite
-        # with the call, whose id changes when the cube does
-        self._planned: tuple[str, Extractor, SamplePlan, dict[str, Scaling]] | None = None
+        # the last plan, with the id of its call, which changes when the cube does
+        self._planned: tuple[str, _Planned] | None = None
 
     def plan(self) -> SamplePlan:
         """Count the samples of every part, without writing anything; reads the cube once.
@@ -398,14 +396,12 @@ class MultiProcSampler:
             If the callback fails, a worker dies, or cells cannot be read.
         """
         with self._engine() as engine:
-            return self._plan_on(engine, self._call())[1]
+            return self._plan_on(engine, self._call()).plan
 
     def _call(self) -> Call:
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
-    def _plan_on(
-        self, engine: TaskEngine, call: Call
-    ) -> tuple[Extractor, SamplePlan, dict[str, Scaling]]:
+    def _plan_on(self, engine: TaskEngine, call: Call) -> _Planned:
         if self._planned is None or self._planned[0] != call.id:
             tiles, show = len(self.sampling.extractor.tiles), self._options.progress
             with Stage("counting", tiles, "tiles", show=show) as stage:
@@ -428,8 +424,9 @@ class MultiProcSampler:
                     "the split label), statistics=, or scale_fn=None"
                 )
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
-            self._planned = call.id, extractor, plan.stored_as(self._precision), scaling
-        return self._planned[1:]
+            stored_plan = plan.stored_as(self._precision)
+            self._planned = call.id, _Planned(extractor, stored_plan, scaling)
+        return self._planned[1]
 
     def run(self) -> RunSummary | None:
         """Write the stores that do not exist yet; all of them, with ``overwrite=True``.
@@ -471,16 +468,13 @@ class MultiProcSampler:
         with contextlib.ExitStack() as stack:
             if drafts := self._drafts(call, stack):
                 plan, resumed = self._write(drafts, call)
-                summary = RunSummary(
-                    plan,
-                    {
-                        str(draft.target): sum(size for size, _ in draft.files.values())
-                        for draft in drafts.values()
-                    },
-                    resumed,
-                    sum(len(draft.finished_tasks) for draft in drafts.values()),
-                    time.perf_counter() - started,
-                )
+                nbytes = {
+                    str(draft.target): sum(size for size, _ in draft.files.values())
+                    for draft in drafts.values()
+                }
+                shards = sum(len(draft.finished_tasks) for draft in drafts.values())
+                seconds = time.perf_counter() - started
+                summary = RunSummary(plan, nbytes, resumed, shards, seconds)
         for target in self.targets.values():
             remove_work_folder(target, call.id)
         # get_datasets() now opens the stores, and does not replace them again
@@ -490,16 +484,16 @@ class MultiProcSampler:
 
     def _drafts(self, call: Call, stack: contextlib.ExitStack) -> dict[str, Draft]:
         """Lock the stores that are to be written."""
-        held: dict[str, Draft] = {}
+        locked: dict[str, Draft] = {}
         # in one order, so that two runs cannot block one another
-        for part in sorted(self._wanted(call), key=lambda part: str(self.targets[part])):
+        for part in sorted(self._unwritten(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
                 draft = open_draft(self.targets[part], call.id)
-            held[part] = stack.enter_context(draft)
+            locked[part] = stack.enter_context(draft)
         # another run may have written some before this one got their locks
-        return {part: held[part] for part in self._wanted(call) if part in held}
+        return {part: locked[part] for part in self._unwritten(call) if part in locked}
 
-    def _wanted(self, call: Call) -> list[str]:
+    def _unwritten(self, call: Call) -> list[str]:
         """Return the parts whose stores are to be written."""
         return [part for part, target in self.targets.items() if not self._exists(target, call)]
 
@@ -541,28 +535,20 @@ class MultiProcSampler:
                 with WriteErrors.of(draft.target):
                     draft.begin(self._options.resume)
             resumed = sum(len(draft.finished_tasks) for draft in drafts.values())
-            jobs = {
-                part: ShardJob(
+            chunk, precision, compressor = self._chunk, self._precision, self._compressor
+            jobs = {}
+            for part, draft in drafts.items():
+                jobs[part] = ShardJob(
                     extractor,
                     part,
                     draft.folder_for_workers(isinstance(engine, DaskCluster)),
                     WriteErrors.of(draft.target),
-                    layout_of(
-                        self.sampling,
-                        plan,
-                        part,
-                        self._chunk,
-                        scaling,
-                        self._precision,
-                        self._compressor,
-                    ),
+                    layout_of(self.sampling, plan, part, chunk, scaling, precision, compressor),
                     scaling,
                     self._options.order == "shuffled",
-                    self._precision,
+                    precision,
                     self.sampling.reader.shared(),
                 )
-                for part, draft in drafts.items()
-            }
             self._write_shards(engine, jobs, plan, drafts)
         named = zip(self.sampling.spec.dims, extractor.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}

@@ -14,13 +14,7 @@ from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.sampling.extractor import (
-    OUTCOMES,
-    Arrays,
-    Callback,
-    Extractor,
-    float_statistics,
-)
+from ml4cube.sampling.extractor import OUTCOMES, Arrays, Callback, Extractor, float_statistics
 from ml4cube.sampling.plan import (
     accounting_of,
     fill_statistics,
@@ -56,30 +50,19 @@ class _XrOptions(SamplingOptions):
 
 
 @dataclass(frozen=True, eq=False)
-class _Block:
-    """Samples of one block, their parts, and the counts of its windows by outcome."""
+class _BlockSamples:
+    """Samples of one block."""
 
     samples: Arrays
-    labels: NDArray[np.uint8]
-    counts: NDArray[np.int64]
     origins: Arrays
+    # Part of each sample, as the split label has it.
+    labels: NDArray[np.uint8]
+    # Number of the block's windows by outcome.
+    counts: NDArray[np.int64]
 
     @property
     def parts(self) -> set[int]:
         return set(self.labels.tolist())
-
-
-def _drop_replaceable(used: list[_Block]) -> None:
-    """Drop the last block whose parts the other blocks have too."""
-    for number in reversed(range(len(used))):
-        others = [block.parts for k, block in enumerate(used) if k != number]
-        if used[number].parts <= set().union(*others):
-            del used[number]
-            return
-
-
-def _joined(arrays: list[Arrays]) -> Arrays:
-    return {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
 
 
 class XrDataset:
@@ -94,7 +77,7 @@ class XrDataset:
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         The cube; its split label, if it has one, defines the parts.
     chunk_indices : sequence of int, optional
-        Ids of the blocks to use, in row-major order of the cube's dims.
+        Ids of the blocks to use, each once, in row-major order of the cube's dims.
     rand_chunk : bool
         Take blocks in seeded random order instead of the cube's order.
     drop_nan : {"auto", "if_all_nan", "masked", None}
@@ -190,81 +173,89 @@ class XrDataset:
         self._options = _XrOptions.of(locals())
         self._sampling = Sampling.of(ds, self._options)
         self._counts = np.zeros(len(OUTCOMES), np.int64)
-        samples, origins, self._labels = self._read()
+        samples, origins, self._labels = self._read_samples()
         self.statistics = self._statistics_of(samples)
         schema = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
         scaling = self._sampling.scaling(self.statistics, schema)
         self._samples = self._sampling.extractor.scaled(samples, scaling, origins)
-        self.accounting = self._account()
+        self.accounting = self._count_outcomes()
         warn_of_nothing_to_fill(self._sampling.spec, self.accounting)
 
     def _block_ids(self) -> list[int]:
         """Return the ids of the blocks to use, in their order."""
-        blocks, wanted = self._sampling.blocks, self._options.chunk_indices
-        if wanted is None:
+        blocks, chosen = self._sampling.blocks, self._options.chunk_indices
+        if chosen is None:
             order = block_order(blocks, self._options.rand_chunk, self._options.seed)
             return [int(id) for id in order]
-        outside = [id for id in wanted if not 0 <= id < len(blocks)]
-        if outside or not len(wanted):
+        unknown = [id for id in chosen if not 0 <= id < len(blocks)]
+        if unknown or not len(chosen):
             raise InvalidValueError(
-                f"chunk_indices={list(wanted)!r} names {outside or 'no'} blocks; the cube has "
+                f"chunk_indices={list(chosen)!r} names {unknown or 'no'} blocks; the cube has "
                 f"{len(blocks)}, 0 to {len(blocks) - 1}"
             )
-        return [int(id) for id in wanted]
+        if len({*chosen}) < len(chosen):
+            raise InvalidValueError(
+                f"chunk_indices must name each block once, got {list(chosen)!r}"
+            )
+        return [int(id) for id in chosen]
 
     def _tile(self, id: int) -> Block | None:
         """Return the windows that start in a block, or None if there are none."""
         block = self._sampling.blocks.block(id)
         windows = self._sampling.spec.windows
-        start = tuple(-(-a // s) for a, s in zip(block.start, windows.stride, strict=True))
-        stop = tuple(
-            min(-(-b // s), n)
-            for b, s, n in zip(block.stop, windows.stride, windows.counts, strict=True)
-        )
-        if any(a >= b for a, b in zip(start, stop, strict=True)):
+        # from cells to windows, rounded up: the first window that starts at this cell or later
+        start = -(-np.array(block.start) // windows.stride)
+        stop = np.minimum(-(-np.array(block.stop) // windows.stride), windows.counts)
+        if (start >= stop).any():
             return None
-        return Block(id, block.dims, block.index, start, stop)
+        return Block(id, block.dims, block.index, tuple(start.tolist()), tuple(stop.tolist()))
 
-    def _read(self) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
+    def _read_samples(self) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
         """Read the samples of the blocks used, with their origins and their parts."""
         extractor, ids = self._sampling.extractor, self._block_ids()
         if self._sampling.spec.fills_from_train:
             extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
         used = self._used_blocks(extractor, ids)
         found = set().union(*(block.parts for block in used))
-        wanted = ("train", "test") if self._sampling.spec.targets else ()
-        empty = [part for part in wanted if PARTS[part] not in found]
+        empty = [part for part in self._needed_parts if PARTS[part] not in found]
         if not used or empty:
-            refuse_empty(self._account(), empty or list(PARTS))
+            refuse_empty(self._count_outcomes(), empty or list(PARTS))
         check_targets(self._sampling.spec, used[0].samples)
-        samples = _joined([block.samples for block in used])
-        origins = _joined([block.origins for block in used])
+        samples, origins = (
+            {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
+            for arrays in ([block.samples for block in used], [block.origins for block in used])
+        )
         return samples, origins, np.concatenate([block.labels for block in used])
 
-    def _used_blocks(self, extractor: Extractor, ids: list[int]) -> list[_Block]:
+    @property
+    def _needed_parts(self) -> tuple[str, ...]:
+        """Parts that must not be empty."""
+        return ("train", "test") if self._sampling.spec.targets else ()
+
+    def _used_blocks(self, extractor: Extractor, ids: list[int]) -> list[_BlockSamples]:
         """Return the first blocks with samples, and later ones that hold a lacking part."""
-        lacking = {PARTS["train"], PARTS["test"]} if self._sampling.spec.targets else set()
-        used: list[_Block] = []
-        without = 0
+        lacking = {PARTS[part] for part in self._needed_parts}
+        used: list[_BlockSamples] = []
+        useless_in_row = 0
         number = self._options.num_chunks
         for id in ids:
             enough = number is not None and len(used) >= number
-            if (enough and not lacking) or without >= self._options.patience:
+            if (enough and not lacking) or useless_in_row >= self._options.patience:
                 break
-            block = self._block(extractor, id)
+            block = self._samples_of_block(extractor, id)
             if block is None or (enough and not block.parts & lacking):
-                without += 1
+                useless_in_row += 1
                 continue
             if enough:
                 _drop_replaceable(used)
             used.append(block)
             lacking -= block.parts
-            without = 0
+            useless_in_row = 0
         for block in used:
             self._counts += block.counts
         return used
 
-    def _block(self, extractor: Extractor, id: int) -> _Block | None:
+    def _samples_of_block(self, extractor: Extractor, id: int) -> _BlockSamples | None:
         """Return the samples of one block; if there are none, count its windows and return None."""
         tile = self._tile(id)
         if tile is None:
@@ -277,7 +268,7 @@ class XrDataset:
             self._counts += counts
             return None
         samples, origins = extractor.samples(cells, tile, keep), extractor.origins(tile, keep)
-        return _Block(samples, codes[keep], counts, origins)
+        return _BlockSamples(samples, origins, codes[keep], counts)
 
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""
@@ -288,7 +279,8 @@ class XrDataset:
         train = self._labels == PARTS["train"]
         return float_statistics({name: values[train] for name, values in samples.items()})
 
-    def _account(self) -> dict[str, int]:
+    def _count_outcomes(self) -> dict[str, int]:
+        """Return the number of windows by outcome; those never read are unused."""
         spec, counts = self._sampling.spec, self._counts.copy()
         counts[OUTCOMES.index("unused")] += math.prod(spec.windows.counts) - counts.sum()
         return accounting_of(spec, counts, PARTS)
@@ -320,3 +312,12 @@ class XrDataset:
         )
         train, test = (self._labels == PARTS[part] for part in ("train", "test"))
         return (x[train], y[train]), (x[test], y[test])
+
+
+def _drop_replaceable(used: list[_BlockSamples]) -> None:
+    """Drop the last block whose parts the other blocks have too."""
+    for number in reversed(range(len(used))):
+        others = [block.parts for other, block in enumerate(used) if other != number]
+        if used[number].parts <= set().union(*others):
+            del used[number]
+            return

@@ -70,12 +70,12 @@ class _Turn(ABC):
         """Refuse windows of X and y that have different centres, about which they would turn."""
         if lead is None:
             return
-        for dim, (k, old, new) in lead.along.items():
-            if dim in self.dims and 2 * k + new != old:
+        for dim, (offset, input_size, target_size) in lead.by_dim.items():
+            if dim in self.dims and 2 * offset + target_size != input_size:
                 raise InvalidValueError(
                     f"{type(self).__name__}(dims={list(self.dims)}): along {dim!r} the centre of "
-                    f"the targets ({new} cells, {k} after the first of the {old} of the inputs) "
-                    "is not that of the inputs; choose other dims"
+                    f"the targets ({target_size} cells, {offset} after the first of the "
+                    f"{input_size} of the inputs) is not that of the inputs; choose other dims"
                 )
 
     @abstractmethod

@@ -6,6 +6,7 @@ Unlike the angle itself, they do not jump where the circle closes. Does not use 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,64 +18,69 @@ from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.sources import SampleSource, SampleVariable
-from ml4cube.loading.views import Arrays, View
+from ml4cube.loading.views import Computed, View
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_OF_TIME = ("dayofyear", "hour")
+_TIME_FEATURES = ("dayofyear", "hour")
 
 
-class WithCoordinates(View):
-    """Samples with sine and cosine of coordinates as additional variables."""
-
-    def __init__(self, source: SampleSource, wanted: Any, like: str) -> None:
-        super().__init__(source)
-        sizes = source.variables[like].sizes
-        self._window = {self.cube_dims.get(dim, dim): n for dim, n in sizes.items()}
-        # by channel: dim of the cube, and values at every cell along it
-        self._tables: dict[str, tuple[str, NDArray[np.float32]]] = {}
-        axes = source.axes
-        for name in parse_names("coord_features", wanted):
-            dim, phase = _phase(name, axes)
-            # samples have the coordinate <dim>_origin only where windows extend along the dim
-            if dim not in self._window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
+def add_coordinates(source: SampleSource, names: Any, like: str) -> View:
+    """Add sine and cosine of coordinates, repeated over the window of the variable `like`."""
+    sizes = source.variables[like].sizes
+    window = {source.cube_dims.get(dim, dim): n for dim, n in sizes.items()}
+    computed = {}
+    for name in parse_names("coord_features", names):
+        dim, angles = _angles(name, source.axes)
+        # samples have the coordinate <dim>_origin only where windows extend along the dim
+        if dim not in window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
+            raise InvalidValueError(
+                f"coord_features={name!r}: windows extend along {dim!r}, but the samples have "
+                f"no dim of that name, only {tuple(sizes)}; rename it back"
+            )
+        for function in (np.sin, np.cos):
+            channel = f"{function.__name__}({name})"
+            if channel in source.variables:
                 raise InvalidValueError(
-                    f"coord_features={name!r}: windows extend along {dim!r}, but the samples have "
-                    f"no dim of that name, only {tuple(sizes)}; rename it back"
+                    f"coord_features adds a channel {channel!r}, and a variable has that name "
+                    "already; rename it"
                 )
-            for function in (np.sin, np.cos):
-                channel = f"{function.__name__}({name})"
-                if channel in source.variables:
-                    raise InvalidValueError(
-                        f"coord_features adds a channel {channel!r}, and a variable has that name "
-                        "already; rename it"
-                    )
-                table = function(phase).astype(np.float32)
-                self._tables[channel] = (dim, table)
-                self._needs[channel] = ()  # no variable of the source
-                self.variables[channel] = SampleVariable(sizes, table.dtype)
-        self.channels = tuple(self._tables)
-
-    def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
-        dim, table = self._tables[name]
-        first, size = self.first_cells(self.rows(chunk), [dim])[dim], self._window.get(dim, 1)
-        shape = [size if d == dim else 1 for d in self._window]
-        out[...] = table[first[:, None] + np.arange(size)].reshape(-1, *shape)
+            table = function(angles).astype(np.float32)
+            computed[channel] = Computed(
+                SampleVariable(sizes, table.dtype),
+                (),
+                partial(_looked_up, source, table, dim, window),
+            )
+    return View(source, computed)
 
 
-def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:
+def _looked_up(
+    source: SampleSource,
+    table: NDArray[np.float32],
+    dim: str,
+    window: Mapping[str, int],
+    chunk: int,
+) -> NDArray[np.float32]:
+    """Return the entries of a table of all cells along a dim, for the windows of a chunk."""
+    first, size = source.first_cells(source.rows(chunk), [dim])[dim], window.get(dim, 1)
+    shape = [size if d == dim else 1 for d in window]
+    values: NDArray[np.float32] = table[first[:, None] + np.arange(size)]
+    return values.reshape(-1, *shape)
+
+
+def _angles(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:
     """Return the dim of a coordinate and its angle in radians at every cell."""
-    if name in _OF_TIME:
-        dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
-        return dim, _phase_of_time(name, axes[dim])
+    if name in _TIME_FEATURES:
+        dim = _only_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
+        return dim, _angles_of_time(name, axes[dim])
     kinds = {
         dim: [kind for kind in (is_latitude, is_longitude) if kind(dim, axis.attrs, rotated=True)]
         for dim, axis in axes.items()
     }
     # "lat" also means a dim of another name, such as nav_lat; a dim of that very name goes first
     alike = [d for d in axes if any(kind(name, {}, rotated=True) for kind in kinds[d])]
-    dim = _the_one([name] if name in axes else alike, name, axes)
+    dim = _only_one([name] if name in axes else alike, name, axes)
     axis = axes[dim]
     units = axis.attrs.get("units")
     if not kinds[dim] and not str(units).startswith(("degree", "rad")):
@@ -85,18 +91,18 @@ def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.
     return dim, np.deg2rad(in_degrees(axis.values, units))
 
 
-def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> str:
+def _only_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> str:
     if len(found) == 1:
         return found[0]
     raise InvalidValueError(
         f"coord_features={name!r} matches {found or 'no coordinate'}; the coordinates known at "
-        f"every cell are {list(axes)}. Choose angles (lat, lon), or one of {_OF_TIME} if one has "
-        "dates. For samples made by hand only evenly spaced coordinates are known; give the cube "
-        "itself, or its store"
+        f"every cell are {list(axes)}. Choose angles (lat, lon), or one of {_TIME_FEATURES} if one "
+        "has dates. For samples made by hand only evenly spaced coordinates are known; give the "
+        "cube itself, or its store"
     )
 
 
-def _phase_of_time(name: str, axis: xr.Variable) -> NDArray[np.float64]:
+def _angles_of_time(name: str, axis: xr.Variable) -> NDArray[np.float64]:
     """Return the angle of times in the year, each as long as it is in the calendar, or the day."""
     import xarray as xr
 

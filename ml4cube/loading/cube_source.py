@@ -93,21 +93,21 @@ class CubeSource(SampleSource):
         reader = sampling.reader
         self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
         self.axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
-        self.slow = "://" in str(sampling.ds.encoding.get("source", ""))
+        self.remote = "://" in str(sampling.ds.encoding.get("source", ""))
         # dims that a callback makes get new names
         self.variables = {
             name: SampleVariable(_spec_of(extractor, name).window_of(name, window), np.dtype(dtype))
             for name, (window, dtype) in plan.schema.items()
         }
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
-        # one bit for each window of a tile that was read: is it a sample?
-        self._kept: dict[int, NDArray[np.uint8]] = {}
+        # of each tile that was classified, one bit per window: is it a sample?
+        self._sample_bits: dict[int, NDArray[np.uint8]] = {}
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a tile into one array per variable."""
         extractor, tile = self._extractor, self._extractor.tiles.block(chunk)
         extractor = extractor.only(out)
-        if chunk in self._kept:
+        if chunk in self._sample_bits:
             # the other variables were read before, to look for gaps
             cells = self._reader.only(extractor.sample_variables).read(extractor.cells_of(tile))
         else:
@@ -127,23 +127,23 @@ class CubeSource(SampleSource):
 
     def _sample_windows(self, chunk: int) -> NDArray[np.intp]:
         """Return the windows of a tile that are samples."""
-        if chunk not in self._kept:
+        if chunk not in self._sample_bits:
             self._classify(chunk)
-        return np.flatnonzero(np.unpackbits(self._kept[chunk]))
+        return np.flatnonzero(np.unpackbits(self._sample_bits[chunk]))
 
-    def _classify(self, chunk: int, wanted: Iterable[str] = ()) -> Arrays:
-        """Read the cells of a tile, and note which of its windows are samples."""
+    def _classify(self, chunk: int, further: Iterable[str] = ()) -> Arrays:
+        """Note which windows of a tile are samples; return its cells, also of further variables."""
         tile = self._extractor.tiles.block(chunk)
         rules = self._extractor.outcome_variables(self._reader.dtypes)
-        read = self._reader.only(dict.fromkeys((*rules, *wanted)))
-        cells = read.read(self._extractor.cells_of(tile))
+        reader = self._reader.only(dict.fromkeys((*rules, *further)))
+        cells = reader.read(self._extractor.cells_of(tile))
         keep = self._extractor.outcomes(cells, tile) == self._label
         if keep.sum() != self.counts[chunk]:
             raise RunError(
                 f"{self.describe(chunk)} had {self.counts[chunk]} samples when they were counted "
                 f"and has {keep.sum()} now, so the cube has changed; open it again"
             )
-        self._kept[chunk] = np.packbits(keep)
+        self._sample_bits[chunk] = np.packbits(keep)
         return cells
 
     def describe(self, chunk: int) -> str:
@@ -199,24 +199,24 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
             f"part={part!r}, but the cube has no split, so all its windows are training samples; "
             "label it first (ml4cube.splits), or give data_split="
         )
-    sampling = whole = Sampling.of(ds, options)
+    sampling = without_lead = Sampling.of(ds, options)
     if lead is not None:
-        sampling = with_lead(whole, lead)
+        sampling = with_lead(without_lead, lead)
     extractor, plan = _planned(sampling, int(options.nproc), options.progress)
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
     statistics = without_targets(plan.statistics)
-    scaling = whole.scaling(statistics, plan.schema)
+    scaling = without_lead.scaling(statistics, plan.schema)
     settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
     metadata = StoreMetadata(
         part=part,
-        spec=whole.spec,
+        spec=without_lead.spec,
         statistics=statistics,
         accounting=plan.accounting,
-        split=whole.recipe,
-        provenance=provenance(whole, settings),
-        variables=whole.spec.variables if lead is not None else tuple(plan.schema),
+        split=without_lead.recipe,
+        provenance=provenance(without_lead, settings),
+        variables=without_lead.spec.variables if lead is not None else tuple(plan.schema),
         fill=extractor.fill,
         filled=plan.filled,
         places=places_of(scaling),
@@ -226,7 +226,7 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
 
 #: The last plans, by the identity of the call, for the other parts of the same cube.
 _counted: dict[str, tuple[Statistics | None, SamplePlan]] = {}
-_COUNTED_AT_MOST = 8
+_MOST_COUNTED = 8
 
 
 def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor, SamplePlan]:
@@ -235,19 +235,19 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
     rules = extractor.outcome_variables(sampling.reader.dtypes)
     fills = sampling.spec.fills_from_train
     labels = {extractor.label, target_name(extractor.label)}
-    reads = fills or makes_samples(sampling) or not labels.issuperset(rules)
-    call = _identity_of(sampling) if reads else None
+    reads_cells = fills or makes_samples(sampling) or not labels.issuperset(rules)
+    call = _identity_of(sampling) if reads_cells else None
     if call is not None and (known := _counted.get(call)) is not None:
         return replace(extractor, fill=known[0]), known[1]
-    # do not refuse this part because another one is empty
-    asked = replace(sampling, recipe={"plan": {"fractions": {}}})
-    stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads)
+    # without fractions, so that no other part is refused for being empty
+    sampling = replace(sampling, recipe={"plan": {"fractions": {}}})
+    stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads_cells)
     with local_engine(nproc) as engine, stage:
-        extractor, plan = make_plan(asked, engine, PARTS, note=stage.update, sparing=True)
+        extractor, plan = make_plan(sampling, engine, PARTS, note=stage.update, sparing=True)
     if call is not None:
-        for oldest in list(_counted)[: 1 - _COUNTED_AT_MOST]:
-            _counted.pop(oldest, None)
         _counted[call] = extractor.fill, plan
+        while len(_counted) > _MOST_COUNTED:
+            _counted.pop(next(iter(_counted)), None)
     return extractor, plan
 
 
@@ -258,7 +258,7 @@ def _identity_of(sampling: Sampling) -> str | None:
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
     if isinstance(reader, LeadReader):
-        settings["lead"] = [asdict(reader.lead), list(reader.far.variables)]
+        settings["lead"] = [asdict(reader.lead), list(reader.target_reader.variables)]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
         return Call.of(sampling, settings, callback, may_read=False).id

@@ -1,10 +1,12 @@
-"""Handover: the last steps of a batch, and the batches that were handed out lately."""
+"""Handover: the last steps of a batch, and the positions of those handed out lately."""
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ with needs_torch("ml4cube.datasets.pytorch"):
 Collate = Callable[[list[Any]], Any]
 Augment = Callable[[Any, torch.Generator], Any]
 
-_REMEMBERED = 64
+_MOST_REMEMBERED = 64
 
 
 class Handover:
@@ -35,21 +37,22 @@ class Handover:
     ) -> None:
         self.callback, self._items = callback, items
         self._device, self._augment, self._seed = device, augment, seed
-        # a user's own augmentation may leave out samples
-        kept = all(getattr(step, "keeps_samples", False) for step in augment)
-        self.keeps_samples = callback is None and kept
-        self._lately: deque[tuple[Any, int, Ints]] = deque(maxlen=_REMEMBERED)
+        # a callback or an augmentation of the user may leave out samples
+        augment_keeps = all(getattr(step, "keeps_samples", False) for step in augment)
+        self.keeps_samples = callback is None and augment_keeps
+        # first tensor, epoch and positions of the latest batches
+        self._recent: deque[tuple[Any, int, Ints]] = deque(maxlen=_MOST_REMEMBERED)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the batches, which another process does not have."""
-        return {**self.__dict__, "_lately": deque(maxlen=_REMEMBERED)}
+        return {**self.__dict__, "_recent": deque(maxlen=_MOST_REMEMBERED)}
 
-    def hand(self, batch: Any, epoch: int, positions: Ints) -> Any:
-        """Bring a batch into its last form, and remember it."""
+    def complete(self, batch: Any, epoch: int, positions: Ints) -> Any:
+        """Return a batch in its last form, and remember its positions."""
         if self.callback is not None and self._items is not None:
             batch = self.callback(self._items(batch))
         if self._device is not None:
-            batch = _moved(batch, self._device)
+            batch = to_device(batch, self._device)
         if self._augment:
             # positions differ between the batches of an epoch, on all ranks
             key = np.random.SeedSequence([self._seed, epoch, int(positions[0])])
@@ -59,14 +62,14 @@ class Handover:
                 batch = step(batch, generator)
         tensor = _first_tensor(batch)
         if tensor is not None:
-            self._lately.append((weakref.ref(tensor), epoch, positions))
+            self._recent.append((weakref.ref(tensor), epoch, positions))
         return batch
 
     def find(self, batch: Any) -> tuple[int, Ints]:
         """Return the epoch of a batch and its positions in it."""
         tensor = _first_tensor(batch)
-        for held, epoch, positions in reversed(self._lately):
-            if tensor is not None and held() is tensor:
+        for known, epoch, positions in reversed(self._recent):
+            if tensor is not None and known() is tensor:
                 if not tensor.ndim or len(tensor) != len(positions):
                     raise InvalidValueError(
                         "the loader's callback or augment changed the number of samples in this "
@@ -74,8 +77,8 @@ class Handover:
                     )
                 return epoch, positions
         raise InvalidValueError(
-            f"the batch must be one of the last {_REMEMBERED} that the loader handed out, and no "
-            "copy; ask before it is copied to another device, or use device="
+            f"the batch must be one of the last {_MOST_REMEMBERED} that the loader handed out, and "
+            "no copy; ask before it is copied to another device, or use device="
         )
 
     def refuse_augmented(self) -> None:
@@ -97,14 +100,20 @@ def _first_tensor(batch: Any) -> Tensor | None:
     return None
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch with all its tensors on a device."""
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return the batch with all its tensors on a device."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(value, device) for value in batch))
+        return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(_moved(value, device) for value in batch)
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        other = copy.copy(batch)  # works for frozen ones and those with an __init__ of their own
+        for field in fields(batch):
+            object.__setattr__(other, field.name, to_device(getattr(batch, field.name), device))
+        return other
     return batch

@@ -42,39 +42,39 @@ def base_name(name: str) -> str:
     return name.removesuffix(_TARGET)
 
 
-class Along(NamedTuple):
+class DimLead(NamedTuple):
     """Cells of inputs and targets along one dim."""
 
     # From the first cell of the inputs to the first cell of the targets.
     offset: int
     input_size: int
-    size: int
+    target_size: int
 
     @property
     def reach(self) -> int:
         """Cells by which the targets extend past the end of the inputs."""
-        return max(0, self.offset + self.size - self.input_size)
+        return max(0, self.offset + self.target_size - self.input_size)
 
 
 @dataclass(frozen=True)
 class Lead:
     """Position of the targets relative to the inputs, and their size, along every dim."""
 
-    # Make one with `Lead.parse`.
-    along: Mapping[str, Along]
+    # Made by `parse`. By dim of the cube, or of stored windows.
+    by_dim: Mapping[str, DimLead]
 
     @classmethod
     def parse(
         cls, offset: SizesLike | None, size: SizesLike | None, window: Mapping[str, int]
     ) -> Lead:
-        """Make a lead from the arguments of a user."""
-        cells = whole_cells("target_offset", offset, window, least=0)
+        """Make a lead from a user's arguments and the window of the inputs."""
+        offsets = whole_cells("target_offset", offset, window, least=0)
         sizes = whole_cells("target_size", size, window, least=1)
-        return cls({d: Along(cells.get(d, 0), n, sizes.get(d, n)) for d, n in window.items()})
+        return cls({d: DimLead(offsets.get(d, 0), n, sizes.get(d, n)) for d, n in window.items()})
 
     def check_fits(self, sizes: Mapping[str, int], what: str) -> None:
         """Refuse inputs and targets that together are longer than the cube, or a window."""
-        for dim, along in self.along.items():
+        for dim, along in self.by_dim.items():
             if (span := along.input_size + along.reach) > sizes[dim]:
                 raise InvalidValueError(
                     f"inputs and targets together span {span} cells along {dim!r}, and {what} has "
@@ -82,11 +82,11 @@ class Lead:
                 )
 
     def targets_of(self, inputs: Slices, shape: tuple[int, ...]) -> dict[str, slice]:
-        """Return the cells of the targets that belong to the cells of some inputs."""
+        """Return the cells of targets that belong to cells of inputs, cut at the cube's end."""
         result = {}
-        for (dim, along), n in zip(self.along.items(), shape, strict=True):
+        for (dim, along), n in zip(self.by_dim.items(), shape, strict=True):
             start = min(inputs[dim].start + along.offset, n)
-            stop = inputs[dim].stop + along.offset + along.size - along.input_size
+            stop = inputs[dim].stop + along.offset + along.target_size - along.input_size
             result[dim] = slice(start, max(start, min(stop, n)))
         return result
 
@@ -143,6 +143,7 @@ def whole_cells(
 class _InputSpec(SampleSpec):
     """A spec whose windows have their targets inside the cube; all others are `edge`."""
 
+    # Cells by which the targets extend past the end of the inputs, by dim.
     reach: tuple[int, ...] = ()
 
     @property
@@ -158,51 +159,55 @@ class _InputSpec(SampleSpec):
 class LeadReader(CubeReader):
     """Reader of the cells of inputs and of their targets."""
 
-    far: CubeReader
+    target_reader: CubeReader
     lead: Lead
-    # Whether each reader can read only one region.
-    narrowed: bool = False
+    # Whether each of the two readers can read only one region.
+    is_narrowed: bool = False
 
     @property
-    def near(self) -> CubeReader:
+    def input_reader(self) -> CubeReader:
         """Reader of inputs alone."""
         return CubeReader(self.dims, self.shape, self.sources)
 
     def read(self, slices: Slices) -> Arrays:
         """Read the cells of some inputs and of their targets; cells of both are read once."""
-        beyond = self.lead.targets_of(slices, self.shape)
-        shared = () if self.narrowed or not _meet(slices, beyond) else self.far.variables
-        both = [name for name in shared if name in self.sources]
+        target_slices = self.lead.targets_of(slices, self.shape)
+        shared: list[str] = []
+        if not self.is_narrowed and _overlap(slices, target_slices):
+            shared = [name for name in self.target_reader.variables if name in self.sources]
         union = {
-            dim: slice(min(s.start, beyond[dim].start), max(s.stop, beyond[dim].stop))
+            dim: slice(min(s.start, target_slices[dim].start), max(s.stop, target_slices[dim].stop))
             for dim, s in slices.items()
         }
-        whole = self.far.only(both).read(union)
-        near = self.near.only([n for n in self.sources if n not in whole]).read(slices)
-        near |= {name: cells[_inside(slices, union)] for name, cells in whole.items()}
-        far = self.far.only([n for n in self.far.sources if n not in whole]).read(beyond)
-        far |= {name: cells[_inside(beyond, union)] for name, cells in whole.items()}
-        return near | {target_name(name): cells for name, cells in far.items()}
+        read_once = self.target_reader.only(shared).read(union)
+
+        def cells_of(reader: CubeReader, region: Slices) -> Arrays:
+            cells = reader.only([n for n in reader.sources if n not in read_once]).read(region)
+            return cells | {n: values[_within(region, union)] for n, values in read_once.items()}
+
+        targets = cells_of(self.target_reader, target_slices)
+        inputs = cells_of(self.input_reader, slices)
+        return inputs | {target_name(name): cells for name, cells in targets.items()}
 
     def narrow(self, slices: Slices) -> LeadReader:
         """Return a reader of one region of inputs and of their targets."""
-        far = self.far.narrow(self.lead.targets_of(slices, self.shape))
-        sources = self.near.narrow(slices).sources
-        return replace(self, sources=sources, far=far, narrowed=True)
+        targets = self.target_reader.narrow(self.lead.targets_of(slices, self.shape))
+        sources = self.input_reader.narrow(slices).sources
+        return replace(self, sources=sources, target_reader=targets, is_narrowed=True)
 
     def only(self, names: Iterable[str]) -> LeadReader:
         """Return a reader of some variables."""
-        names = list(names)
-        far = [base_name(name) for name in names if is_target(name)]
-        sources = self.near.only([n for n in names if not is_target(n)]).sources
-        return replace(self, sources=sources, far=self.far.only(far))
+        inputs, targets = _separate_names(names)
+        sources = self.input_reader.only(inputs).sources
+        return replace(self, sources=sources, target_reader=self.target_reader.only(targets))
 
 
-def _meet(a: Slices, b: Slices) -> bool:
+def _overlap(a: Slices, b: Slices) -> bool:
     return all(max(s.start, b[d].start) < min(s.stop, b[d].stop) for d, s in a.items())
 
 
-def _inside(part: Slices, whole: Slices) -> tuple[slice, ...]:
+def _within(part: Slices, whole: Slices) -> tuple[slice, ...]:
+    """Return the slices of a part in the array of the whole."""
     return tuple(slice(s.start - whole[d].start, s.stop - whole[d].start) for d, s in part.items())
 
 
@@ -225,48 +230,51 @@ class LeadExtractor(Extractor):
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return window shape and dtype of samples without making one."""
-        far = self.target.schema(dtypes)
-        return super().schema(dtypes) | {target_name(name): one for name, one in far.items()}
+        targets = self.target.schema(dtypes)
+        return super().schema(dtypes) | {target_name(n): entry for n, entry in targets.items()}
 
     def only(self, names: Iterable[str]) -> LeadExtractor:
         """Return an extractor of some variables."""
-        names = list(names)
-        far = [base_name(name) for name in names if is_target(name)]
-        near = [name for name in names if not is_target(name)]
-        return replace(self, spec=super().only(near).spec, target=self.target.only(far))
+        inputs, targets = _separate_names(names)
+        return replace(self, spec=super().only(inputs).spec, target=self.target.only(targets))
 
     def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
         """Classify pairs of windows; both must be samples of the same part."""
-        near, far = _apart(cells)
-        inputs = super().outcomes(near, tile)
-        targets = self.target.outcomes(far, tile)
+        input_cells, target_cells = _separate(cells)
+        inputs = super().outcomes(input_cells, tile)
+        targets = self.target.outcomes(target_cells, tile)
         pairs = np.where(inputs == targets, inputs, OUTCOMES.index("straddle"))
         pairs = np.where(targets >= len(PARTS), targets, pairs)
         return np.where(inputs >= len(PARTS), inputs, pairs).astype(np.uint8)
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Make samples of inputs and targets."""
-        near, far = _apart(cells)
-        targets = self.target.samples(far, tile, keep)
-        made = super().samples(near, tile, keep)
-        return made | {target_name(name): values for name, values in targets.items()}
+        input_cells, target_cells = _separate(cells)
+        inputs = super().samples(input_cells, tile, keep)
+        targets = self.target.samples(target_cells, tile, keep)
+        return inputs | {target_name(name): values for name, values in targets.items()}
 
     def train_cell_statistics(self, reader: CubeReader, block: Block) -> Statistics:
         """Return the statistics of the train cells of a block, of inputs alone."""
-        near = reader.near if isinstance(reader, LeadReader) else reader
-        return super().train_cell_statistics(near, block)
+        inputs = reader.input_reader if isinstance(reader, LeadReader) else reader
+        return super().train_cell_statistics(inputs, block)
 
 
-def _apart(cells: Arrays) -> tuple[Arrays, Arrays]:
-    near = {name: values for name, values in cells.items() if not is_target(name)}
-    far = {base_name(n): v for n, v in cells.items() if is_target(n)}
-    return near, far
+def _separate_names(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names of inputs, and those of targets without their mark."""
+    names = list(names)
+    return [n for n in names if not is_target(n)], [base_name(n) for n in names if is_target(n)]
 
 
-def with_lead(sampling: Sampling, wanted: TargetOptions) -> Sampling:
+def _separate(cells: Arrays) -> tuple[Arrays, Arrays]:
+    inputs, targets = _separate_names(cells)
+    return {n: cells[n] for n in inputs}, {n: cells[target_name(n)] for n in targets}
+
+
+def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
     """Return a sampling whose targets lie elsewhere than its inputs."""
-    spec, extractor, targets = sampling.spec, sampling.extractor, wanted.scored
-    check_known("to_pred", wanted.targets, spec.variables)
+    spec, extractor, targets = sampling.spec, sampling.extractor, options.scored
+    check_known("to_pred", options.targets, spec.variables)
     check_known("weights", targets, spec.variables)
     if extractor.callback is not None:
         raise InvalidTypeError(
@@ -274,18 +282,18 @@ def with_lead(sampling: Sampling, wanted: TargetOptions) -> Sampling:
             "inputs without their targets; compute the variable on the cube, or use augment="
         )
     lead = Lead.parse(
-        wanted.target_offset, wanted.target_size, dict(zip(spec.dims, spec.size, strict=True))
+        options.target_offset, options.target_size, dict(zip(spec.dims, spec.size, strict=True))
     )
     lead.check_fits(dict(zip(spec.dims, spec.shape, strict=True)), "the cube")
     fields = {name: getattr(spec, name) for name in SampleSpec.__dataclass_fields__}
-    inputs = _InputSpec(**fields, reach=tuple(along.reach for along in lead.along.values()))
-    # windows of targets have the stride of the inputs, so there may be cells between them
-    size = tuple(along.size for along in lead.along.values())
-    apart = tuple(n - stride for n, stride in zip(size, spec.stride, strict=True))
-    far_spec = replace(
+    inputs = _InputSpec(**fields, reach=tuple(along.reach for along in lead.by_dim.values()))
+    target_size = tuple(along.target_size for along in lead.by_dim.values())
+    # with the stride of the inputs; negative where there are cells between windows of targets
+    overlap = tuple(n - stride for n, stride in zip(target_size, spec.stride, strict=True))
+    target_spec = replace(
         spec,
-        size=size,
-        overlap=apart,
+        size=target_size,
+        overlap=overlap,
         variables=targets,
         window_dims=(),
         array_dims=(),
@@ -301,15 +309,17 @@ def with_lead(sampling: Sampling, wanted: TargetOptions) -> Sampling:
         "label": extractor.label,
         "seed": extractor.seed,
     }
-    target = Extractor(spec=far_spec, **shared)
+    target = Extractor(spec=target_spec, **shared)
     pairs = LeadExtractor(spec=inputs, used_blocks=extractor.used_blocks, target=target, **shared)
     needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
     cube = sampling.reader
-    reader = LeadReader(cube.dims, cube.shape, cube.sources, far=cube.only(needed), lead=lead)
+    reader = LeadReader(
+        cube.dims, cube.shape, cube.sources, target_reader=cube.only(needed), lead=lead
+    )
     given = sampling.given
     if given is not None:
-        far = {target_name(name): given[name] for name in targets if name in given}
-        given = Statistics({**given, **far}, given.part)
+        of_targets = {target_name(name): given[name] for name in targets if name in given}
+        given = Statistics({**given, **of_targets}, given.part)
     return replace(sampling, reader=reader, extractor=pairs, given=given)
 
 

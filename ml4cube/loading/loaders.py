@@ -31,8 +31,8 @@ from ml4cube.core.rank_shares import (
 from ml4cube.loading.augmentation import bind_augmentations
 from ml4cube.loading.handover import Augment, Collate, Handover
 from ml4cube.loading.memory import Memory, check_megabytes
+from ml4cube.loading.ring.arrays import Buffers
 from ml4cube.loading.ring.ring import Resident, Ring
-from ml4cube.loading.ring.slots import Buffers
 from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -50,19 +50,19 @@ Arrays = list[NDArray[Any]]
 Take = Callable[[int], Arrays]
 
 # Most batches that are gathered together.
-_TOGETHER = 1024
+_MOST_IN_GROUP = 1024
 # Remote reads mostly wait, so up to this many run at once.
-_SLOW_READS = 64
+_REMOTE_READS = 64
 # More threads copy no faster.
-_GATHERERS = 4
+_MOST_GATHER_THREADS = 4
 
 
-def _rank_and_world(parallel: bool) -> tuple[int, int]:
-    """Return this rank and the number of ranks; (0, 1) without a process group."""
+def _rank_and_world(parallel: bool) -> dict[str, int]:
+    """Return this rank and the number of ranks; 0 and 1 without a process group."""
     dist = torch.distributed
     if parallel and dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
+        return {"rank": dist.get_rank(), "world": dist.get_world_size()}
+    return {"rank": 0, "world": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class EpochPlan:
         if self.shuffle:
             order = memory.order_name if memory else "whole"
             self._identity |= {"seed": self.seed, "order": order}
-        # epoch and samples done: of the iteration that began last, and of the next one
+        # (epoch, samples done), of the iteration that began last and of the next one
         self._now = self._next = (0, 0)
         self.share()  # refuses sizes that cannot work, before any work
 
@@ -174,35 +174,37 @@ class EpochPlan:
 
     def share(self) -> Share:
         """Return this rank's positions, for the process group as it is now."""
-        rank, world = _rank_and_world(self.parallel)
+        ranks = _rank_and_world(self.parallel)
         if not self.train:
-            return EvalShare(self.n, self.batch_size, rank, world)
-        share = TrainShare(self.n, self.batch_size, rank, world, self.drop_last)
+            return EvalShare(self.n, self.batch_size, **ranks)
+        share = TrainShare(self.n, self.batch_size, **ranks, drop_last=self.drop_last)
         if not len(share):
             advice = "choose a smaller batch_size"
-            if self.n < world:
+            if self.n < ranks["world"]:
                 advice = "ds.attrs['accounting'] of a store counts why windows were dropped"
             elif self.drop_last:
                 advice += " or drop_last=False"
             raise InvalidValueError(
                 f"{self.n} training samples are too few for a batch of "
-                f"batch_size={self.batch_size} on {world} rank(s); {advice}"
+                f"batch_size={self.batch_size} on {ranks['world']} rank(s); {advice}"
             )
         return share
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the epoch: in training of all ranks, else of this one."""
         state = {**self._identity, "epoch": self._now[0], "done": self._now[1]}
-        return state | self._rank() if state["done"] and not self.train else state
+        if state["done"] and not self.train:
+            state |= _rank_and_world(self.parallel)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue where a state was taken."""
-        rank = {key: state[key] for key in ("rank", "world") if key in state}
-        given = {k: v for k, v in state.items() if k not in (*rank, "epoch", "done")}
-        if rank and rank != self._rank():
+        ranks = {key: state[key] for key in ("rank", "world") if key in state}
+        given = {k: v for k, v in state.items() if k not in (*ranks, "epoch", "done")}
+        if ranks and ranks != (here := _rank_and_world(self.parallel)):
             raise InvalidValueError(
                 "the loader's state was saved inside a pass over test or validation samples on "
-                f"{rank}, and this is {self._rank()}; such a pass can continue only on the same "
+                f"{ranks}, and this is {here}; such a pass can continue only on the same "
                 "rank of as many ranks"
             )
         if given != self._identity or not {"epoch", "done"} <= set(state):
@@ -218,9 +220,6 @@ class EpochPlan:
                 "state_dict returned"
             )
         self._next = self._now = (int(state["epoch"]), int(state["done"]))
-
-    def _rank(self) -> dict[str, Any]:
-        return dict(zip(("rank", "world"), _rank_and_world(self.parallel), strict=True))
 
 
 class EpochLoader:
@@ -347,23 +346,22 @@ class SampleLoader(EpochLoader):
     dataset: PTXrDataset
 
     def __init__(
-        self,
-        dataset: PTXrDataset,
-        plan: EpochPlan,
-        handover: Handover,
-        threads: int,
+        self, dataset: PTXrDataset, plan: EpochPlan, handover: Handover, threads: int
     ) -> None:
         assert plan.memory is not None  # the samples of a PTXrDataset have a size
         self.dataset, self.plan, self.handover, self._memory = dataset, plan, handover, plan.memory
         self.callback = self.collate_fn = handover.callback
         self.num_workers, self.batch_size, self.drop_last = threads, plan.batch_size, plan.drop_last
-        self._resident: tuple[range, Resident] | None = None
-        # by number of slots: of an epoch that ended, so that no thread writes into its slots
+        self._gather_threads = min(threads, _MOST_GATHER_THREADS)
+        self._resident: Resident | None = None
+        # by number of slots, the ring of an epoch that ended, so that no thread writes into its
+        # slots; a dict, because `pop` is atomic and threads may share a loader
         self._idle_rings: dict[int, Ring] = {}
         batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
         # several small batches are gathered at once, which takes as long as one
-        self._together = max(1, min(self._memory.group_bytes // max(batch_bytes, 1), _TOGETHER))
-        rows = min(self.batch_size * self._together, plan.n)
+        fit = self._memory.group_bytes // max(batch_bytes, 1)
+        self._batches_in_group = max(1, min(fit, _MOST_IN_GROUP))
+        rows = min(self.batch_size * self._batches_in_group, plan.n)
         self._buffers = [Buffers(field, rows) for field in dataset._fields]
         self._orders: dict[int, Ints | None] = {}
 
@@ -483,7 +481,7 @@ class SampleLoader(EpochLoader):
         size, pack, plan = self.batch_size, self.dataset.pack, self.plan
         share = plan.share()
         epoch, start = plan.begin()
-        hand, number = self.handover.hand, 0
+        number = 0
         with closing(self._groups(share, epoch, start)) as groups:
             for positions, tensors in groups:
                 parts: Iterable[Sequence[Tensor]] = [tuple(tensors)]
@@ -494,7 +492,8 @@ class SampleLoader(EpochLoader):
                 for first, arrays in zip(range(0, len(positions), size), parts, strict=True):
                     number += 1
                     plan.advance(share, epoch, start, number)
-                    yield hand(pack(arrays), epoch, positions[first : first + size])
+                    batch_positions = positions[first : first + size]
+                    yield self.handover.complete(pack(arrays), epoch, batch_positions)
                 del arrays, parts
         plan.finish(epoch)
 
@@ -508,7 +507,7 @@ class SampleLoader(EpochLoader):
             return [tensor.numpy() for tensor in tensors[-1]]
 
         def positions() -> Iterator[Ints]:
-            for group in share.batches(start, self._together):
+            for group in share.batches(start, self._batches_in_group):
                 waiting.append(group)
                 yield group
 
@@ -532,20 +531,21 @@ class SampleLoader(EpochLoader):
 
     def _reads_at_once(self, chunks: int) -> int:
         """Return the number of reading threads: more if reads mostly wait, up to `chunks`."""
-        if self.dataset._source.slow:
-            return max(self.num_workers, min(_SLOW_READS, chunks))
+        if self.dataset._source.remote:
+            return max(self.num_workers, min(_REMOTE_READS, chunks))
         return self.num_workers
 
     def _from_memory(
         self, chunks: range, epoch: int, groups: Iterator[Ints], take: Take
     ) -> Generator[Arrays]:
-        if self._resident is None or self._resident[0] != chunks:
+        resident = self._resident
+        if resident is None or resident.chunks != chunks:
             source, fields = self.dataset._source, self.dataset._fields
-            threads = self._reads_at_once(len(chunks))
-            self._resident = chunks, Resident(source, fields, threads, chunks)
+            resident = Resident(source, fields, chunks, self._reads_at_once(len(chunks)))
+            self._resident = resident
         order = self.plan.samples(epoch)
         samples = groups if order is None else (order[positions] for positions in groups)
-        return self._resident[1].batches(samples, take, min(self.num_workers, _GATHERERS))
+        return resident.batches(samples, take, self._gather_threads)
 
     def _through_ring(
         self, share: Share, epoch: int, start: int, groups: Iterator[Ints], take: Take
@@ -558,8 +558,8 @@ class SampleLoader(EpochLoader):
         slots = self._memory.slots(order, share)
         ring = self._idle_rings.pop(slots, None)
         if ring is None:
-            reads, gatherers = self._reads_at_once(slots), min(self.num_workers, _GATHERERS)
-            ring = Ring(self.dataset._source, self.dataset._fields, slots, reads, gatherers)
+            source, fields = self.dataset._source, self.dataset._fields
+            ring = Ring(source, fields, slots, self._reads_at_once(slots), self._gather_threads)
         with closing(ring.batches(schedule, groups, take)) as arrays:
             yield from arrays
         self._idle_rings = {slots: ring}
@@ -642,7 +642,7 @@ class MapLoader(EpochLoader, DataLoader[Any]):
             begun = begun or self.sampler.begun
             positions = positions or share.batches(begun[1])
             plan.advance(share, *begun, number)
-            yield self.handover.hand(batch, begun[0], next(positions))
+            yield self.handover.complete(batch, begun[0], next(positions))
         plan.finish((begun or self.sampler.begun)[0])
 
 

@@ -19,7 +19,7 @@ from ml4cube.loading.cube_source import CUTTING, CubeOptions, cut_cube
 from ml4cube.loading.lead_time import TargetOptions
 from ml4cube.loading.memory import check_megabytes
 from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
-from ml4cube.loading.views import WindowPair
+from ml4cube.loading.views import cut_windows
 from ml4cube.store.format import NoStoreError, StoreMetadata, open_store
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class DatasetOptions(TargetOptions):
 def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMetadata | None]:
     """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut."""
     part, cutting = options.part, options.for_cubes
-    asked = [name for name in cutting if name != "progress"]  # harmless for a store
-    ds = _opened(ds, cube=bool(asked))
+    only_for_cubes = [name for name in cutting if name != "progress"]  # harmless for a store
+    ds = _opened(ds, cube=bool(only_for_cubes))
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
     dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
     if metadata and dim not in ds.dims:
@@ -101,14 +101,14 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
         found = f"the store of {metadata.part!r}" if metadata else "made by hand"
         raise InvalidValueError(f"part={part!r}, but ds is {found}; open that of {part!r}")
     # at a lead time, the sample size is that of the inputs in a stored window
-    if asked and not (options.shifted and asked == ["sample_size"]):
+    if only_for_cubes and not (options.shifted and only_for_cubes == ["sample_size"]):
         raise InvalidTypeError(
-            f"{', '.join(asked)} can be given for a cube only, and ds holds samples already (dim "
-            f"{dim!r}); leave them out"
+            f"{', '.join(only_for_cubes)} can be given for a cube only, and ds holds samples "
+            f"already (dim {dim!r}); leave them out"
         )
     source = source_of_store(ds, metadata.spec) if metadata else DatasetSource(ds)
     if options.shifted:
-        return WindowPair(source, options, options.sample_size), metadata
+        return cut_windows(source, options, options.sample_size), metadata
     return source, metadata
 
 

@@ -88,14 +88,14 @@ class SampleSource(ChunkSource, Protocol):
 
 def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
     """Return the scaling of samples by variable of the cube, as far as it is known."""
-    if metadata is None or (how := metadata.spec.scale_fn) is None:
+    if metadata is None or (method := metadata.spec.scale_fn) is None:
         return {}
-    found = {}
+    known = {}
     for name, stats in metadata.statistics.items():
         if np.any(stats.count):  # else no cell was counted, so nothing was scaled
-            offset, scale = scale_parameters(stats, how)
-            found[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), how)
-    return found
+            offset, scale = scale_parameters(stats, method)
+            known[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), method)
+    return known
 
 
 def unscaled(
@@ -109,18 +109,21 @@ def unscaled(
 def windows_in_cube(
     source: SampleSource, name: str, first: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-    """Return the first cells of a variable's windows and the window's size, by cube dim."""
+    """Return the first cells of a variable's windows and the window's size, by cube dim.
+
+    Given the first cells of the samples, which those of targets at a lead time follow.
+    """
     cube_dims, sizes = source.cube_dims, source.variables[name].sizes
-    lead = source.lead.along if source.lead is not None and is_target(name) else {}
+    lead = source.lead.by_dim if source.lead is not None and is_target(name) else {}
     offsets = {cube_dims.get(dim, dim): along.offset for dim, along in lead.items()}
-    moved = {dim: cells + offsets.get(dim, 0) for dim, cells in first.items()}
-    return moved, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
+    first = {dim: cells + offsets.get(dim, 0) for dim, cells in first.items()}
+    return first, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
 
 
 class DatasetSource(SampleSource):
     """Samples of an xarray Dataset, whatever backs it: numpy, dask, a lazily opened file."""
 
-    slow: bool = False
+    remote: bool = False
     lead: Lead | None = None
 
     def __init__(self, ds: xr.Dataset, spec: SampleSpec | None = None) -> None:
@@ -180,10 +183,10 @@ class DatasetSource(SampleSource):
                 continue
             if origin.attrs.get("long_name") == NUMBERED:
                 continue  # the dim has no coordinate
-            size = max((v.sizes.get(dim, 1) for v in self.variables.values()), default=1)
+            window = max((v.sizes.get(dim, 1) for v in self.variables.values()), default=1)
             index, axis = np.asarray(coords[name].values), stored.get(dim)
-            if axis is None or not _has_origins(axis, index, size - 1, np.asarray(origin.values)):
-                axis = _axis_from_origins(dim, index, origin.variable, size)
+            if axis is None or not _has_origins(axis, index, window, np.asarray(origin.values)):
+                axis = _axis_from_origins(dim, index, origin.variable, window)
             if axis is not None:
                 found[dim] = axis
         return found
@@ -200,9 +203,9 @@ def _stored_axes(path: Any) -> dict[str, xr.Variable]:
     return {str(name): c.variable.load() for name, c in axes.coords.items()}
 
 
-def _has_origins(axis: xr.Variable, index: Ints, last: int, origins: NDArray[Any]) -> bool:
+def _has_origins(axis: xr.Variable, index: Ints, window: int, origins: NDArray[Any]) -> bool:
     """Return True if a stored axis agrees with the origins; a user may have changed those."""
-    if not len(index) or index.max() + last >= len(axis):
+    if not len(index) or index.max() + window > len(axis):
         return False
     return bool((np.asarray(axis.values)[index] == origins).all())
 
@@ -233,12 +236,13 @@ def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:
             return np.asarray(v.chunksizes[dim], np.int64)
         stored = v.encoding.get("preferred_chunks", {}).get(dim)
         if stored and not v._in_memory:
-            return _even(n, int(stored))
+            return _even_counts(n, int(stored))
     sample_bytes = sum(ds[name].dtype.itemsize * ds[name].size // max(n, 1) for name in variables)
-    return _even(n, max(1, _PIECE_BYTES // max(sample_bytes, 1)))
+    return _even_counts(n, max(1, _PIECE_BYTES // max(sample_bytes, 1)))
 
 
-def _even(n: int, size: int) -> Ints:
+def _even_counts(n: int, size: int) -> Ints:
+    """Return the samples per chunk where chunks have one size, the last one what is left."""
     starts = np.arange(0, n, size)
     return np.minimum(size, n - starts).astype(np.int64)
 
@@ -252,12 +256,12 @@ class StoreSource(DatasetSource):
         super().__init__(ds, spec)
         self._arrays = dict(arrays)
         first = next(iter(self._arrays.values()))
-        self.slow = first.fs is not None
-        self.counts = _even(ds.sizes[self._dim], first.chunk)
+        self.remote = first.fs is not None
+        self.counts = _even_counts(ds.sizes[self._dim], first.chunk_size)
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
-        if not self.slow or len(out) == 1:
+        if not self.remote or len(out) == 1:
             for name, target in out.items():
                 self._arrays[name].read(chunk, target)
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.chunks.codecs import CHECKSUM_BYTES, Bytes, ChunkCodecs
-from ml4cube.loading.ring.slots import Scratch
+from ml4cube.loading.ring.arrays import Scratch
 from ml4cube.store.format import read_manifest, read_metadata
 
 _UNUSED = np.iinfo(np.uint64).max
@@ -26,49 +26,52 @@ _UNUSED = np.iinfo(np.uint64).max
 
 @dataclass
 class ShardedArray:
-    """Reader of chunks along the first axis of an array; picklable, for any thread."""
+    """Reader of chunks along the first axis of an array; picklable, for any thread.
 
-    # Make one with `ShardedArray.of`.
+    Made by `of`.
+    """
+
     # Path of the array inside the file system.
     root: str
     # An fsspec file system; None for local files.
     fs: Any
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    # Samples of a chunk, and of a file.
-    chunk: int
-    shard: int
+    # In samples; a shard is a file.
+    chunk_size: int
+    shard_size: int
     # How a chunk is encoded.
     codecs: ChunkCodecs
     # Bytes of every file of the array, by its path inside the array.
-    sizes: Mapping[str, int]
-    _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, repr=False)
-    _files: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
-    _scratch: Scratch = field(default_factory=Scratch, repr=False)
+    file_sizes: Mapping[str, int]
+    # By number of a shard: offset and size of each of its chunks in the file.
+    _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, init=False, repr=False)
+    # By path inside the array: inode, time of change and size of a local file.
+    _identities: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
+    _scratch: Scratch = field(default_factory=Scratch, init=False, repr=False)
 
     @classmethod
     def of(
-        cls, root: str, fs: Any, metadata: Mapping[str, Any], sizes: Mapping[str, int]
+        cls, root: str, fs: Any, metadata: Mapping[str, Any], file_sizes: Mapping[str, int]
     ) -> ShardedArray:
         """Make a reader from an array's ``zarr.json``, as a store's format has it."""
-        shard = metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
-        codecs, chunk = metadata["codecs"], shard
-        if codecs[0]["name"] == "sharding_indexed":
-            sharding = codecs[0]["configuration"]
-            codecs, chunk = sharding["codecs"], sharding["chunk_shape"][0]
-        known = ChunkCodecs.of_v3(codecs)
-        assert known is not None, codecs
-        dtype = np.dtype(metadata["data_type"]).newbyteorder("<")
-        return cls(root, fs, tuple(metadata["shape"]), dtype, chunk, shard, known, sizes)
+        shard_size = metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
+        encoding, chunk_size = metadata["codecs"], shard_size
+        if encoding[0]["name"] == "sharding_indexed":
+            sharding = encoding[0]["configuration"]
+            encoding, chunk_size = sharding["codecs"], sharding["chunk_shape"][0]
+        codecs = ChunkCodecs.of_v3(encoding)
+        assert codecs is not None, encoding
+        shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
+        return cls(root, fs, shape, dtype, chunk_size, shard_size, codecs, file_sizes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = (self.root, self.fs, self.shape, self.dtype, self.chunk, self.shard)
-        return ShardedArray, (*parts, self.codecs, self.sizes)
+        return ShardedArray, tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def note_files(self) -> None:
         """Remember the present local files, to refuse others that replace them."""
         # A copy in another process remembers files from their first read on.
-        for key in self.sizes:
+        for key in self.file_sizes:
             try:
                 self._check_same(key, os.stat(f"{self.root}/{key}"))
             except FileNotFoundError:
@@ -80,51 +83,54 @@ class ShardedArray:
 
     def fetch(self, chunk: int) -> Bytes:
         """Read the encoded bytes of a chunk."""
-        shard, inside = divmod(chunk, self.shard // self.chunk)
+        shard, chunk_in_shard = divmod(chunk, self.shard_size // self.chunk_size)
         key = self._key(shard)
-        offset, size = 0, self.sizes[key]
-        if self.chunk != self.shard:
+        offset, size = 0, self.file_sizes[key]
+        if self.chunk_size != self.shard_size:
             if shard not in self._indices:
                 self._indices[shard] = self._read_index(key)
-            offset, size = self._indices[shard][inside].tolist()
-        if offset == _UNUSED or offset + size > self.sizes[key]:
+            offset, size = self._indices[shard][chunk_in_shard].tolist()
+        if offset == _UNUSED or offset + size > self.file_sizes[key]:
             raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
-        return self._bytes(key, offset, size)
+        return self._read_range(key, offset, size)
 
     def decode(self, chunk: int, data: Bytes, out: NDArray[Any]) -> None:
         """Decode the fetched bytes of a chunk."""
-        direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk
+        direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk_size
         window = self.shape[1:]
-        target = out if direct else self._scratch.take("chunk", (self.chunk, *window), self.dtype)
+        target = (
+            out if direct else self._scratch.take("chunk", (self.chunk_size, *window), self.dtype)
+        )
         _decode(self.describe(chunk), self.codecs, data, target)
         if not direct:
             out[...] = target[: len(out)]
 
     def describe(self, chunk: int) -> str:
         """Describe a chunk for an error message."""
-        first = chunk * self.chunk
-        last = min(first + self.chunk, self.shape[0]) - 1
-        return f"samples {first} to {last} in {self.root}/{self._key(first // self.shard)}"
+        first = chunk * self.chunk_size
+        last = min(first + self.chunk_size, self.shape[0]) - 1
+        return f"samples {first} to {last} in {self.root}/{self._key(first // self.shard_size)}"
 
     def _key(self, shard: int) -> str:
+        """Return the path of a shard inside the array."""
         return "/".join(["c", str(shard), *("0" for _ in self.shape[1:])])
 
     def _read_index(self, key: str) -> NDArray[np.uint64]:
-        index = np.empty((self.shard // self.chunk, 2), "<u8")
+        """Return offset and size of every chunk in a shard, which end its file."""
+        index = np.empty((self.shard_size // self.chunk_size, 2), "<u8")
         size = index.nbytes + CHECKSUM_BYTES
-        if self.sizes[key] < size:
+        if self.file_sizes[key] < size:
             raise StoreError(f"{self.root}/{key} is too short; make the store again")
-        data = self._bytes(key, self.sizes[key] - size, size)
+        data = self._read_range(key, self.file_sizes[key] - size, size)
         _decode(f"the index of {self.root}/{key}", ChunkCodecs(None, checksum=True), data, index)
         return index
 
-    def _bytes(self, key: str, offset: int, size: int) -> Bytes:
-        """Read a range of a file."""
-        # The next read of the same thread overwrites the array, to avoid page faults of new ones.
+    def _read_range(self, key: str, offset: int, size: int) -> Bytes:
+        """Return bytes of a file, valid until the next read by the same thread."""
+        # because page faults of a new array take as long as reading
         path = f"{self.root}/{key}"
         if self.fs is not None:
-            found: bytes = self.fs.cat_file(path, start=offset, end=offset + size)
-            raw = np.frombuffer(found, np.uint8)
+            raw = np.frombuffer(self.fs.cat_file(path, start=offset, end=offset + size), np.uint8)
         else:
             # larger than needed, so that it soon has the size of the largest chunk
             raw = self._scratch.take("file", (size + size // 4,), np.dtype(np.uint8))[:size]
@@ -138,7 +144,9 @@ class ShardedArray:
 
     def _check_same(self, key: str, found: os.stat_result) -> None:
         """Refuse a file that replaced the one read before, because samples of both would mix."""
-        known = self._files.setdefault(key, (found.st_ino, found.st_mtime_ns, self.sizes[key]))
+        known = self._identities.setdefault(
+            key, (found.st_ino, found.st_mtime_ns, self.file_sizes[key])
+        )
         if known != (found.st_ino, found.st_mtime_ns, found.st_size):
             raise StoreError(
                 f"{self.root}/{key} was replaced or changed since the store was opened; "
@@ -154,7 +162,7 @@ def _decode(what: str, codecs: ChunkCodecs, data: Bytes, out: NDArray[Any]) -> N
 
 
 def sharded_arrays(path: str, names: Mapping[str, str]) -> dict[str, ShardedArray]:
-    """Make readers of a sample store's variables, whose names in the store are given."""
+    """Make a reader of each variable of a sample store, whose array in the store is given."""
     fs, root = url_to_fs(path)
     files = read_manifest(path)
     local = isinstance(fs, LocalFileSystem)

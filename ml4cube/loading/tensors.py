@@ -16,15 +16,20 @@ from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
-from ml4cube.loading.coordinate_features import WithCoordinates
+from ml4cube.loading.coordinate_features import add_coordinates
 from ml4cube.loading.cube_source import CubeSource
 from ml4cube.loading.lead_time import is_target, target_name
 from ml4cube.loading.opening import DatasetOptions, open_source
+from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.ring.ring import ChunkSource, read_chunk
-from ml4cube.loading.ring.slots import Field
 from ml4cube.loading.sources import SampleSource, known_scaling
 from ml4cube.loading.unbatch import to_dataset
-from ml4cube.loading.views import WEIGHT, Broadcast, FloatsAsIntegers, Weighted
+from ml4cube.loading.views import (
+    WEIGHT,
+    add_weights,
+    refuse_gaps_in_integers,
+    repeat_along_missing_dims,
+)
 from ml4cube.sampling.request import check_known
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -172,17 +177,19 @@ class PTXrDataset(Dataset[Any]):
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
         lead = self._source.lead
-        self.lead = None if lead is None else {d: [a.offset, a.size] for d, a in lead.along.items()}
+        self.lead = None
+        if lead is not None:
+            self.lead = {dim: [a.offset, a.target_size] for dim, a in lead.by_dim.items()}
         self._from_cube = isinstance(self._source, CubeSource)
         self._choose_variables(options)
         self._warn_of_filled(ds, options)
         self._add_features(options.coord_features)
         self._add_weights(options.weights)
         self._fields = self._make_fields(options)
-        integers = [field.variables for field in self._fields if field.dtype.kind in "iub"]
+        integers = [field for field in self._fields if field.dtype.kind in "iub"]
         if integers:
-            names = {name for variables in integers for name in variables}
-            self._source = FloatsAsIntegers(self._source, names)
+            dtypes = {name: field.dtype for field in integers for name in field.variables}
+            self._source = refuse_gaps_in_integers(self._source, dtypes)
         variables = self._source.variables
         self.layout = tuple(tuple(variables[f.variables[0]].sizes) for f in self._fields)
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
@@ -423,12 +430,12 @@ class PTXrDataset(Dataset[Any]):
         # at a lead time, the values of y are variables of their own in the source
         self._y_names = tuple(map(target_name, targets)) if self.shifted else targets
         weights = options.weights_variable
-        left = [name for name in stored if name not in self._y_names and name != weights]
+        features = [name for name in stored if name not in self._y_names and name != weights]
         spec = self.metadata.spec if self.metadata else None
         if spec and spec.features and targets and targets == spec.targets and not self.shifted:
             # the features that were sampled for these targets
-            left = [name for name in spec.features if name in stored]
-        self.features = chosen or tuple(left)
+            features = [name for name in spec.features if name in stored]
+        self.features = chosen or tuple(features)
         self._stacked = bool(chosen or targets)
         if not self.features:
             raise InvalidValueError(
@@ -440,28 +447,28 @@ class PTXrDataset(Dataset[Any]):
         """Warn of targets or weights whose gaps were filled when they were sampled."""
         if self.metadata is None:  # samples made by hand
             attrs = {name: ds[name].attrs for name in options.scored}
-            filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
+            filled = {n: found[FILLED_ATTR] for n, found in attrs.items() if FILLED_ATTR in found}
         else:
             filled = self.metadata.invented(options.scored)
-        if self.metadata and self._from_cube:  # fills that this very call asks for are known
+        if self.metadata and self._from_cube:  # no warning of fills that this call asks for
             filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
         argument = "weights" if options.weights_variable in filled else "to_pred"
-        stored = self.metadata and not self._from_cube
-        warn_of_filled(argument, filled, _SAMPLE_ANEW if stored else FILL_FEATURES)
+        from_store = self.metadata and not self._from_cube
+        warn_of_filled(argument, filled, _SAMPLE_ANEW if from_store else FILL_FEATURES)
 
     def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
         """Repeat static features along the dims they lack, and add coordinates."""
         self.channels = self.features
         if self._stacked and len({self._source.variables[n].window for n in self.features}) > 1:
-            self._source = Broadcast(self._source, self.features)
+            self._source = repeat_along_missing_dims(self._source, self.features)
         if coord_features is None:
             return
         if not self._stacked:
             raise InvalidTypeError(
                 "coord_features are channels of X, so they need features or to_pred"
             )
-        self._source = source = WithCoordinates(self._source, coord_features, self.features[0])
-        self.channels = (*self.features, *source.channels)
+        self._source = view = add_coordinates(self._source, coord_features, self.features[0])
+        self.channels = (*self.features, *view.computed)
 
     def _add_weights(self, weights: Any) -> None:
         if weights is None:
@@ -476,7 +483,7 @@ class PTXrDataset(Dataset[Any]):
         if self.shifted and isinstance(weights, str):
             weights = target_name(weights)  # those of the cells of y
         scaling = known_scaling(self.metadata)
-        self._source = Weighted(self._source, weights, self._y_names[0], scaling)
+        self._source = add_weights(self._source, weights, self._y_names[0], scaling)
 
     def _make_fields(self, options: DatasetOptions) -> tuple[Field, ...]:
         """Make the arrays of a batch: X, y and weights, or one per variable."""

@@ -83,8 +83,8 @@ def test_all_variables_of_a_chunk_wait_at_once(
 def test_a_remote_cube_is_known_to_be_slow() -> None:
     cell_id_cube({"time": 4, "lat": 4, "lon": 4}).to_zarr("memory://cube.zarr", consolidated=False)
     cube = xr.open_zarr("memory://cube.zarr", consolidated=False)
-    assert PTXrDataset(cube, sample_size={"lat": 2})._source.slow
-    assert not PTXrDataset(cube.load().drop_encoding(), sample_size={"lat": 2})._source.slow
+    assert PTXrDataset(cube, sample_size={"lat": 2})._source.remote
+    assert not PTXrDataset(cube.load().drop_encoding(), sample_size={"lat": 2})._source.remote
     fsspec.filesystem("memory").rm("/cube.zarr", recursive=True)
 
 

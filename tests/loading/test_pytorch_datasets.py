@@ -286,7 +286,8 @@ def test_a_pass_over_test_samples_goes_on_only_on_its_rank(
     data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on(rank: int, world: int) -> Any:
-        monkeypatch.setattr(loaders, "_rank_and_world", lambda parallel: (rank, world))
+        ranks = {"rank": rank, "world": world}
+        monkeypatch.setattr(loaders, "_rank_and_world", lambda parallel: ranks)
         return prep_dataloader(test_ds=data, batch_size=8, parallel=True)
 
     first = on(1, 2)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ml4cube.core.errors import StoreError
+from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.core.rank_shares import ChunkOrder, TrainShare
+from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.ring.ring import Ring
-from ml4cube.loading.ring.slots import Field
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))
 
@@ -23,7 +23,7 @@ FIELD = Field(("a",), (2,), np.dtype("f4"))
 class Counting:
     """Sample k holds k; remembers what was read."""
 
-    slow = False
+    remote = False
 
     def __init__(self, counts: list[int], broken: int | None = None) -> None:
         self.counts = np.array(counts, np.int64)
@@ -58,16 +58,16 @@ def through(
 
 
 @settings(max_examples=150, deadline=None)
-@example(counts=[1, 1], streams=1, spare=1, batch=1, rank_of=(1, 2), done=0, gatherers=1)
-@example(counts=[1] * 9, streams=1, spare=1, batch=1, rank_of=(2, 3), done=0, gatherers=2)
+@example(counts=[1, 1], streams=1, spare=1, batch=1, rank_of=(1, 2), done=0, gather_threads=1)
+@example(counts=[1] * 9, streams=1, spare=1, batch=1, rank_of=(2, 3), done=0, gather_threads=2)
 @given(
     counts=st.lists(st.integers(0, 12), min_size=1, max_size=25),
     streams=st.integers(1, 8),
-    spare=st.integers(1, 4),
+    spare=st.integers(0, 4),
     batch=st.integers(1, 40),
     rank_of=st.sampled_from([(rank, world) for world in (1, 2, 3) for rank in range(world)]),
     done=st.integers(0, 3),
-    gatherers=st.integers(1, 4),
+    gather_threads=st.integers(1, 4),
 )
 def test_a_ring_gives_the_order_with_any_number_of_slots(
     counts: list[int],
@@ -76,13 +76,13 @@ def test_a_ring_gives_the_order_with_any_number_of_slots(
     batch: int,
     rank_of: tuple[int, int],
     done: int,
-    gatherers: int,
+    gather_threads: int,
 ) -> None:
     order = ChunkOrder(counts, streams, seed=5)
     share = TrainShare(order.n, batch, *rank_of, drop_last=False)
     start = min(done, len(share)) * share.global_batch
     source = Counting(counts)
-    ring = Ring(source, [FIELD], streams + spare, 3, gatherers)
+    ring = Ring(source, [FIELD], streams + spare, 3, gather_threads)
     for epoch in (0, 1):  # the same slots serve the next epoch
         source.reads.clear()
         expected = [order.samples(epoch)[p].tolist() for p in share.batches(start)]
@@ -98,7 +98,7 @@ def test_what_an_epoch_leaves_in_the_slots_is_not_read_again(
     source = Counting([5] * 20)
     order = ChunkOrder(source.counts, 1 if seed is None else 4, seed)
     share = TrainShare(order.n, 7, drop_last=False)
-    ring = Ring(source, [FIELD], slots, threads=2)
+    ring = Ring(source, [FIELD], slots, decode_threads=2)
     for epoch in range(5):
         source.reads.clear()
         found = through(ring, order, share, epoch)
@@ -119,6 +119,12 @@ def test_a_chunk_that_could_not_be_read_is_not_taken_for_read() -> None:
     assert through(ring, order, share, 0) == [order.samples(0)[p].tolist() for p in share.batches()]
 
 
+def test_too_few_slots_are_refused() -> None:
+    order = ChunkOrder([5] * 20, 4, seed=0)
+    with pytest.raises(InvalidValueError, match=r"slots must be at least 4, .* got 3"):
+        through(Ring(Counting([5] * 20), [FIELD], 3, 2), order, TrainShare(100, 10), 0)
+
+
 class Held(Counting):
     """Reads one of its chunks only when it is let go."""
 
@@ -136,7 +142,7 @@ def test_batches_are_handed_out_before_chunks_that_later_ones_need() -> None:
     order = ChunkOrder([5] * 20, 1, seed=None)
     source = Held([5] * 20, held=7)
     share = TrainShare(100, 5)
-    batches = Ring(source, [FIELD], 20, threads=2, gatherers=3).batches(
+    batches = Ring(source, [FIELD], 20, decode_threads=2, gather_threads=3).batches(
         order.schedule(0, 0, 100), share.batches(), take
     )
     found = [next(batches)[0][:, 0, 0].tolist() for _ in range(7)]

@@ -120,7 +120,7 @@ def test_a_store_in_another_file_system(tmp_path: Path) -> None:
     memory.put(str(path), "/shards/train.zarr", recursive=True)
     data = PTXrDataset("memory://shards/train.zarr", features="a")
     assert isinstance(data._source, StoreSource)
-    assert data._source.slow
+    assert data._source.remote
     loader = prep_dataloader(data, batch_size=7, shuffle=False, drop_last=False, buffer_mb=0.001)
     rows = np.concatenate([x[:, 0].numpy() for x in loader])
     np.testing.assert_array_equal(rows, numbered(60))

@@ -126,6 +126,7 @@ def test_chunk_indices() -> None:
     ("options", "message"),
     [
         ({"chunk_indices": [9999]}, "chunk_indices"),
+        ({"chunk_indices": [0, 2, 0]}, "each block once"),
         ({"num_chunks": 0}, "num_chunks must be at least 1"),
         ({"num_chunks": 1.5}, "num_chunks must be an integer"),
         ({"rand_chunk": "no"}, "rand_chunk must be True or False, got 'no'"),

@@ -8,16 +8,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from ml4cube.core.rank_shares import Ints
-from ml4cube.loading.ring.slots import Array
+from ml4cube.loading.ring.arrays import Array
 
 # Bytes that a thread fills in one task.
 _FILL_BYTES = 4 << 20
-# Batches are begun ahead of need while those that wait have fewer bytes.
+# Batches are appended ahead of need while those in the queue have fewer bytes.
 _AHEAD_BYTES = 8 << 20
 
 
-class Gatherers:
-    """Threads that fill batches in the order in which they are handed out, some ahead of need."""
+class BatchQueue:
+    """Batches in the order in which they are handed out, filled by threads, some ahead of need."""
 
     # Use it in a ``with`` statement, whose end waits for running tasks and cancels the others.
     # Only one thread may call the methods.
@@ -25,10 +25,10 @@ class Gatherers:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-gather")
-        # batches that were begun, in order, with their tasks
-        self._begun: deque[tuple[list[Array], list[Future[None]]]] = deque()
-        # tasks of all of them, with the first position of each
-        self._fills: deque[tuple[int, Future[None]]] = deque()
+        # arrays of each batch, and the tasks that fill them
+        self._batches: deque[tuple[list[Array], list[Future[None]]]] = deque()
+        # tasks of all batches, each with the first position in the epoch that it fills
+        self._tasks: deque[tuple[int, Future[None]]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -37,43 +37,44 @@ class Gatherers:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __len__(self) -> int:
-        """Number of batches that were begun and not handed out."""
-        return len(self._begun)
+        """Number of batches in the queue, full or not."""
+        return len(self._batches)
 
-    def may_begin(self) -> bool:
-        """Return True if one more batch may be begun before the first is handed out."""
-        if not self._begun:
+    def has_room(self) -> bool:
+        """Return True if a batch may be appended before the first one is handed out."""
+        if not self._batches:
             return True
-        waiting = len(self._begun) * sum(array.nbytes for array in self._begun[0][0])
-        return len(self._begun) <= self._threads and waiting < _AHEAD_BYTES
+        batch_bytes = sum(array.nbytes for array in self._batches[0][0])
+        full = len(self._batches) * batch_bytes >= _AHEAD_BYTES
+        return len(self._batches) <= self._threads and not full
 
-    def begin(self, out: list[Array]) -> None:
-        """Begin a batch."""
-        self._begun.append((out, []))
+    def append(self, out: list[Array]) -> None:
+        """Append a batch, whose rows `fill` then fills."""
+        self._batches.append((out, []))
 
-    def fill(self, positions: Ints, rows: slice, work: Callable[[slice], None]) -> None:
-        """Start threads that fill some rows of the batch that was begun last."""
-        out, under_way = self._begun[-1]
+    def fill(self, positions: Ints, rows: slice, gather: Callable[[slice], None]) -> None:
+        """Start threads that fill some rows of the last batch; row i is of ``positions[i]``."""
+        out, tasks = self._batches[-1]
         step = max(1, _FILL_BYTES * len(positions) // max(sum(array.nbytes for array in out), 1))
         for start in range(rows.start, rows.stop, step):
-            done = self._pool.submit(work, slice(start, min(start + step, rows.stop)))
-            under_way.append(done)
-            self._fills.append((int(positions[start]), done))
+            task = self._pool.submit(gather, slice(start, min(start + step, rows.stop)))
+            tasks.append(task)
+            self._tasks.append((int(positions[start]), task))
 
-    def unfilled(self) -> int | None:
-        """Return the first position that is still being filled, if any."""
-        while self._fills and self._fills[0][1].done():
-            self._fills.popleft()
-        return self._fills[0][0] if self._fills else None
+    def first_unfilled(self) -> int | None:
+        """Return the first position that is not filled yet; None if all are."""
+        while self._tasks and self._tasks[0][1].done():
+            self._tasks.popleft()
+        return self._tasks[0][0] if self._tasks else None
 
-    def wait(self) -> None:
-        """Wait for the rows at the position that `unfilled` returns."""
-        if self._fills:
-            self._fills[0][1].result()
+    def wait_for_first(self) -> None:
+        """Wait for the rows at the position that `first_unfilled` returns."""
+        if self._tasks:
+            self._tasks[0][1].result()
 
-    def finish(self) -> list[Array]:
-        """Return the batch that was begun first, once it is full."""
-        out, under_way = self._begun.popleft()
-        for done in under_way:
-            done.result()
+    def pop(self) -> list[Array]:
+        """Remove and return the first batch, once it is full."""
+        out, tasks = self._batches.popleft()
+        for task in tasks:
+            task.result()
         return out

@@ -1,7 +1,9 @@
 """Batches from chunks: decode threads fill slots, other threads gather batches from them.
 
-Threads that read large chunks and gather rows of them are faster than worker processes, because
-both release the interpreter lock and nothing is sent between processes. Does not use torch.
+A `Ring` holds as many chunks as memory allows, one per slot; a slot whose chunk is no longer
+needed takes the next one. `Resident` holds all chunks at once. Threads are faster here than worker
+processes, because decoding and gathering release the interpreter lock and nothing is sent between
+processes. Does not use torch.
 """
 
 from __future__ import annotations
@@ -10,17 +12,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
-from ml4cube.core.errors import CubeError, StoreError
+from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.core.rank_shares import ChunkSchedule, Ints
-from ml4cube.loading.ring.gathering import Gatherers
-from ml4cube.loading.ring.slots import Array, Field, SampleArray
+from ml4cube.loading.ring.arrays import Array, Field, SampleArray
+from ml4cube.loading.ring.gathering import BatchQueue
 
 # About so many positions are located at once.
-_LOCATED = 4096
+_LOCATED_TOGETHER = 4096
 
 
 class ChunkSource(Protocol):
@@ -28,8 +31,8 @@ class ChunkSource(Protocol):
 
     # Samples in each chunk.
     counts: Ints
-    # Whether reads mostly wait.
-    slow: bool
+    # Whether reads mostly wait for a network.
+    remote: bool
 
     def read(self, chunk: int, out: Mapping[str, Array]) -> None:
         """Write the samples of a chunk into one array (samples, ...) per variable."""
@@ -40,9 +43,9 @@ class ChunkSource(Protocol):
 
 def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Array]]) -> None:
     """Read one chunk, naming it if that fails."""
-    into = {name: array for view in views for name, array in view.items()}
+    by_variable = {name: array for view in views for name, array in view.items()}
     try:
-        source.read(chunk, into)
+        source.read(chunk, by_variable)
     except Exception as error:
         if isinstance(error, CubeError) and not isinstance(error, StoreError):
             raise
@@ -62,17 +65,18 @@ class Ring:
         source: ChunkSource,
         fields: Sequence[Field],
         slots: int,
-        threads: int,
-        gatherers: int = 1,
+        decode_threads: int,
+        gather_threads: int = 1,
     ) -> None:
-        self._source, self._fields = source, tuple(fields)
-        self._threads, self._gatherers = threads, gatherers
-        self._width = int(source.counts.max(initial=1))
-        self._arrays = [SampleArray(field, slots * self._width) for field in fields]
-        self._inside = np.zeros(slots * self._width, np.int64)
-        self._slots = slots
+        self.slots, self.decode_threads = slots, decode_threads
         # the chunk in each slot, -1 for none or an incomplete one
-        self._held = np.full(slots, -1, np.int64)
+        self.chunk_of_slot = np.full(slots, -1, np.int64)
+        self._source, self._gather_threads = source, gather_threads
+        self._slot_size = int(source.counts.max(initial=1))
+        rows = slots * self._slot_size
+        self._arrays = [SampleArray(field, rows) for field in fields]
+        # of every slot, the rows of its samples in the shuffled order of the chunk
+        self._shuffled_rows = np.zeros(rows, np.int64)
 
     def batches(
         self,
@@ -80,141 +84,155 @@ class Ring:
         positions: Iterable[Ints],
         take: Callable[[int], list[Array]],
     ) -> Generator[list[Array]]:
-        """Gather batch after batch, some ahead of need; one such iteration at a time."""
-        readers = ThreadPoolExecutor(self._threads, thread_name_prefix="ml4cube-decode")
+        """Gather batch after batch, some ahead of need; one such iteration at a time.
+
+        `take` returns the arrays for a batch of so many samples.
+        """
+        readers = ThreadPoolExecutor(self.decode_threads, thread_name_prefix="ml4cube-decode")
         try:
-            with Gatherers(self._gatherers) as gatherers:
-                run = _RingEpoch(self, schedule, readers, gatherers)
+            with BatchQueue(self._gather_threads) as queue:
+                epoch = _RingEpoch(self, schedule, readers, queue)
                 for wanted, visits, offsets in _located(schedule, positions):
-                    while not run.is_ready_for(wanted):
-                        yield run.finish()
-                    run.begin(wanted, visits, offsets, take(len(wanted)))
-                while len(gatherers):
-                    yield run.finish()
+                    while not epoch.is_ready_for(wanted):
+                        yield epoch.next_batch()
+                    epoch.append(wanted, visits, offsets, take(len(wanted)))
+                while len(queue):
+                    yield epoch.next_batch()
         finally:
             # running reads still write into the slots: wait for them, cancel the others
             readers.shutdown(wait=True, cancel_futures=True)
 
     def load(self, schedule: ChunkSchedule, chunk: int, slot: int) -> None:
         """Decode a chunk into a slot; runs in a decode thread."""
-        inside = schedule.order.chunk_permutation(schedule.epoch, chunk)
-        begin = slot * self._width
-        rows = slice(begin, begin + len(inside))
-        np.add(inside, begin, out=self._inside[rows])
-        if self._held[slot] != chunk:
-            self._held[slot] = -1
+        order = schedule.order.chunk_permutation(schedule.epoch, chunk)
+        start = slot * self._slot_size
+        rows = slice(start, start + len(order))
+        np.add(order, start, out=self._shuffled_rows[rows])
+        if self.chunk_of_slot[slot] != chunk:
+            self.chunk_of_slot[slot] = -1
             read_chunk(self._source, chunk, [array.views(rows) for array in self._arrays])
-            self._held[slot] = chunk
+            self.chunk_of_slot[slot] = chunk
 
     def gather(self, slots: Ints, offsets: Ints, out: Sequence[Array]) -> None:
-        """Copy samples out of loaded slots."""
-        rows = self._inside[slots * self._width + offsets]
+        """Copy samples out of loaded slots, by their offsets in the shuffled chunks."""
+        rows = self._shuffled_rows[slots * self._slot_size + offsets]
         for array, target in zip(self._arrays, out, strict=True):
             array.gather(rows, target)
 
 
 def _located(schedule: ChunkSchedule, batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Yield the positions of each batch with their visits and offsets, located many at a time."""
-    waiting: list[Ints] = []
-    coming = iter(batches)
-    while True:
-        for batch in coming:
-            waiting.append(batch)
-            if sum(map(len, waiting)) >= _LOCATED:
-                break
-        if not waiting:
-            return
-        together = np.concatenate(waiting)
-        visits, offsets = schedule.locate(together)
-        start = 0
-        for batch in waiting:
-            rows = slice(start, start := start + len(batch))
+    iterator = iter(batches)
+    for first in iterator:
+        more = max(0, _LOCATED_TOGETHER // len(first) - 1)
+        together = [first, *islice(iterator, more)]
+        visits, offsets = schedule.locate(np.concatenate(together))
+        stops = np.cumsum([len(batch) for batch in together]).tolist()
+        for batch, stop in zip(together, stops, strict=True):
+            rows = slice(stop - len(batch), stop)
             yield batch, visits[rows], offsets[rows]
-        waiting = []
 
 
 class _RingEpoch:
     """One epoch of a ring: the slot of every visit of a chunk. Used by one thread only."""
 
-    # A visit is an index into the chunks of the schedule.
+    # A visit is an index into the chunks of the schedule. Chunks are read visit by visit.
 
     def __init__(
-        self, ring: Ring, schedule: ChunkSchedule, readers: ThreadPoolExecutor, gatherers: Gatherers
+        self, ring: Ring, schedule: ChunkSchedule, readers: ThreadPoolExecutor, queue: BatchQueue
     ) -> None:
+        if ring.slots < schedule.in_use:  # would wait for a free slot forever
+            raise InvalidValueError(
+                f"slots must be at least {schedule.in_use}, because so many chunks are needed at "
+                f"once, got {ring.slots}"
+            )
         self._ring, self._schedule = ring, schedule
-        self._readers, self._gatherers = readers, gatherers
-        self._next = 0  # first position of which no batch was begun
+        self._readers, self._queue = readers, queue
+        self._next_position = 0  # the first position after those of all batches in the queue
         self._slot_of_visit = np.full(len(schedule), -1, np.int64)
         self._reads: list[Future[None]] = []
-        self._loaded = 0
+        self._visits_loaded = 0
         # lists, because numpy releases the interpreter lock even to look up one number
-        self._first = schedule.first.tolist()
+        self._first_positions = schedule.first.tolist()
         by_last = np.argsort(schedule.last, kind="stable")
-        self._by_last = list(zip(by_last.tolist(), schedule.last[by_last].tolist(), strict=True))
-        self._released = 0
-        # slots that hold a chunk of this schedule already, by its first visit, in order
-        slots = {int(chunk): slot for slot, chunk in enumerate(ring._held) if chunk >= 0}
+        last_positions = schedule.last[by_last].tolist()
+        self._visits_by_last = list(zip(by_last.tolist(), last_positions, strict=True))
+        self._visits_released = 0
+        # slots that hold a chunk of this schedule already, by its visit, in order
+        slots = {int(chunk): slot for slot, chunk in enumerate(ring.chunk_of_slot) if chunk >= 0}
         visits = enumerate(schedule.chunks.tolist())
-        self._kept = {visit: slots.pop(chunk) for visit, chunk in visits if chunk in slots}
-        self._free = sorted({*range(ring._slots)} - {*self._kept.values()})
+        self._filled_slots = {visit: slots[chunk] for visit, chunk in visits if chunk in slots}
+        self._free_slots = sorted({*range(ring.slots)} - {*self._filled_slots.values()})
 
     def is_ready_for(self, positions: Ints) -> bool:
-        """Return True if a batch can be begun now without delaying the next one to hand out."""
-        if not len(self._gatherers):
+        """Return True if a batch can be appended now without delaying the next one to hand out."""
+        if not len(self._queue):
             return True
-        if not self._gatherers.may_begin():
+        if not self._queue.has_room():
             return False
-        self._move_on(int(positions[0]))
-        needed = self._needed(int(positions[-1]))
+        self._move_to(int(positions[0]))
+        needed = self._visits_needed(int(positions[-1]))
         return needed <= len(self._reads) and all(
-            read.done() and read.exception() is None for read in self._reads[self._loaded : needed]
+            read.done() and read.exception() is None
+            for read in self._reads[self._visits_loaded : needed]
         )
 
-    def begin(self, positions: Ints, visits: Ints, offsets: Ints, out: list[Array]) -> None:
+    def append(self, positions: Ints, visits: Ints, offsets: Ints, out: list[Array]) -> None:
         """Fill a batch, in as many steps as the slots need (as a rule, one)."""
 
         def gather(rows: slice) -> None:
             slots = self._slot_of_visit[visits[rows]]
             self._ring.gather(slots, offsets[rows], [array[rows] for array in out])
 
-        self._gatherers.begin(out)
-        done = 0
-        while done < len(positions):
-            self._move_on(int(positions[done]))
-            upto = self._reachable(positions)
-            if upto == done:
+        self._queue.append(out)
+        start = 0
+        while start < len(positions):
+            self._move_to(int(positions[start]))
+            stop = self._reachable(positions)
+            if stop == start:
                 # no slot is free: all hold chunks from which samples are still gathered
-                self._gatherers.wait()
+                self._queue.wait_for_first()
                 continue
-            self._wait(int(positions[upto - 1]))
-            self._gatherers.fill(positions, slice(done, upto), gather)
-            done = upto
-        self._next = int(positions[-1]) + 1
+            self._wait_for_reads(int(positions[stop - 1]))
+            self._queue.fill(positions, slice(start, stop), gather)
+            start = stop
+        self._next_position = int(positions[-1]) + 1
 
-    def finish(self) -> list[Array]:
-        """Return the batch that was begun first."""
-        out = self._gatherers.finish()
-        self._move_on(self._next)
+    def next_batch(self) -> list[Array]:
+        """Return the first batch of the queue."""
+        out = self._queue.pop()
+        self._move_to(self._next_position)
         return out
 
-    def _move_on(self, position: int) -> None:
+    def _move_to(self, position: int) -> None:
         """Free slots that are not needed from a position on, and read ahead."""
-        unfilled = self._gatherers.unfilled()
+        unfilled = self._queue.first_unfilled()
         self._release(position if unfilled is None else unfilled)
         self._read_ahead(position)
 
+    def _release(self, position: int) -> None:
+        """Free the slots of chunks that are not needed from a position on."""
+        while self._visits_released < len(self._visits_by_last):
+            visit, last_position = self._visits_by_last[self._visits_released]
+            if last_position >= position or visit >= len(self._reads):
+                return
+            self._reads[visit].result()
+            self._free_slots.append(int(self._slot_of_visit[visit]))
+            self._visits_released += 1
+
     def _read_ahead(self, position: int) -> None:
         """Start to read the next chunks, while there are free slots."""
-        soon = max(self._needed(position), self._schedule.in_use) + 2 * self._ring._threads
+        in_use = max(self._visits_needed(position), self._schedule.in_use)
+        soon = in_use + 2 * self._ring.decode_threads
         while len(self._reads) < len(self._schedule):
             visit = len(self._reads)
-            if visit in self._kept:
-                slot = self._kept.pop(visit)
-            elif self._free:
-                slot = self._free.pop()
-            elif self._kept and visit < soon:
+            if visit in self._filled_slots:
+                slot = self._filled_slots.pop(visit)
+            elif self._free_slots:
+                slot = self._free_slots.pop()
+            elif self._filled_slots and visit < soon:
                 # replace the chunk that is needed last, but only by one that is needed soon
-                _, slot = self._kept.popitem()
+                _, slot = self._filled_slots.popitem()
             else:
                 return
             self._slot_of_visit[visit] = slot
@@ -225,76 +243,58 @@ class _RingEpoch:
         """Return how many of the positions need only chunks that are loaded or being read."""
         if len(self._reads) == len(self._schedule):
             return len(positions)
-        return int(np.searchsorted(positions, self._first[len(self._reads)]))
+        return int(np.searchsorted(positions, self._first_positions[len(self._reads)]))
 
-    def _wait(self, position: int) -> None:
+    def _wait_for_reads(self, position: int) -> None:
         """Wait for all chunks that are needed up to a position."""
-        needed = self._needed(position)
-        for read in self._reads[self._loaded : needed]:
+        needed = self._visits_needed(position)
+        for read in self._reads[self._visits_loaded : needed]:
             read.result()
-        self._loaded = max(self._loaded, needed)
+        self._visits_loaded = max(self._visits_loaded, needed)
 
-    def _needed(self, position: int) -> int:
+    def _visits_needed(self, position: int) -> int:
         """Return how many visits are needed up to a position."""
-        return bisect_right(self._first, position)
-
-    def _release(self, position: int) -> None:
-        """Free the slots of chunks that are not needed from a position on."""
-        while self._released < len(self._by_last):
-            visit, last = self._by_last[self._released]
-            if last >= position or visit >= len(self._reads):
-                return
-            self._reads[visit].result()
-            self._free.append(int(self._slot_of_visit[visit]))
-            self._released += 1
+        return bisect_right(self._first_positions, position)
 
 
 class Resident:
-    """A data set that fits into memory: every chunk is read once, then only gathered."""
+    """A range of chunks that fits into memory: each is read once, then only gathered."""
 
     def __init__(
-        self,
-        source: ChunkSource,
-        fields: Sequence[Field],
-        threads: int,
-        chunks: range,
+        self, source: ChunkSource, fields: Sequence[Field], chunks: range, decode_threads: int
     ) -> None:
-        counts = source.counts
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        self._first = int(ends[chunks.start])
-        self._arrays = [
-            SampleArray(field, int(ends[chunks.stop]) - self._first) for field in fields
-        ]
+        self.chunks = chunks
+        ends = np.concatenate([[0], np.cumsum(source.counts)]).tolist()
+        self._first_sample = ends[chunks.start]
+        samples = ends[chunks.stop] - self._first_sample
+        self._arrays = [SampleArray(field, samples) for field in fields]
 
         def load(chunk: int) -> None:
-            rows = slice(int(ends[chunk]) - self._first, int(ends[chunk + 1]) - self._first)
+            rows = slice(ends[chunk] - self._first_sample, ends[chunk + 1] - self._first_sample)
             read_chunk(source, chunk, [array.views(rows) for array in self._arrays])
 
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-decode")
+        pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="ml4cube-decode")
         try:
-            for read in [pool.submit(load, chunk) for chunk in chunks if counts[chunk]]:
+            for read in [pool.submit(load, chunk) for chunk in chunks if source.counts[chunk]]:
                 read.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
     def batches(
-        self,
-        samples: Iterable[Ints],
-        take: Callable[[int], list[Array]],
-        gatherers: int,
+        self, samples: Iterable[Ints], take: Callable[[int], list[Array]], gather_threads: int
     ) -> Generator[list[Array]]:
         """Gather batch after batch of the given samples, some ahead of need."""
-        with Gatherers(gatherers) as threads:
+        with BatchQueue(gather_threads) as queue:
             for wanted in samples:
-                while not threads.may_begin():
-                    yield threads.finish()
+                while not queue.has_room():
+                    yield queue.pop()
                 out = take(len(wanted))
-                threads.begin(out)
-                threads.fill(wanted, slice(0, len(wanted)), partial(self._gather, wanted, out))
-            while len(threads):
-                yield threads.finish()
+                queue.append(out)
+                gather = partial(self._gather, wanted - self._first_sample, out)
+                queue.fill(wanted, slice(0, len(wanted)), gather)
+            while len(queue):
+                yield queue.pop()
 
-    def _gather(self, samples: Ints, out: Sequence[Array], rows: slice) -> None:
-        inside = samples[rows] - self._first
+    def _gather(self, rows: Ints, out: Sequence[Array], filled: slice) -> None:
         for array, target in zip(self._arrays, out, strict=True):
-            array.gather(inside, target[rows])
+            array.gather(rows[filled], target[filled])

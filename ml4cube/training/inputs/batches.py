@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -49,25 +48,6 @@ def weights_of(batch: Any) -> Tensor | None:
             "for example in a collate function, if it is an index"
         )
     return weights
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with all its tensors on a device."""
-    if isinstance(batch, Tensor):
-        return batch if batch.device == device else batch.to(device, non_blocking=True)
-    if callable(getattr(batch, "to", None)):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        moved = [to_device(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        other = copy.copy(batch)  # works for frozen ones and those with an __init__ of their own
-        for field in fields(batch):
-            object.__setattr__(other, field.name, to_device(getattr(batch, field.name), device))
-        return other
-    return batch
 
 
 def count_samples(batch: Any) -> int:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.training.inputs.batches import to_device
+from ml4cube.loading.handover import to_device
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World

@@ -15,13 +15,9 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
 from ml4cube.core.same_scaling import check_same_scaling
+from ml4cube.loading.handover import to_device
 from ml4cube.training.events import Callback
-from ml4cube.training.inputs.batches import (
-    describe_batch,
-    kept_generators,
-    limit_of,
-    to_device,
-)
+from ml4cube.training.inputs.batches import describe_batch, kept_generators, limit_of
 from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from ml4cube.loading.handover import to_device
 from ml4cube.training.inputs.batches import (
     fixed_sizes,
     limit_of,
     loader_generator,
     set_epoch,
-    to_device,
 )
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion, Step, Weight

@@ -43,11 +43,11 @@ class Field:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def empty(self, samples: int) -> Array:
-        """Return an array for samples."""
+        """Return an array (samples, [channels,] *window) of undefined values."""
         return np.empty((samples, *self.shape), self.dtype)
 
     def views(self, array: Array) -> dict[str, Array]:
-        """Return views of each variable's part of an array made by `empty`."""
+        """Return the part of each variable in an array made by `empty`, as views."""
         if not self.stacked:
             return {self.variables[0]: array}
         return {name: array[:, channel] for channel, name in enumerate(self.variables)}
@@ -65,26 +65,26 @@ class SampleArray:
         cells = int(np.prod(field.window, dtype=np.int64))
         if channels == 1 or cells * field.dtype.itemsize < _SMALL_BYTES:
             self._samples = field.empty(samples)
-            self._flat = self._samples.reshape(samples, channels * cells)
-            self._channels: Ints | None = None
+            self._rows = self._samples.reshape(samples, channels * cells)
+            self._channel_starts: Ints | None = None
         else:
             self._samples = np.empty((channels, samples, *field.window), field.dtype)
-            self._flat = self._samples.reshape(channels * samples, cells)
-            self._channels = np.arange(channels) * samples
+            self._rows = self._samples.reshape(channels * samples, cells)
+            self._channel_starts = np.arange(channels) * samples
 
     def views(self, rows: slice) -> dict[str, Array]:
-        """Return views of each variable's part of some rows."""
-        if self._channels is None:
+        """Return the part (samples, *window) of each variable in some rows, as views."""
+        if self._channel_starts is None:
             return self._field.views(self._samples[rows])
         return dict(zip(self._field.variables, self._samples[:, rows], strict=True))
 
     def gather(self, rows: Ints, out: Array) -> None:
-        """Copy samples into a batch."""
-        if self._channels is not None:
-            rows = (rows[:, None] + self._channels).reshape(-1)
+        """Copy samples into a batch (samples, [channels,] *window)."""
+        if self._channel_starts is not None:
+            rows = (rows[:, None] + self._channel_starts).reshape(-1)
         # mode="clip" lets numpy write straight into the target; all rows are in range
-        target = out.reshape(len(rows), self._flat.shape[1])
-        np.take(self._flat, rows, axis=0, out=target, mode="clip")
+        target = out.reshape(len(rows), self._rows.shape[1])
+        np.take(self._rows, rows, axis=0, out=target, mode="clip")
 
 
 class Buffers:
@@ -108,13 +108,13 @@ class Buffers:
             base = self._idle.pop()  # atomic, because several threads may call this
         except IndexError:
             base = self._field.empty(self._samples)
-        view = base[:rows]
+        lent = base[:rows]
         key = id(base)
-        self._lent[key] = weakref.ref(view, lambda _: self._take_back(key)), base
-        return view
+        self._lent[key] = weakref.ref(lent, lambda _: self._take_back(key)), base
+        return lent
 
     def _take_back(self, key: int) -> None:
-        base = self._lent.pop(key)[1]
+        _, base = self._lent.pop(key)
         if len(self._idle) < _IDLE:
             self._idle.append(base)
 
@@ -130,8 +130,8 @@ class Scratch(threading.local):
 
     def take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Array:
         """Return an array that is valid until the next call for the same name."""
-        held = self._arrays.get(name)
+        array = self._arrays.get(name)
         kind = shape[1:], np.dtype(dtype)
-        if held is None or (held.shape[1:], held.dtype) != kind or len(held) < shape[0]:
-            held = self._arrays[name] = np.empty(shape, dtype)
-        return held[: shape[0]]
+        if array is None or (array.shape[1:], array.dtype) != kind or len(array) < shape[0]:
+            array = self._arrays[name] = np.empty(shape, dtype)
+        return array[: shape[0]]
