@@ -23,14 +23,14 @@ def offer(monkeypatch, module, *names):
     """Let pip answer that it would install these packages; return the calls it gets."""
     calls = []
 
-    def pip(python, *arguments):
+    def install(python, *arguments):
         calls.append(arguments)
         if "--report" in arguments:
             items = [{"metadata": {"name": name}} for name in names]
             report = Path(arguments[arguments.index("--report") + 1])
             report.write_text(json.dumps({"install": items}))
 
-    monkeypatch.setattr(module, "pip", pip)
+    monkeypatch.setattr(module, "install", install)
     return calls
 
 
