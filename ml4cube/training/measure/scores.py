@@ -20,13 +20,19 @@ from ml4cube.training.state import COLUMNS
 logger = logging.getLogger(__name__)
 
 Metric = Callable[[torch.Tensor, torch.Tensor], Any]
-# Number of the batch, its loss, and whether its target has gaps.
-Bad = tuple[int, float, bool]
-_BUFFERED = 512  # values to buffer at most, so that memory stays constant
+_BUFFER_SIZE = 512  # batches whose means are on the device before they are summed on the host
+
+
+class NonFiniteLoss(NamedTuple):
+    """The first batch or step whose loss is NaN or infinite."""
+
+    number: int  # from 0
+    loss: float
+    target_has_gaps: bool
 
 
 class Sums(NamedTuple):
-    """The sums of a mean on one rank."""
+    """The sums of a weighted mean on one rank: ``total`` is the sum of value times weight."""
 
     samples: int = 0
     total: float = 0.0
@@ -51,9 +57,9 @@ class Meter:
     def __init__(self) -> None:
         self.total = self.weight = 0.0
         self.samples = 0
-        self._summed = 0
-        self._bad: Bad | None = None
-        self._batches: list[tuple[torch.Tensor, float | torch.Tensor, torch.Tensor | None]] = []
+        self._batches_summed = 0
+        self._bad: NonFiniteLoss | None = None
+        self._buffer: list[tuple[torch.Tensor, float | torch.Tensor, torch.Tensor | None]] = []
 
     def add(
         self,
@@ -64,21 +70,22 @@ class Meter:
     ) -> None:
         """Add the mean of one batch."""
         self.samples += samples
-        self._batches.append((value, samples if weight is None else weight, gaps))
-        if len(self._batches) >= _BUFFERED:
+        self._buffer.append((value, samples if weight is None else weight, gaps))
+        if len(self._buffer) >= _BUFFER_SIZE:
             self.flush()
 
-    def flush(self) -> Bad | None:
+    def flush(self) -> NonFiniteLoss | None:
         """Sum the buffered batches; return the first batch whose mean is not finite."""
-        if self._batches:
-            values, weights, gaps = zip(*self._batches, strict=True)
-            for value, weight, gap in zip(_read(values), _read(weights), gaps, strict=True):
+        if self._buffer:
+            values, weights, gaps = zip(*self._buffer, strict=True)
+            for value, weight, gap in zip(_to_host(values), _to_host(weights), gaps, strict=True):
                 self.total += value * weight
                 self.weight += weight
                 if self._bad is None and not math.isfinite(value):
-                    self._bad = (self._summed, value, gap is not None and bool(gap.isnan()))
-                self._summed += 1
-            self._batches.clear()
+                    has_gaps = gap is not None and bool(gap.isnan())
+                    self._bad = NonFiniteLoss(self._batches_summed, value, has_gaps)
+                self._batches_summed += 1
+            self._buffer.clear()
         return self._bad
 
     def sums(self) -> Sums:
@@ -129,8 +136,7 @@ class Means:
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Restore the sums."""
         for name, sums in state.items():
-            self._meters[name] = Meter()
-            self._meters[name].load_state_dict(sums)
+            self._meters.setdefault(name, Meter()).load_state_dict(sums)
 
 
 class Norms:
@@ -157,12 +163,12 @@ class Norms:
         return {"mean": self._mean.state_dict(), "highest": float(self._highest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore the sums and the maximum."""
         self._mean.load_state_dict(state["mean"])
         self._highest = state["highest"]
 
 
-def _read(values: Sequence[float | torch.Tensor]) -> list[float]:
+def _to_host(values: Sequence[float | torch.Tensor]) -> list[float]:
     """Read scalars from the device, all at once."""
     if not values or not isinstance(values[0], torch.Tensor):
         return [float(value) for value in values]
@@ -180,7 +186,7 @@ class Scores:
         }
         self._means = Means()
         # Copies, so that the user's own objects are not changed.
-        self._objects = {n: _fresh(m, device) for n, m in metrics.items() if _is_object(m)}
+        self._objects = {n: _copy_reset(m, device) for n, m in metrics.items() if _is_object(m)}
         self._updated = False
 
     def update(self, pred: Any, target: Any, samples: int) -> None:
@@ -189,7 +195,7 @@ class Scores:
             self._check_probabilities(pred)
         self._updated = True
         for name, function in self._functions.items():
-            value = _one_number(name, function(pred, target, samples))
+            value = _to_scalar(name, function(pred, target, samples))
             self._means.add(name, value, samples, function.weigh(target))
         for name, metric in self._objects.items():
             if hasattr(metric, "merge"):
@@ -209,11 +215,11 @@ class Scores:
         """Reduce over all ranks; every rank must call this."""
         result = self._means.compute(world)
         for name, metric in self._objects.items():
-            value = _reduce(metric, self._updated, world)
+            value = _compute(metric, self._updated, world)
             if isinstance(value, Mapping):
-                result.update({f"{name}_{key}": _number(name, i) for key, i in value.items()})
+                result.update({f"{name}_{key}": _to_float(name, i) for key, i in value.items()})
             else:
-                result[name] = _number(name, value)
+                result[name] = _to_float(name, value)
         return result
 
 
@@ -242,7 +248,7 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(metrics)
 
 
-def _one_number(name: str, value: Any) -> torch.Tensor:
+def _to_scalar(name: str, value: Any) -> torch.Tensor:
     """Return the score of a batch as a scalar on its device."""
     try:
         tensor = torch.as_tensor(value).detach()
@@ -268,7 +274,7 @@ def _to_numpy(name: str, value: Any) -> Any:
     return value.detach().cpu().numpy()
 
 
-def _number(name: str, value: Any) -> float:
+def _to_float(name: str, value: Any) -> float:
     """Return the result of a metric object, which must be one number."""
     try:
         return float(value)
@@ -303,16 +309,18 @@ def _warn_of_logits(names: str) -> None:
     )
 
 
-def _fresh(metric: Any, device: torch.device) -> Any:
+def _copy_reset(metric: Any, device: torch.device) -> Any:
+    """Return an empty copy of a metric object on a device."""
     metric = copy.deepcopy(metric)
     if hasattr(metric, "reset"):
         metric.reset()
     return metric.to(device) if hasattr(metric, "to") else metric
 
 
-def _reduce(metric: Any, updated: bool, world: World) -> Any:
+def _compute(metric: Any, updated: bool, world: World) -> Any:
+    """Return the result of a metric object over all ranks; `updated` if this one had a batch."""
     if world.size == 1:
-        return _scalar(metric.compute())
+        return _by_index(metric.compute())
     if hasattr(metric, "merge"):
         first, *others = world.gather_objects(metric)
         for other in others:
@@ -321,30 +329,31 @@ def _reduce(metric: Any, updated: bool, world: World) -> Any:
         return first.compute()
     if hasattr(metric, "items"):  # a collection, whose members may share state
         members = dict(metric.items(keep_base=False, copy_state=True))
-        return {name: _reduce(member, updated, world) for name, member in members.items()}
+        return {name: _compute(member, updated, world) for name, member in members.items()}
     if not hasattr(metric, "metric_state"):
         raise InvalidTypeError(
             f"metric {metric!r} must have merge(other) or be of torchmetrics, to be reduced over "
             f"{world.size} ranks"
         )
     # The sync of torchmetrics hangs if a rank has no sample.
-    states = [s for s in world.gather_objects(_state(metric) if updated else None) if s]
+    states = [s for s in world.gather_objects(_state_on_cpu(metric) if updated else None) if s]
     for name, parts in zip(states[0], zip(*(s.values() for s in states), strict=True), strict=True):
-        setattr(metric, name, _merge(parts, metric._reductions[name]))
+        setattr(metric, name, _merge_states(parts, metric._reductions[name]))
     metric._update_count = max(metric._update_count, 1)
     # The states are reduced already; compute() would reduce them once more.
     metric.sync_on_compute = metric._to_sync = False
-    return _scalar(metric.cpu().compute())
+    return _by_index(metric.cpu().compute())
 
 
-def _state(metric: Any) -> dict[str, Any]:
+def _state_on_cpu(metric: Any) -> dict[str, Any]:
     return {
         name: [v.cpu() for v in value] if isinstance(value, list) else value.cpu()
         for name, value in metric.metric_state.items()
     }
 
 
-def _merge(parts: tuple[Any, ...], reduction: Callable[[torch.Tensor], Any] | None) -> Any:
+def _merge_states(parts: tuple[Any, ...], reduction: Callable[[torch.Tensor], Any] | None) -> Any:
+    """Merge one state of a torchmetrics object, which each rank has a part of."""
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
     if len(parts) == 1:
@@ -353,7 +362,8 @@ def _merge(parts: tuple[Any, ...], reduction: Callable[[torch.Tensor], Any] | No
     return stacked if reduction is None else reduction(stacked)
 
 
-def _scalar(value: Any) -> Any:
+def _by_index(value: Any) -> Any:
+    """Return the items of a vector by their index, and any other value as it is."""
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         return {str(i): item for i, item in enumerate(value.flatten().tolist())}
     return value

@@ -9,7 +9,7 @@ import torch
 
 from ml4cube.training.inputs.steps import Portion, StepResult
 from ml4cube.training.measure.history_rows import mean_over_ranks
-from ml4cube.training.measure.scores import Bad, Means, Meter, Norms, Scores
+from ml4cube.training.measure.scores import Means, Meter, NonFiniteLoss, Norms, Scores
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import TrainState
 
@@ -61,10 +61,10 @@ class Measures:
         if result.logs:
             self.logs.add_all(result.logs, portion.samples)
 
-    def bad_step(self, batches: int) -> Bad | None:
+    def bad_step(self, batches: int) -> NonFiniteLoss | None:
         """Return the first step (from 0) whose loss is not finite."""
         bad = self.loss.flush()
-        return None if bad is None else (self._first_step + bad[0] // batches, *bad[1:])
+        return bad and bad._replace(number=self._first_step + bad.number // batches)
 
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
         """Reduce everything but the loss over all ranks; every rank must call this."""
