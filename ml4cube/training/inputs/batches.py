@@ -113,7 +113,7 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
 
 
 def batch_limit(loader: Any, limit: float | None, name: str) -> int | None:
-    """Return the largest number of batches of a loader to use, or None."""
+    """Return how many batches of a loader to use at most: a count, or a fraction of its length."""
     if not isinstance(limit, float):
         return limit
     try:

@@ -1,4 +1,7 @@
-"""The training batches of an epoch, in the groups that one optimizer step takes."""
+"""The training batches of an epoch, grouped into optimizer steps, and the position among them.
+
+The epoch of all ranks ends as soon as one has no batch for a step, so that no rank waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ class Feed:
         self.loader = loader
         self.is_even = world.size == 1  # all ranks have batches of the same number and sizes
         self.data_wait_s = self.rank_wait_s = 0.0  # waiting for batches and other ranks, this epoch
-        self.epoch_rng: dict[str, Any] = {}
-        self.position: dict[str, Any] | None = None
+        self.epoch_rng: dict[str, Any] = {}  # the state of all generators when the epoch began
+        self.position: dict[str, Any] | None = None  # from a snapshot: where to open the loader
         self.position_before_validation: dict[str, Any] | None = None  # only set in validation
         self.ended = False  # the epoch is over: some rank has no more batches
         self.used_up = False  # this rank's loader has no more batches
