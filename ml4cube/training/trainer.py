@@ -407,7 +407,7 @@ class Trainer(TrainerState):
         self._check_step("test_step")
         with self.testing():
             row: dict[str, Any] = dict(self._make_loop().evaluate(loader))
-        return row | self.own_metrics()
+        return row | self.user_metrics()
 
     def inference(self, loader: Iterable[Any]) -> Any:
         """Return the model's predictions for every sample of a loader, in its order.

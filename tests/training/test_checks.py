@@ -172,7 +172,7 @@ def test_a_run_may_change_to_checks_inside_epochs(tmp_path):
 def test_a_run_out_of_time_before_its_first_check_leaves_its_snapshot(tmp_path, caplog):
     class Late(Callback):
         def on_step_end(self, loop):
-            loop._ends_at = 0.0 if loop.state.step == 11 else loop._ends_at
+            loop._deadline_s = 0.0 if loop.state.step == 11 else loop._deadline_s
 
     arguments = {"epochs": 4, "validate_every": 3, "snapshot_path": tmp_path / "snapshot.pt"}
     run = make(callbacks=Late(), max_time=100, **arguments)

@@ -452,7 +452,7 @@ def our_loaders_train_validate_and_resume_on_ranks(folder):
 
         whole = fresh()
         whole.train()
-        assert whole._loop.feed.even
+        assert whole._loop.feed.is_even
         assert sum(r["val_n"] for r in whole.history["ranks"][0]) == 37
         # inside an epoch, and after its last batch, when the loader stands in the next one
         for step, callbacks in ((6, [EveryStep()]), (8, [])):

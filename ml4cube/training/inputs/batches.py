@@ -1,4 +1,4 @@
-"""Batches of a loader: pairs, devices, sizes, and facts of the data."""
+"""What batches and loaders hold: features, target and weights; sizes, generators, statistics."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
         case Mapping() if all(isinstance(value, Tensor) for value in batch.values()):
             stacked = torch.stack(tuple(batch.values()), dim=1)
             return stacked, stacked
-    held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
+    length = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
         "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
-        f"{type(batch).__name__}{held}"
+        f"{type(batch).__name__}{length}"
     )
 
 
@@ -89,11 +89,11 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
         return batches, size, size if batches else 0
     if batches == -(-samples // size):
         return batches, size, samples % size
-    return None  # it cuts batches in some way of its own
+    return None  # neither drop_last=True nor False gives that many batches
 
 
-def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
-    """Return the largest number of batches of a loader to use, or None."""
+def batch_limit(loader: Any, limit: float | None, name: str) -> int | None:
+    """Return the largest number of batches to use; a float limit is a fraction of the loader."""
     if not isinstance(limit, float):
         return limit
     try:
@@ -140,8 +140,8 @@ def _samplers(loader: Any) -> list[Any]:
 @contextmanager
 def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
     """Restore the state of the loaders' generators at the end of the body."""
-    found = [loader_generator(loader) for loader in loaders]
-    states = [(g, g.get_state()) for g in found if g is not None]
+    generators = [loader_generator(loader) for loader in loaders]
+    states = [(g, g.get_state()) for g in generators if g is not None]
     try:
         yield
     finally:
@@ -173,14 +173,14 @@ def statistics_of(dataset: Any) -> str | None:
 def describe_batch(batch: Any) -> str:
     """Describe a batch in an error that it caused."""
     if not isinstance(batch, Mapping):
-        given = batch if isinstance(batch, tuple | list) else (batch,)
-        batch = dict(zip(("X", "y", "weights"), given, strict=False))
+        items = batch if isinstance(batch, tuple | list) else (batch,)
+        batch = dict(zip(("X", "y", "weights"), items, strict=False))
     shapes = [f"{k} of shape {tuple(v.shape)}" for k, v in batch.items() if hasattr(v, "shape")]
     return ", ".join(shapes) or "no tensor"
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch, which may be nested."""
+    """Yield the tensors of a batch of nested lists, dicts and dataclasses, in order."""
     items: Iterable[Any] = ()
     if isinstance(batch, Tensor):
         yield batch

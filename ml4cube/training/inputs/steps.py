@@ -1,4 +1,4 @@
-"""A step: a model and a batch give a loss, and the batch has a weight."""
+"""Step, which computes the loss and the weight of a batch, and its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Weight = float | torch.Tensor
 class StepResult(NamedTuple):
     """The result of one forward pass."""
 
-    # Scalar, the mean over the batch's samples, with its graph.
+    # The mean over the batch's samples: a scalar that requires grad in training.
     loss: torch.Tensor
     pred: Any = None
     target: Any = None
@@ -30,19 +30,19 @@ class StepResult(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """One batch on the device, and its weight."""
+    """One of the batches of a step, and the weight of its mean loss."""
 
-    # As the loader gave it.
+    # In the form that the loader gave it, on the device of the run.
     batch: Any
     samples: int
-    # The weight of its mean loss: the number of samples, or what `Step.weigh` returned.
+    # What `Step.weigh` returned, or else the number of samples.
     weight: Weight
 
 
 class Step(ABC):
     """The step of a run, and what is called around each pass and each batch."""
 
-    # True if the sizes of the loader do not tell how many samples a batch has.
+    # True if the sample count of a batch may differ from its size in the loader.
     counts_itself = False
 
     @abstractmethod
@@ -62,10 +62,10 @@ class Step(ABC):
         """Return the number of samples of a batch."""
         return count_samples(batch)
 
-    def around_pass(self, work: Callable[[Any], None], loader: Any, training: bool) -> None:
-        """Do a pass over a loader."""
-        work(loader)
+    def around_pass(self, run_pass: Callable[[Any], None], loader: Any, training: bool) -> None:
+        """Run a pass over a loader; steps may call a user's code around it."""
+        run_pass(loader)
 
-    def around_batch(self, work: Callable[[Any], None], batch: Any) -> None:
-        """Do the work of one batch."""
-        work(batch)
+    def around_batch(self, run_batch: Callable[[Any], None], batch: Any) -> None:
+        """Train or evaluate on one batch; steps may call a user's code around it."""
+        run_batch(batch)

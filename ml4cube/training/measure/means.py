@@ -142,7 +142,7 @@ class _BroadcastCheck(TorchFunctionMode):
     ) -> Any:
         given = [*args, *(kwargs or {}).values()]
         both = any(g is self._pred for g in given) and any(g is self._target for g in given)
-        if both and any(func is own for own in _ELEMENTWISE):
+        if both and any(func is elementwise for elementwise in _ELEMENTWISE):
             raise self._refusal()
         value = func(*args, **(kwargs or {}))
         # Several quantiles may be compared with one target, which has the prediction's shape. A new
@@ -158,9 +158,9 @@ class _BroadcastCheck(TorchFunctionMode):
 
     def _refusal(self) -> InvalidValueError:
         return InvalidValueError(
-            f"{self._name}={called(self._loss)}: the prediction must have the shape of the target, "
-            f"{tuple(self._target.shape)}, got {tuple(self._pred.shape)}; reshape it in the model "
-            "or in the loss"
+            f"{self._name}={loss_name(self._loss)}: the prediction must have the shape of "
+            f"the target, {tuple(self._target.shape)}, got {tuple(self._pred.shape)}; reshape it "
+            "in the model or in the loss"
         )
 
 
@@ -169,7 +169,7 @@ def warn_if_unknown(name: str, function: Callable[..., Any]) -> None:
     known = hasattr(function, "weigh") or is_over_classes(function)
     if not known and setting(function, "ignore_index") is not None:
         warnings.warn(
-            f"{name}={called(function)} has an ignore_index, but is not a loss of torch, so its "
+            f"{name}={loss_name(function)} has an ignore_index, but is not a loss of torch, so its "
             "denominator is unknown. Batches are weighted by their samples, and the mean depends "
             "on the batches and ranks. Give it a method weigh(target) that returns the denominator",
             UserWarning,
@@ -181,8 +181,8 @@ def setting(loss: Callable[..., Any], name: str) -> Any:
     """Return a setting of a loss: an attribute or the default of a parameter."""
     if hasattr(loss, name):
         return getattr(loss, name)
-    taken = _parameters(loss).get(name)
-    return None if taken is None or taken.default is taken.empty else taken.default
+    parameter = _parameters(loss).get(name)
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
 def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
@@ -199,10 +199,10 @@ def is_over_classes(loss: Callable[..., Any]) -> bool:
     function = loss.func if isinstance(loss, partial) else loss
     if isinstance(function, _CLASS_MODULES):
         return any(type(function).forward is kind.forward for kind in _CLASS_MODULES)
-    return any(function is own for own in _CLASS_FUNCTIONS)
+    return any(function is over_classes for over_classes in _CLASS_FUNCTIONS)
 
 
-def called(loss: Callable[..., Any]) -> str:
+def loss_name(loss: Callable[..., Any]) -> str:
     """Return the name of a loss for messages."""
     function = loss.func if isinstance(loss, partial) else loss
     return getattr(function, "__name__", repr(function))

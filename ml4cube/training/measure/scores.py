@@ -25,13 +25,19 @@ from ml4cube.training.state import COLUMNS
 logger = logging.getLogger(__name__)
 
 Metric = Callable[[torch.Tensor, torch.Tensor], Any]
-# Number of the batch, its loss, and whether its target has gaps.
-Bad = tuple[int, float, bool]
-_BUFFERED = 512  # values to buffer at most, so that memory stays constant
+_BUFFER_SIZE = 512  # batches whose means are on the device before they are summed on the host
+
+
+class NonFiniteLoss(NamedTuple):
+    """The first batch or step whose loss is NaN or infinite."""
+
+    number: int  # from 0
+    loss: float
+    target_has_gaps: bool
 
 
 class Sums(NamedTuple):
-    """The sums of a mean on one rank."""
+    """The sums of a weighted mean on one rank: ``total`` is the sum of value times weight."""
 
     samples: int = 0
     total: float = 0.0
@@ -56,9 +62,9 @@ class Meter:
     def __init__(self) -> None:
         self.total = self.weight = 0.0
         self.samples = 0
-        self._summed = 0
-        self._bad: Bad | None = None
-        self._batches: list[tuple[torch.Tensor, float | torch.Tensor, torch.Tensor | None]] = []
+        self._batches_summed = 0
+        self._bad: NonFiniteLoss | None = None
+        self._buffer: list[tuple[torch.Tensor, float | torch.Tensor, torch.Tensor | None]] = []
 
     def add(
         self,
@@ -69,21 +75,22 @@ class Meter:
     ) -> None:
         """Add the mean of one batch."""
         self.samples += samples
-        self._batches.append((value, samples if weight is None else weight, gaps))
-        if len(self._batches) >= _BUFFERED:
+        self._buffer.append((value, samples if weight is None else weight, gaps))
+        if len(self._buffer) >= _BUFFER_SIZE:
             self.flush()
 
-    def flush(self) -> Bad | None:
+    def flush(self) -> NonFiniteLoss | None:
         """Sum the buffered batches; return the first batch whose mean is not finite."""
-        if self._batches:
-            values, weights, gaps = zip(*self._batches, strict=True)
-            for value, weight, gap in zip(_read(values), _read(weights), gaps, strict=True):
+        if self._buffer:
+            values, weights, gaps = zip(*self._buffer, strict=True)
+            for value, weight, gap in zip(_to_host(values), _to_host(weights), gaps, strict=True):
                 self.total += value * weight
                 self.weight += weight
                 if self._bad is None and not math.isfinite(value):
-                    self._bad = (self._summed, value, gap is not None and bool(gap.isnan()))
-                self._summed += 1
-            self._batches.clear()
+                    has_gaps = gap is not None and bool(gap.isnan())
+                    self._bad = NonFiniteLoss(self._batches_summed, value, has_gaps)
+                self._batches_summed += 1
+            self._buffer.clear()
         return self._bad
 
     def sums(self) -> Sums:
@@ -161,7 +168,7 @@ class Norms:
         return {"mean": self._mean.state_dict(), "highest": float(self._maximum)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore the sums and the maximum."""
         self._mean.load_state_dict(state["mean"])
         self._maximum = state["highest"]
 
@@ -237,7 +244,7 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(metrics)
 
 
-def _read(values: Sequence[float | torch.Tensor]) -> list[float]:
+def _to_host(values: Sequence[float | torch.Tensor]) -> list[float]:
     """Read scalars from the device, all at once."""
     if not values or not isinstance(values[0], torch.Tensor):
         return [float(value) for value in values]

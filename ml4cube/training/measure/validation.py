@@ -9,7 +9,7 @@ import torch
 
 from ml4cube.training.inputs.steps import Portion, StepResult
 from ml4cube.training.measure.history_rows import mean_over_ranks
-from ml4cube.training.measure.scores import Bad, Means, Meter, Norms, Scores
+from ml4cube.training.measure.scores import Means, Meter, NonFiniteLoss, Norms, Scores
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import TrainState
 
@@ -28,12 +28,10 @@ class TrainMeasures:
         """Add one batch."""
         _add_batch(self.loss, self.logs, result, portion)
 
-    def bad_step(self, batches: int) -> Bad | None:
+    def bad_step(self, batches: int) -> NonFiniteLoss | None:
         """Return the first step (from 0), of so many batches, with a loss that is not finite."""
-        if (bad := self.loss.flush()) is None:
-            return None
-        batch, loss, has_gaps = bad
-        return self._first_step + batch // batches, loss, has_gaps
+        bad = self.loss.flush()
+        return bad and bad._replace(number=self._first_step + bad.number // batches)
 
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
         """Reduce everything but the loss over all ranks; every rank must call this."""

@@ -1,4 +1,8 @@
-"""Optimizer steps and passes over data: the one place that runs a model forward and backward."""
+"""Optimizer steps and evaluation: the one place that runs a model forward and backward.
+
+A step adds the gradients of one or more batches, each times its share of the step's total weight,
+so that they are those of all samples of the step in one batch, on any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
 from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.loading.handover import to_device
 from ml4cube.training.events import Callback
-from ml4cube.training.inputs.batches import describe_batch, kept_generators, limit_of
+from ml4cube.training.inputs.batches import batch_limit, describe_batch, kept_generators
 from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.measure.history_rows import mean_over_ranks
-from ml4cube.training.measure.scores import Bad, check_metrics
+from ml4cube.training.measure.scores import NonFiniteLoss, check_metrics
 from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World
@@ -56,26 +60,28 @@ class Engine:
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
-        check_same_scaling({"train_data": train, **named("test_data", val)})
+        check_same_scaling({"train_data": train, **sets_by_argument("test_data", val)})
         self.world, self.options, self.step = world, options, step
         self.metrics = check_metrics(metrics)
         self._optimizer, self.scheduler = optimizer, scheduler
         self.strategy = make_strategy(world, options)
-        self._hold(self.strategy.place(model))
+        self._set_model(self.strategy.place(model))
         self.feed = Feed(train, world, options, step)
         self.val_loader = exact_loader(val, world)
         if val is not None:
-            for batches in named_sets(self.val_loader).values():  # refused here, not after an epoch
-                limit_of(batches, options.limit_val_batches, "limit_val_batches")
+            for batches in named_sets(self.val_loader).values():
+                # Called here, so that an invalid limit is refused before an epoch is trained.
+                batch_limit(batches, options.limit_val_batches, "limit_val_batches")
         self.state, self.history = TrainState(), History()
         self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
         self.measures, self.clock = TrainMeasures(self.state), StepClock(world)
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
-        self._half = DTYPES[options.precision]
+        self._autocast_dtype = DTYPES[options.precision]
         self._prepared = False
+        # The parameters that callbacks may freeze, and their requires_grad when `_wrap` was run.
         self._watched: list[nn.Parameter] = []
-        self._flags_when_wrapped: list[bool] = []  # requires_grad of those
+        self._flags_when_wrapped: list[bool] = []
 
     @property
     def optimizer(self) -> Optimizer:
@@ -109,8 +115,8 @@ class Engine:
         """Take one optimizer step on one batch, outside any epoch; every rank."""
         self._prepare()
         self.module.train()
-        portion = self.feed.portion(batch)
-        total = self.feed.total([portion] if portion.samples else [])
+        portion = self.feed.weigh(batch)
+        total = self.feed.total_weight([portion] if portion.samples else [])
         if total is None:
             raise EmptyPartError("the batch to train on must have samples, got none")
         return self.take_step([portion], total)
@@ -118,20 +124,21 @@ class Engine:
     def evaluate(self, loader: Any = None) -> dict[str, float]:
         """Validate once, outside any epoch, exactly on any number of ranks; every rank."""
         if loader is not None:
-            check_same_scaling({"train_data": self.feed.loader, **named("loader", loader)})
+            check_same_scaling(
+                {"train_data": self.feed.loader, **sets_by_argument("loader", loader)}
+            )
         chosen = self.val_loader if loader is None else exact_loader(loader, self.world)
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")
-        self._spread()
+        self._shard()
         self.strategy.sync_buffers(self.model)
         training = self.model.training
         with kept_rng(self.world.device), kept_generators(named_sets(chosen).values()):
             measures, _ = self._evaluate(chosen)
-        self._refuse(measures.loss.flush(), "validation", "batch")
+        self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
         self.model.train(training)
-        return {"val_loss": mean_over_ranks(self.world, measures.loss)} | measures.compute(
-            self.world
-        )
+        loss = mean_over_ranks(self.world, measures.loss)
+        return {"val_loss": loss} | measures.compute(self.world)
 
     @torch.no_grad()
     def predict(self, batches: Iterable[Any], predict: Callable[[Any], Any]) -> Iterator[Any]:
@@ -193,7 +200,7 @@ class Engine:
         return result
 
     def _forward(self, module: nn.Module, batch: Any) -> StepResult:
-        """Run a step forward, in the precision asked for."""
+        """Run a batch forward, in the run's precision."""
         try:
             with self._autocast():
                 result = self.step(module, batch)
@@ -204,24 +211,26 @@ class Engine:
             raise bad_loss(result.loss)
         return result
 
-    def _hold(self, model: nn.Module) -> None:
-        """Set the model, and make what depends on its tensors."""
+    def _set_model(self, model: nn.Module) -> None:
+        """Set the model, and what is made from its tensors: the compiled model and the average."""
         self.model = model
         self.compiled = compiled(model, self.options.compile, self.world.device)
-        self.module: nn.Module = self.compiled  # called in training
+        # What training calls, wrapped on several ranks. Evaluation calls `compiled`, because the
+        # wrapped module would wait for ranks that have fewer batches.
+        self.module: nn.Module = self.compiled
         decay = self.options.ema
         self.ema = None if decay is None else Ema(model, decay, self.strategy.local_shards)
 
-    def _spread(self) -> None:
-        """Spread the model over the ranks, if that has not been done."""
+    def _shard(self) -> None:
+        """Shard the model over the ranks if the strategy does, and it is not sharded yet."""
         model = self.strategy.shard(self.model, self._optimizer)
         if model is not self.model:
-            self._hold(model)
+            self._set_model(model)
 
     def _prepare(self) -> None:
         """Prepare for steps, also after a callback froze or unfroze parameters; every rank."""
         if not self._prepared:
-            self._spread()
+            self._shard()
             self.feed.agree()
             self._flags_when_wrapped, self._prepared = [], True
         self.strategy.sync_trainable(self.model)
@@ -230,9 +239,10 @@ class Engine:
 
     def _wrap(self) -> None:
         """Wrap the model, if other parameters are trained than when it was wrapped; every rank."""
-        if [parameter.requires_grad for parameter in self._watched] != self._flags_when_wrapped:
+        flags = [parameter.requires_grad for parameter in self._watched]
+        if flags != self._flags_when_wrapped:
             self.module = self.strategy.wrap(self.model, self.compiled)
-            self._flags_when_wrapped = [parameter.requires_grad for parameter in self._watched]
+            self._flags_when_wrapped = flags
 
     # ------------------------------------------------------------------- a pass
 
@@ -240,61 +250,61 @@ class Engine:
     def _evaluate(self, loader: Any) -> tuple[ValidationMeasures, bool]:
         """Evaluate a loader; return the sums, and True if a signal cut the pass off."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
-        measures = ValidationMeasures(
-            self.metrics, self.world.device, sets if isinstance(loader, Mapping) else ()
-        )
+        names = sets if isinstance(loader, Mapping) else ()
+        measures = ValidationMeasures(self.metrics, self.world.device, names)
         self.model.eval()
-        weighed = partial(self.feed.portion, training=False)
+        weigh = partial(self.feed.weigh, training=False)
         for name, batches in sets.items():
-            used = islice(batches, limit_of(batches, limit, "limit_val_batches"))
-            for portion in self.strategy.in_lockstep(map(weighed, used), self._is_called):
+            used = islice(batches, batch_limit(batches, limit, "limit_val_batches"))
+            for portion in self.strategy.in_lockstep(map(weigh, used), self._must_leave_pass):
                 if portion is None:
                     return measures, True
 
-                def work(batch: Any, portion: Portion = portion, name: str = name) -> None:
+                def run_batch(batch: Any, portion: Portion = portion, name: str = name) -> None:
                     result = self._forward(self.compiled, batch)
                     if portion.samples:
                         measures.add(result, portion, name or None)
 
-                self.step.around_batch(work, portion.batch)
+                self.step.around_batch(run_batch, portion.batch)
         return measures, False
 
-    def _is_called(self) -> bool:
-        """Return True if a pass must be cut off."""
+    def _must_leave_pass(self) -> bool:
+        """Return True if an evaluation must be cut off; `Loop` asks for signals and the time."""
         return False
 
-    def _refuse(self, bad: Bad | None, what: str, unit: str) -> None:
-        """Raise on all ranks when a loss is not finite on any."""
-        found = self.world.gather_objects(bad)
-        for rank, entry in enumerate(found):
-            if entry is not None:
-                number, loss, gaps = entry
+    def _raise_if_not_finite(self, bad: NonFiniteLoss | None, what: str, unit: str) -> None:
+        """Raise on all ranks when a loss is not finite on any; every rank must call this."""
+        for rank, found in enumerate(self.world.gather_objects(bad)):
+            if found is not None:
                 advice = (
                     "The targets of that batch have gaps (NaN); MaskedLoss of "
                     "ml4cube.training.losses leaves them out: loss=MaskedLoss(your_loss)"
-                    if gaps
+                    if found.target_has_gaps
                     else "Look for gaps in that batch, or lower the learning rate"
                 )
                 raise RunError(
-                    f"the {what} loss is {loss} on rank {rank}, epoch {self.state.epoch + 1}, "
-                    f"{unit} {number + 1}; training stopped, the best model is as it was. {advice}"
+                    f"the {what} loss is {found.loss} on rank {rank}, "
+                    f"epoch {self.state.epoch + 1}, {unit} {found.number + 1}; training stopped, "
+                    f"the best model is as it was. {advice}"
                 )
 
-    def _averaged(self, on: bool = True) -> AbstractContextManager[None]:
+    def _with_average(self, on: bool = True) -> AbstractContextManager[None]:
+        """Return a context in which the model has its averaged weights, or with `on=False` not."""
         return nullcontext() if self.ema is None else self.ema.applied(on)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self._half is None:
+        """Return a context of the run's precision."""
+        if self._autocast_dtype is None:
             return nullcontext()
-        return torch.autocast(self.world.device.type, dtype=self._half)
+        return torch.autocast(self.world.device.type, dtype=self._autocast_dtype)
 
 
 def named_sets(loader: Any) -> dict[str, Any]:
-    """Return validation sets by name; a single one has none."""
+    """Return validation sets by name; the name of a single one is empty."""
     return dict(loader) if isinstance(loader, Mapping) else {"": loader}
 
 
-def named(argument: str, loader: Any) -> dict[str, Any]:
-    """Name validation sets as messages do."""
+def sets_by_argument(argument: str, loader: Any) -> dict[str, Any]:
+    """Return validation sets by the expression that messages name them with: ``loader['sea']``."""
     sets = named_sets(loader).items()
-    return {f"{argument}[{name!r}]" if name else argument: one for name, one in sets}
+    return {f"{argument}[{name!r}]" if name else argument: batches for name, batches in sets}

@@ -1,4 +1,7 @@
-"""The training batches of an epoch, in the groups that one optimizer step takes."""
+"""The training batches of an epoch, grouped into optimizer steps, and the position among them.
+
+The epoch of all ranks ends as soon as one has no batch for a step, so that no rank waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import torch
 
 from ml4cube.loading.handover import to_device
 from ml4cube.training.inputs.batches import (
+    batch_limit,
     fixed_sizes,
-    limit_of,
     loader_generator,
     set_epoch,
 )
@@ -30,25 +33,22 @@ class Feed:
     """The training loader, the position of the run in it, and the weights of its batches."""
 
     def __init__(self, loader: Any, world: World, options: Options, step: Step) -> None:
-        # even: all ranks have equal batches
-        self.loader, self.even = loader, world.size == 1
-        # seconds of this epoch: waiting for batches, and for other ranks
-        self.waited = self.asked = 0.0
-        self.epoch_rng: dict[str, Any] = {}
-        self.position: dict[str, Any] | None = None
-        self.paused: dict[str, Any] | None = None  # the position, while validation runs
-        # ended: some rank has no more batches, so the epoch is over; used_up: this loader has none
-        self.ended = self.used_up = False
-        self._world, self._step = world, step
-        self._lockstep = options.strategy == "fsdp"
-        self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
-        self._share = options.limit_train_batches
-        self._limit = limit_of(loader, self._share, "limit_train_batches")
+        self.loader = loader
+        self.is_even = world.size == 1  # all ranks have batches of the same number and sizes
+        self.data_wait_s = self.rank_wait_s = 0.0  # waiting for batches and other ranks, this epoch
+        self.epoch_rng: dict[str, Any] = {}  # the state of all generators when the epoch began
+        self.position: dict[str, Any] | None = None  # from a snapshot: where to open the loader
+        self.position_before_validation: dict[str, Any] | None = None  # only set in validation
+        self.ended = False  # the epoch is over: some rank has no more batches
+        self.used_up = False  # this rank's loader has no more batches
+        self._world, self._step, self._options = world, step, options
+        self._max_batches = batch_limit(loader, options.limit_train_batches, "limit_train_batches")
 
     def share_out(self) -> None:
         """Share the training samples out among ranks; every rank."""
         if share_out(self.loader, self._world):
-            self._limit = limit_of(self.loader, self._share, "limit_train_batches")
+            limit = self._options.limit_train_batches
+            self._max_batches = batch_limit(self.loader, limit, "limit_train_batches")
 
     @property
     def steps(self) -> int | None:
@@ -56,17 +56,18 @@ class Feed:
         sizes = fixed_sizes(self.loader)
         if sizes is None:
             return None
-        return self.steps_of(sizes[0] if self._limit is None else min(sizes[0], self._limit))
+        limit = sizes[0] if self._max_batches is None else self._max_batches
+        return self.steps_of(min(sizes[0], limit))
 
     def steps_of(self, batches: int) -> int:
         """Return the number of optimizer steps for a number of batches."""
-        return -(-batches // self._size)
+        return -(-batches // self._options.gradient_accumulation_steps)
 
     def agree(self) -> None:
         """Compare the number and sizes of batches on all ranks; every rank must call this."""
-        sizes = self._world.gather_objects(self._sizes())
-        self.even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
-        if not self.even and None not in sizes:
+        sizes = self._world.gather_objects(self._fixed_sizes())
+        self.is_even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
+        if not self.is_even and None not in sizes:
             logger.warning(
                 "ranks have unequal training batches (batches, size, last) %s; every epoch ends "
                 "when the rank with the fewest batches has none left",
@@ -78,34 +79,36 @@ class Feed:
         batches = self._open_loader(state)
         if self.ended:
             return
-        clock, size, max_steps = time.perf_counter, self._size, self._max_steps
+        now, max_steps = time.perf_counter, self._options.max_steps
+        size = self._options.gradient_accumulation_steps
+        needs_equal_counts = self._options.strategy == "fsdp" and not self.is_even
         while max_steps is None or state.step < max_steps:
-            started = clock()
+            started = now()
             portions = []
             for batch in batches:
                 state.batch += 1
-                portion = self.portion(batch)
+                portion = self.weigh(batch)
                 if portion.samples:
                     portions.append(portion)
                     if len(portions) == size:
                         break
             else:  # the loader has no more batches, or reached the limit
-                self.used_up = self._limit is None or state.batch < self._limit
-            drawn = clock()
-            self.waited += drawn - started
-            if self._lockstep and not self.even:
+                self.used_up = self._max_batches is None or state.batch < self._max_batches
+            drawn = now()
+            self.data_wait_s += drawn - started
+            if needs_equal_counts:
                 # Ranks fetch parameters from one another in every batch of a step, so all use as
                 # many batches as the rank with the fewest.
                 (missing,) = self._world.maximum([size - len(portions)])
                 portions = portions[: size - int(missing)]
-            total = self.total(portions)
-            self.asked += clock() - drawn
+            total = self.total_weight(portions)
+            self.rank_wait_s += now() - drawn
             if total is None:
                 self.ended = True
                 return
             yield portions, total
 
-    def portion(self, batch: Any, training: bool = True) -> Portion:
+    def weigh(self, batch: Any, training: bool = True) -> Portion:
         """Return a batch on the device, with its weight."""
         batch = to_device(batch, self._world.device)
         samples = self._step.count(batch, training)
@@ -114,38 +117,39 @@ class Feed:
         weight = self._step.weigh(batch, training)
         return Portion(batch, samples, samples if weight is None else weight)
 
-    def total(self, portions: list[Portion]) -> Weight | None:
+    def total_weight(self, portions: list[Portion]) -> Weight | None:
         """Return the total weight of a step's batches, or None if a rank has none; every rank."""
-        if self.even and not portions:
+        if self.is_even and not portions:
             return None
-        weighed = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
-        if self.even and not weighed:
-            return portions[0].weight if self._size == 1 else sum(p.samples for p in portions)
+        # Either all batches of a run have weights, as tensors, or their numbers of samples count.
+        has_weights = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
+        if self.is_even and not has_weights:
+            return portions[0].weight if len(portions) == 1 else sum(p.samples for p in portions)
         world, samples = self._world, float(sum(p.samples for p in portions))
-        if not self.even:
+        if not self.is_even:
             samples, ready = world.total([samples, bool(portions)])
             if ready < world.size:
                 return None
-        if not weighed:
+        if not has_weights:
             return samples / world.size
         weights = torch.stack([torch.as_tensor(portion.weight) for portion in portions])
-        everywhere = world.sum_tensor(weights.sum().to(world.device, torch.float32))
-        # A step in which nothing counts has loss 0 and gradients 0, and not 0 / 0.
-        return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
+        total = world.sum_tensor(weights.sum().to(world.device, torch.float32))
+        # Not 0, so that the loss and gradients of a step in which nothing counts are 0, not NaN.
+        return total.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
-    def place(self, state: TrainState) -> dict[str, Any]:
+    def current_position(self, state: TrainState) -> dict[str, Any]:
         """Return the state of the generators and, inside an epoch, of the loader."""
-        knows = state.batch > 0 and hasattr(self.loader, "load_state_dict")
+        has_state = state.batch > 0 and hasattr(self.loader, "load_state_dict")
         return {
             "rng": capture_rng(self._world.device),
-            "loader": self.loader.state_dict() if knows else None,
+            "loader": self.loader.state_dict() if has_state else None,
         }
 
     def capture_rng(self) -> dict[str, Any]:
         """Return the state of all generators that decide the order of the next epoch."""
         generator = loader_generator(self.loader)
-        own = {} if generator is None else {"loader": generator.get_state()}
-        return capture_rng(self._world.device) | own
+        state = {} if generator is None else {"loader": generator.get_state()}
+        return capture_rng(self._world.device) | state
 
     def restore_rng(self, state: Mapping[str, Any]) -> None:
         """Restore the generators from `capture_rng`."""
@@ -154,41 +158,44 @@ class Feed:
         if generator is not None and "loader" in state:
             generator.set_state(state["loader"])
 
-    def _sizes(self) -> tuple[int, int, int] | None:
+    def _fixed_sizes(self) -> tuple[int, int, int] | None:
+        """Return the number of batches used, their size, and that of the last; None if unknown."""
         sizes = None if self._step.counts_itself else fixed_sizes(self.loader)
-        if sizes is None or self._limit is None or self._limit >= sizes[0]:
+        if sizes is None or self._max_batches is None or self._max_batches >= sizes[0]:
             return sizes
-        return self._limit, sizes[1], sizes[1]  # the last batch is then a full one
+        return self._max_batches, sizes[1], sizes[1]  # the last batch is then a full one
 
     def _open_loader(self, state: TrainState) -> Iterator[Any]:
+        """Iterate over the batches of an epoch, or over those left of it from `position`."""
         loader, position = self.loader, self.position
         self.position, self.ended, self.used_up = None, False, False
-        self.waited = self.asked = 0.0
+        self.data_wait_s = self.rank_wait_s = 0.0
         set_epoch(loader, state.epoch)
         if position is None:
             self.epoch_rng = self.capture_rng()
-            return itertools.islice(loader, self._limit)
+            return itertools.islice(loader, self._max_batches)
         self.epoch_rng = position["epoch_rng"]
         self.restore_rng(self.epoch_rng)
-        left = None if self._limit is None else max(0, self._limit - state.batch)
-        self.ended, used_up = position.get("ended", False), position.get("used_up", False)
-        self.used_up = used_up
-        done = self._max_steps is not None and state.step >= self._max_steps
-        if self.ended or used_up or done:
-            left = 0
+        self.ended, self.used_up = position.get("ended", False), position.get("used_up", False)
+        remaining = None if self._max_batches is None else max(0, self._max_batches - state.batch)
+        max_steps = self._options.max_steps
+        out_of_steps = max_steps is not None and state.step >= max_steps
+        if self.ended or self.used_up or out_of_steps:
+            remaining = 0
         if position["loader"] is None:
             batches = iter(loader)
-            for _ in range(state.batch + used_up):
+            # A loader that is used up was also asked for a batch after its last one.
+            for _ in range(state.batch + self.used_up):
                 next(batches, None)
         else:
             loader.load_state_dict(position["loader"])
             batches = iter(loader)
-            if left == 0:
+            if remaining == 0:
                 # The loader must be iterated once, or its next epoch would start at this position.
-                more = next(batches, None)
+                next_batch = next(batches, None)
                 batches = iter(())
-                if used_up and more is not None:
+                if self.used_up and next_batch is not None:
                     # It was at the start of the next epoch, to which this batch belongs.
                     loader.load_state_dict(position["loader"])
         restore_rng(position["rng"], self._world.device)
-        return itertools.islice(batches, left)
+        return itertools.islice(batches, remaining)

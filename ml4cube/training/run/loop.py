@@ -36,18 +36,19 @@ from ml4cube.training.state import kept_rng
 
 logger = logging.getLogger(__name__)
 
-_LATE = "max_time is over"
+_OUT_OF_TIME = "max_time is over"
 
 
 class Loop(Engine):
     """Train a model, validate it, and call the callbacks."""
 
     snapshot: Snapshot | None = None
-    resumed = False  # from a snapshot, by this call of `run`
+    resumed = False  # True if this call of `run` started from a snapshot
     stop_reason: str | None = None
-    step_loss: torch.Tensor | None = None  # of the last step's last batch
-    _ends_at, _cut_short = math.inf, False  # the first on the monotonic clock
-    _signals, _asked = Signals(active=False), 0.0
+    step_loss: torch.Tensor | None = None  # the loss of the latest step's last batch
+    _deadline_s = math.inf  # on the clock of time.monotonic
+    _epoch_is_cut = False  # True if no further step is taken in this epoch
+    _signals, _alarm_read_s = Signals(active=False), 0.0  # the time on that of time.perf_counter
 
     @cached_property
     def _hooks(self) -> dict[str, list[Callable[..., None]]]:
@@ -72,28 +73,29 @@ class Loop(Engine):
         return self.feed.steps_of(self.state.batch)
 
     def stop(self, reason: str) -> None:
-        """End training after the epoch, or the check inside it, under way; any rank may ask."""
+        """End training after this epoch, or its next validation between steps; on any rank."""
         self.stop_reason = self.stop_reason or reason
 
     def run(self, *, resume: bool = True) -> nn.Module:
-        """Train to the end, from the snapshot on if there is one."""
+        """Train to the end, from the snapshot if there is one; return the model in eval mode."""
         if self.feed.loader is None:
             raise InvalidTypeError("train_data must be a loader, got None")
-        self.stop_reason, self._cut_short = None, False
+        self.stop_reason, self._epoch_is_cut = None, False
         limit = self.options.max_seconds
-        self._ends_at = math.inf if limit is None else time.monotonic() + limit
+        self._deadline_s = math.inf if limit is None else time.monotonic() + limit
         with ExitStack() as stack:
             if self.options.seed is not None:
                 stack.enter_context(kept_rng(self.world.device))
                 torch.manual_seed(self.options.seed + self.world.rank)
-            # around what explains an error: a launcher ends the ranks beside a failed one at once
+            # Signals are handled until an error is explained, because a launcher ends all other
+            # ranks as soon as one fails.
             self._signals = stack.enter_context(
                 Signals(active=self.options.snapshot_path is not None)
             )
             stack.enter_context(reporting_errors(self.world))
-            stack.callback(self._call, "on_close")
-            self._forget_alarm()
-            self._spread()
+            stack.callback(self._call_hooks, "on_close")
+            self._clear_alarm()
+            self._shard()
             self.feed.share_out()
             self.resumed = False
             if self.options.snapshot_path is not None:
@@ -102,27 +104,27 @@ class Loop(Engine):
                 self.resumed = resume and self.snapshot.resume()
             if self.ema is not None:
                 self.ema.apply(False)
-            self._call("on_train_start")
-            self._say_if_finished()
+            self._call_hooks("on_train_start")
+            self._warn_if_complete()
             with suppress(_OutOfTime):
                 while not self._is_finished():
                     self.run_epoch()
             self.module, self._prepared = self.compiled, False
             self.save_snapshot()
             if self.ema is not None:
-                self.ema.apply(True)  # what a user gets, unless a callback knows better
-            self._call("on_train_end")
+                self.ema.apply(True)  # the model to return, unless a callback loads other weights
+            self._call_hooks("on_train_end")
             model = self.strategy.unshard(self.model)
         return model.eval()
 
-    def _forget_alarm(self) -> None:
-        """Remove the alarm that a run that failed has left; every rank."""
+    def _clear_alarm(self) -> None:
+        """Remove the alarm that an earlier, failed run has left; every rank."""
         self.world.barrier()  # no rank is still in that run
         if self.world.is_main:
             self.world.clear_alarm()
-        self.world.barrier()  # no rank raises an alarm of this run before
+        self.world.barrier()  # no rank has raised an alarm of this run yet
 
-    def _say_if_finished(self) -> None:
+    def _warn_if_complete(self) -> None:
         if not self.world.is_main or not self._is_finished():
             return
         path, options = self.options.snapshot_path, self.options
@@ -140,55 +142,55 @@ class Loop(Engine):
             self._save()
 
     def _save(self) -> None:
-        """Write the snapshot, also inside an epoch and while the average is applied."""
+        """Write the snapshot, with the weights that are not averaged; every rank."""
         if self.state.batch:
             self.state.sums = self.measures.state_dict()
         if self.snapshot is not None:
-            with self._averaged(False):
+            with self._with_average(False):
                 self.snapshot.save()
 
     # ------------------------------------------------------------------ an epoch
 
     def run_epoch(self) -> dict[str, Any]:
         """Train for one epoch, or for what is left of it, and validate; every rank."""
-        self._call("on_epoch_start")
+        self._call_hooks("on_epoch_start")
         self._prepare()
-        self._began, self._validated_s = time.perf_counter(), 0.0
+        self._epoch_started_s, self._validated_s = time.perf_counter(), 0.0
         self.step.around_pass(self._train, self.feed.loader, training=True)
         validates = self._validates_now()
-        with self._averaged():
-            row = self._measure(validates)
+        with self._with_average():
+            row = self._record_row(validates)
             self.state.epoch += 1
             self.state.start_epoch()
             self._step_scheduler()
             if validates or self.val_loader is None:
                 self._step_plateau(row)
-                self._call("on_check", row)
-            self._call("on_epoch_end", row)
-        if self._is_late():
-            self.stop(_LATE)
+                self._call_hooks("on_check", row)
+            self._call_hooks("on_epoch_end", row)
+        if self._is_out_of_time():
+            self.stop(_OUT_OF_TIME)
         if self._is_stopped():
             self.stop("another rank asked to stop")
         if self.state.epoch % self.options.save_every == 0:
             self.save_snapshot()
         return row
 
-    def _measure(self, validates: bool) -> dict[str, Any]:
-        """Validate, if asked to, and add a row to the History."""
-        effort = self._effort(time.perf_counter() - self._began - self._validated_s)
+    def _record_row(self, validates: bool) -> dict[str, Any]:
+        """Validate, if `validates`, and add a row to the History; every rank."""
+        effort = self._effort(time.perf_counter() - self._epoch_started_s - self._validated_s)
         measures = None
         if validates:
             started = time.perf_counter()
-            self._call("on_validation_start")
+            self._call_hooks("on_validation_start")
             measures = self._validate()
             self._validated_s += time.perf_counter() - started
         losses = (self.measures.loss, None if measures is None else measures.loss)
         columns = partial(self._columns, measures)
         row = make_row(self.world, self.state.epoch + 1, *losses, columns, effort)
-        self._call("on_row", row)
+        self._call_hooks("on_row", row)
         self.history.append(row)
         if validates:
-            self._call("on_validation_end", row)
+            self._call_hooks("on_validation_end", row)
         return row
 
     def _validates_now(self) -> bool:
@@ -201,24 +203,24 @@ class Loop(Engine):
         last = epoch >= options.epochs or self._is_out_of_steps() or self._is_stopped()
         return last and self.state.checked != self.state.step
 
-    def _check_inside(self) -> None:
-        """Validate inside an epoch if `validate_every_steps` asks for it; every rank."""
+    def _validate_between_steps(self) -> None:
+        """Validate within an epoch if `validate_every_steps` is due; every rank."""
         every, state = self.options.validate_every_steps, self.state
         if every is None or self.val_loader is None or state.step % every:
             return
-        # Without a batch, the steps are those of an epoch that has ended.
+        # If no batch of this epoch was read, the step count is that of the epoch before.
         if state.checked == state.step or not state.batch:
             return
-        self._ask()
-        with self._averaged():
-            row = self._measure(validates=True)
+        self._poll_ranks()
+        with self._with_average():
+            row = self._record_row(validates=True)
             state.checked = state.step
             self._step_plateau(row)
-            self._call("on_check", row)
-        self._cut_short = self._cut_short or self._is_stopped()
+            self._call_hooks("on_check", row)
+        self._epoch_is_cut = self._epoch_is_cut or self._is_stopped()
 
     def _is_stopped(self) -> bool:
-        """Return True if any rank asked to stop; every rank."""
+        """Return True if any rank called `stop`; every rank."""
         return any(self.world.maximum([self.stop_reason is not None]))
 
     def _is_finished(self) -> bool:
@@ -243,17 +245,17 @@ class Loop(Engine):
     def _effort(self, seconds: float) -> EpochTime:
         """Return how this rank spent its training, estimated from the steps that are timed."""
         whole = max(seconds, 1e-9)
-        waited, asked = self.feed.waited / whole, (self.feed.asked + self.polls.polling_s) / whole
+        data_wait = self.feed.data_wait_s / whole
+        rank_wait = (
+            (self.feed.rank_wait_s + self.polls.polling_s) / whole if self.world.size > 1 else 0.0
+        )
         share = self.clock.waiting_fraction()
-        if self.world.size == 1:
-            asked = 0.0
-        communicate = math.nan if share is None else asked + share * (1 - waited - asked)
-        return EpochTime(seconds, waited, communicate)
+        communicate = math.nan if share is None else rank_wait + share * (1 - data_wait - rank_wait)
+        return EpochTime(seconds, data_wait, communicate)
 
     def _step_scheduler(self) -> None:
-        if self.scheduler is None or self.options.scheduler_step_on_batch:
-            return
-        if not isinstance(self.scheduler, ReduceLROnPlateau):
+        by_epoch = self.scheduler is not None and not self.options.scheduler_step_on_batch
+        if by_epoch and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
 
     def _step_plateau(self, row: dict[str, Any]) -> None:
@@ -264,12 +266,12 @@ class Loop(Engine):
     # ---------------------------------------------------------------- training
 
     def _train(self, loader: Any) -> None:
-        """Train for one epoch, or for what is left of it, on the loader or one made around it."""
-        own, self.feed.loader = self.feed.loader, loader
+        """Train for the rest of an epoch, on the loader or what an override passes instead."""
+        original, self.feed.loader = self.feed.loader, loader
         try:
             self._train_pass()
         finally:
-            self.feed.loader = own
+            self.feed.loader = original
 
     def _train_pass(self) -> None:
         state, polls, step_end = self.state, self.polls, self._hooks["on_step_end"]
@@ -277,10 +279,10 @@ class Loop(Engine):
             state.start_epoch()
         self.measures, first = TrainMeasures(state), state.step
         self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
-        self.feed.paused = None
+        self.feed.position_before_validation = None
         self.module.train()
         polls.start_epoch(state.step)
-        self._check_inside()  # a snapshot may have been saved while this was to come
+        self._validate_between_steps()  # if the snapshot was saved before this validation
         for portions, total in self.feed.open(state):
             if not self.model.training:
                 self.module.train()
@@ -288,21 +290,21 @@ class Loop(Engine):
                 self.step_loss = self.take_step(portions, total).loss.detach()
             for hook in step_end:
                 hook(self)
-            self._check_inside()
-            if self._cut_short:
+            self._validate_between_steps()
+            if self._epoch_is_cut:
                 break
             if self.world.size > 1:
                 self._wrap()
             if polls.is_due(state.step):
-                self._ask()
-                if self._cut_short:
+                self._poll_ranks()
+                if self._epoch_is_cut:
                     break
-        self._ask()
+        self._poll_ranks()
 
     # -------------------------------------------------------------- validation
 
     def _validate(self) -> ValidationMeasures:
-        """Evaluate the raw model: the wrapped one would wait for ranks with fewer batches."""
+        """Evaluate the validation data; every rank."""
         passes: list[tuple[ValidationMeasures, bool]] = []
 
         def evaluate(loader: Any) -> None:
@@ -310,59 +312,60 @@ class Loop(Engine):
 
         self.strategy.sync_buffers(self.model)
         sets = named_sets(self.val_loader).values()
-        self.feed.paused = self.feed.place(self.state)
-        asked = True
-        while asked:  # a pass cut off to save a snapshot is restarted, from the same generators
+        self.feed.position_before_validation = self.feed.current_position(self.state)
+        any_cut = True
+        while any_cut:  # a pass cut off to save a snapshot is restarted, from the same generators
             with kept_rng(self.world.device), kept_generators(sets):
                 self.step.around_pass(evaluate, self.val_loader, training=False)
                 measures, cut = passes[-1]
-                asked = self._ask(cut=cut)
-        self._refuse(measures.loss.flush(), "validation", "batch")
-        self.feed.paused = None
+                any_cut = self._poll_ranks(cut=cut)
+        self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
+        self.feed.position_before_validation = None
         return measures
 
-    def _is_called(self) -> bool:
+    def _must_leave_pass(self) -> bool:
         """Return True if a signal came or time is over, on any rank; without waiting."""
-        if not self._signals.must_save and time.perf_counter() - self._asked < PERIOD_S:
+        if not self._signals.must_save and time.perf_counter() - self._alarm_read_s < PERIOD_S:
             return False
-        self._asked = time.perf_counter()
-        if self.feed.paused is None:  # an evaluation outside any run
+        self._alarm_read_s = time.perf_counter()
+        if self.feed.position_before_validation is None:  # an evaluation outside any run
             return False
-        if self._signals.must_save or (self._is_late() and self.options.snapshot_path is not None):
+        if self._signals.must_save or (self._is_out_of_time() and self.snapshot is not None):
             self.world.raise_alarm(f"rank {self.world.rank}: a signal came, or time is over")
             return True
         return self.world.alarm() is not None
 
-    # ------------------------------------------------------- ranks ask one another
+    # ------------------------------------------------------- communication of ranks
 
-    def _ask(self, *, cut: bool = False) -> bool:
-        """Look at losses and signals with all ranks; return True if a pass was cut off on any."""
+    def _poll_ranks(self, *, cut: bool = False) -> bool:
+        """Exchange losses, signals and time with all ranks; return True if any cut its pass off."""
         bad = self.measures.bad_step(self.options.gradient_accumulation_steps)
         signals = self._signals
         broken, save, stop, late, any_cut = self.polls.poll(
             self.state.step,
-            [bad is not None, signals.must_save, signals.must_stop, self._is_late(), cut],
+            [bad is not None, signals.must_save, signals.must_stop, self._is_out_of_time(), cut],
         )
         if broken:
-            self._refuse(bad, "training", "step")
+            self._raise_if_not_finite(bad, "training", "step")
         if save:
-            self._interrupt(stop=stop)
+            self._save_for_signal(stop=stop)
         if late:
             self._end_early()
         return any_cut
 
-    def _is_late(self) -> bool:
-        return time.monotonic() > self._ends_at
+    def _is_out_of_time(self) -> bool:
+        return time.monotonic() > self._deadline_s
 
     def _end_early(self) -> None:
-        """Leave the epoch to be resumed, or without a snapshot cut it short here."""
-        self.stop(_LATE)
-        self._cut_short = True
-        if self.options.snapshot_path is not None:
-            self._interrupt(stop=False)
+        """Save the epoch and end the run, or without a snapshot take no more steps in the epoch."""
+        self.stop(_OUT_OF_TIME)
+        self._epoch_is_cut = True
+        if self.snapshot is not None:
+            self._save_for_signal(stop=False)
             raise _OutOfTime
 
-    def _interrupt(self, *, stop: bool) -> None:
+    def _save_for_signal(self, *, stop: bool) -> None:
+        """Write the snapshot at once; end the run with an error if `stop`; every rank."""
         if self.world.is_main:
             self.world.clear_alarm()
         self._save()
@@ -374,10 +377,10 @@ class Loop(Engine):
             )
         self._signals.must_save = False
 
-    def _call(self, hook: str, *args: Any) -> None:
+    def _call_hooks(self, hook: str, *args: Any) -> None:
         for method in self._hooks[hook]:
             method(self, *args)
 
 
 class _OutOfTime(Exception):
-    """Ends the run inside an epoch that a snapshot holds."""
+    """Time is over within an epoch, and a snapshot holds what was trained of it."""

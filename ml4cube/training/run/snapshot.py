@@ -136,7 +136,7 @@ class Snapshot:
     def _rank_state(self) -> dict[str, Any]:
         feed, state, model = self._run.feed, self._run.state, self._run.model
         return {
-            **(feed.paused or feed.place(state)),
+            **(feed.position_before_validation or feed.current_position(state)),
             "epoch_rng": feed.epoch_rng if state.batch else feed.capture_rng(),
             "ended": feed.ended,
             "used_up": feed.used_up,

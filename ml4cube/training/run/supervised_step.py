@@ -17,7 +17,7 @@ from ml4cube.training.measure.means import Mean, warn_if_unknown
 class Supervised(Step):
     """The usual step: ``loss(model(X), y)``, with a batch read by `as_pair`."""
 
-    # A batch ``(X, y, weights)`` goes through `MaskedLoss`, made of the loss if it is none itself.
+    # The loss of a batch ``(X, y, weights)`` is a `MaskedLoss`, made from `loss` if it is not one.
 
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
         self.loss = loss
@@ -34,7 +34,8 @@ class Supervised(Step):
             return StepResult(self._weighted()(pred, target, weights), pred, target)
         gaps = None
         if target.is_floating_point() and not isinstance(self.loss, MaskedLoss):
-            gaps = target.sum()  # one number, left on the device
+            # NaN if any value is. It stays on the device, so that this does not wait for it.
+            gaps = target.sum()
         return StepResult(self._mean(pred, target, len(features)), pred, target, gaps=gaps)
 
     @property

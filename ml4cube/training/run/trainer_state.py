@@ -25,8 +25,8 @@ from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights
 
 Log = defaultdict[str, list[Any]]
-# What training changes in a Trainer, apart from parts and callbacks, which have a state_dict.
-_CHANGES = (
+# The attributes that training changes. Model, optimizer, scheduler and callbacks have a state_dict.
+_PACKED = (
     "history",
     "log_test",
     "log_train",
@@ -69,7 +69,7 @@ class ProgressChecker:
 
 
 class TrainerState(metaclass=Combinable):
-    """The base of Trainer: all of it that needs no loop."""
+    """The base of Trainer: its logs, weights and state, without the methods that start a loop."""
 
     # What Trainer defines, and users may override.
     train_step: Callable[[Any], Any]
@@ -101,14 +101,14 @@ class TrainerState(metaclass=Combinable):
         self.best_epoch: int | None = None
         self.best_loss: float | None = None
         self.best_weights: dict[str, torch.Tensor] | None = None
-        self._loop: Loop | None = None  # the one that trains now
-        # The work of the loop that is to be done inside an override, by the method's name.
+        self._loop: Loop | None = None  # the one that is training, if any
+        # By name of a method that the user overrides: the function that its super() call runs.
         self.pending: dict[str, Callable[[Any], None]] = {}
-        self._goal = 0  # epochs asked for so far
+        self._goal = 0  # the number of epochs at which training is to end
         self._started = False
         self._state = TrainState()
         self._scaler_state: dict[str, Any] = {}
-        # The number of updates, and the weights that are not averaged.
+        # "updates": their number; "own": the weights that are not averaged
         self._ema_state: dict[str, Any] = {}
 
     @property
@@ -148,19 +148,19 @@ class TrainerState(metaclass=Combinable):
         finally:
             self.mode = before
 
-    def own_metrics(self) -> dict[str, float]:
+    def user_metrics(self) -> dict[str, float]:
         """Return what `metric_on_epoch_end` gives for the logs of all ranks; every rank."""
-        _fetch(self.log_train)
-        _fetch(self.log_test)
+        _move_scalars_to_cpu(self.log_train)
+        _move_scalars_to_cpu(self.log_test)
         if not self._overrides("metric_on_epoch_end"):
             return {}
-        mine = self.log_train, self.log_test
-        self.log_train, self.log_test = (_of_all_ranks(log, self._world) for log in mine)
+        logs = self.log_train, self.log_test
+        self.log_train, self.log_test = (_join_ranks(log, self._world) for log in logs)
         try:
-            found = self.metric_on_epoch_end()
+            metrics = self.metric_on_epoch_end()
         finally:
-            self.log_train, self.log_test = mine
-        return self._world.broadcast(_checked_metrics(found))
+            self.log_train, self.log_test = logs
+        return self._world.broadcast(_check_user_metrics(metrics))
 
     # ------------------------------------------------------------------- weights
 
@@ -170,7 +170,7 @@ class TrainerState(metaclass=Combinable):
         return self.model.state_dict() if loop is None else loop.strategy.model_state(loop.model)
 
     def optimizer_now(self) -> dict[str, Any] | None:
-        """Return the optimizer's state dict likewise; every rank."""
+        """Return the optimizer's state dict, whole also if ranks hold shares of it; every rank."""
         loop, optimizer = self._loop, self.optimizer
         if optimizer is None or loop is None:
             return None if optimizer is None else optimizer.state_dict()
@@ -227,13 +227,13 @@ class TrainerState(metaclass=Combinable):
     # ---------------------------------------------------------------------- state
 
     def start_at(self, state: TrainState) -> None:
-        """Go on from the position of a state that was loaded."""
+        """Continue from the epoch and step of a state that was loaded."""
         self._state, self._goal, self._started = state, state.epoch, True
         self.progress_checker.follow(state)
 
     def pack(self) -> dict[str, Any]:
         """Return what training has changed, to be taken to another process."""
-        changed = {name: getattr(self, name) for name in _CHANGES}
+        changed = {name: getattr(self, name) for name in _PACKED}
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         learned = [callback.state_dict() for callback in self._callbacks]
         return {"changed": changed, "parts": to_plain(parts), "callbacks": to_plain(learned)}
@@ -259,13 +259,14 @@ class TrainerState(metaclass=Combinable):
             ConstantLR(self.optimizer, factor=1.0)
 
 
-def _fetch(log: Log) -> None:
-    """Bring the single numbers of a log to the CPU."""
+def _move_scalars_to_cpu(log: Log) -> None:
+    """Move the scalar tensors of a log to the CPU, in place."""
     for values in log.values():
         values[:] = [v.cpu() if isinstance(v, torch.Tensor) else v for v in values]
 
 
-def _checked_metrics(found: Any) -> dict[str, float]:
+def _check_user_metrics(found: Any) -> dict[str, float]:
+    """Return the metrics as floats, or raise an error for an invalid result."""
     if found is None:
         return {}
     if not isinstance(found, Mapping):
@@ -281,7 +282,8 @@ def _checked_metrics(found: Any) -> dict[str, float]:
     return {str(name): float(value) for name, value in found.items()}
 
 
-def _of_all_ranks(log: Log, world: World) -> Log:
+def _join_ranks(log: Log, world: World) -> Log:
+    """Return the log of all ranks, in the order of ranks."""
     joined: Log = defaultdict(list)
     for part in world.gather_objects(dict(log)):
         for name, values in part.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,22 +25,22 @@ class UserStep(Step):
     """The step of a Trainer: `train_step` or `test_step`, by the mode of the model.
 
     The methods in `wrapped`, such as `run_epoch`, are called around the passes or batches if the
-    user overrides them. Their defaults in Trainer, which the overrides call by super(), then do the
-    work that is `pending`.
+    user overrides them. An override calls the default of Trainer by super(), and that calls the
+    function which `Trainer.pending` holds for it.
     """
 
     def __init__(self, trainer: TrainerState, wrapped: tuple[str, ...]) -> None:
         self._trainer = trainer
-        self._wrapped = [name for name in wrapped if trainer._overrides(name)]
+        self._overridden = [name for name in wrapped if trainer._overrides(name)]
         self.counts_itself = trainer._overrides("count_samples")
-        self._counted: dict[bool, bool] = {}  # in training, or not: True if samples are known
+        self._samples_known: dict[bool, bool] = {}  # by `training`
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the user's step on one batch."""
         trainer, name = self._trainer, "train_step" if module.training else "test_step"
-        loss = self._loss_step(module.training)
-        if loss is not None:
-            result = loss(module, batch)
+        default_step = self._default_step(module.training)
+        if default_step is not None:
+            result = default_step(module, batch)
             trainer.logging({"loss": result.loss})
             return result
         raw, trainer.model = trainer.model, module
@@ -47,7 +48,7 @@ class UserStep(Step):
             values = getattr(trainer, name)(batch)
         finally:
             trainer.model = raw
-        return self._read(name, values)
+        return self._to_result(name, values)
 
     @property
     def loss_parts(self) -> list[Any]:
@@ -65,35 +66,34 @@ class UserStep(Step):
 
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""
-        loss = self._loss_step(training)
-        return None if loss is None else loss.weigh(batch)
+        default_step = self._default_step(training)
+        return None if default_step is None else default_step.weigh(batch)
 
     def count(self, batch: Any, training: bool) -> int:
         """Return the number of samples of a batch."""
-        if not self.counts_itself and self._loss_step(training) is not None:
+        if not self.counts_itself and self._default_step(training) is not None:
             return count_samples(batch)
         samples = self._trainer.count_samples(batch)
         if samples is None:
-            return self._take_as_one(batch, training)
+            return self._count_as_one(batch, training)
         number = check_whole(f"{type(self._trainer).__name__}.count_samples()", samples, 0)
-        return number if self._counted.setdefault(training, True) else 1
+        return number if self._samples_known.setdefault(training, True) else 1
 
-    def around_pass(self, work: Callable[[Any], None], loader: Any, training: bool) -> None:
-        """Do a pass over a loader, inside the user's `run_epoch`."""
-        if training:
-            return self._inside("run_epoch", work, loader)
-        with self._trainer.testing():
-            return self._inside("run_epoch", work, loader)
+    def around_pass(self, run_pass: Callable[[Any], None], loader: Any, training: bool) -> None:
+        """Run a pass over a loader within the user's `run_epoch`."""
+        with nullcontext() if training else self._trainer.testing():
+            self._call_override("run_epoch", run_pass, loader)
 
-    def around_batch(self, work: Callable[[Any], None], batch: Any) -> None:
-        """Do the work of one batch, inside the user's `run_batch`."""
-        self._inside("run_batch", work, batch)
+    def around_batch(self, run_batch: Callable[[Any], None], batch: Any) -> None:
+        """Train or evaluate on one batch within the user's `run_batch`."""
+        self._call_override("run_batch", run_batch, batch)
 
-    def _inside(self, name: str, work: Callable[[Any], None], argument: Any) -> None:
-        if name not in self._wrapped:
-            return work(argument)
+    def _call_override(self, name: str, default: Callable[[Any], None], argument: Any) -> None:
+        """Call a method that the user overrides, whose super() call runs `default`."""
+        if name not in self._overridden:
+            return default(argument)
         trainer = self._trainer
-        trainer.pending[name] = work
+        trainer.pending[name] = default
         try:
             getattr(trainer, name)(argument)
             if name in trainer.pending:
@@ -105,16 +105,16 @@ class UserStep(Step):
             trainer.pending.pop(name, None)
         return None
 
-    def _take_as_one(self, batch: Any, training: bool) -> int:
+    def _count_as_one(self, batch: Any, training: bool) -> int:
         """Count a batch as one, with a warning, unless earlier batches were counted by samples."""
         trainer = self._trainer
         who, kind = type(trainer).__name__, type(batch).__name__
-        if self._counted.get(training):
+        if self._samples_known.get(training):
             raise InvalidTypeError(
                 f"the number of samples is known of some batches, but not of this one ({kind}); "
                 f"define {who}.count_samples(self, batch)"
             )
-        if training not in self._counted and trainer.is_main:
+        if training not in self._samples_known and trainer.is_main:
             warnings.warn(
                 f"the number of samples in a batch ({kind}) is not known, so every batch counts "
                 "the same in losses and metrics, which then depend on how samples are cut into "
@@ -122,26 +122,27 @@ class UserStep(Step):
                 UserWarning,
                 stacklevel=2,
             )
-        self._counted[training] = False
+        self._samples_known[training] = False
         return 1
 
-    def _loss_step(self, training: bool) -> Supervised | None:
+    def _default_step(self, training: bool) -> Supervised | None:
         """Return the step made of the Trainer's loss, if the user defines none."""
-        own = self._trainer._overrides("train_step" if training else "test_step")
-        return None if own else self._trainer.loss_step
+        overridden = self._trainer._overrides("train_step" if training else "test_step")
+        return None if overridden else self._trainer.loss_step
 
-    def _read(self, name: str, values: Any) -> StepResult:
+    def _to_result(self, name: str, values: Any) -> StepResult:
+        """Check and log what a user's step returned, and return it as a StepResult."""
         who = f"{type(self._trainer).__name__}.{name}"
         if not isinstance(values, Mapping) or not isinstance(values.get("loss"), torch.Tensor):
             raise InvalidTypeError(
                 f"{who} must return a dict whose 'loss' is a tensor, as in {{'loss': loss}}, got "
-                f"{_short(values)}"
+                f"{_describe(values)}"
             )
-        measured = name == "test_step" and bool(self._trainer._metrics)
-        if measured and not values.keys() >= set(_FOR_METRICS):
+        needs_output = name == "test_step" and bool(self._trainer._metrics)
+        if needs_output and not values.keys() >= set(_FOR_METRICS):
             raise InvalidTypeError(
                 f"{who} must return 'output' and 'target' too, from which metrics= are computed, "
-                f"got {_short(values)}"
+                f"got {_describe(values)}"
             )
         self._trainer.logging(values)
         logs = {
@@ -161,7 +162,7 @@ class FollowTrainer(Callback):
         self._rng: dict[str, Any] | None = None
 
     def on_train_start(self, loop: TrainingLoop) -> None:
-        """Go on with the random numbers of the run before."""
+        """Continue with the random state at the end of the run before."""
         if self._rng is not None and loop.options.seed is not None:
             restore_rng(self._rng, loop.world.device)
         self._trainer.progress_checker.follow(loop.state)
@@ -171,20 +172,20 @@ class FollowTrainer(Callback):
         self._trainer.log_reset()
 
     def on_step_end(self, loop: TrainingLoop) -> None:
-        """Count."""
+        """Update the step count."""
         self._trainer.progress_checker.step = loop.state.step
 
     def on_row(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Add the user's own metrics, which are computed from the batches of all ranks."""
-        row |= self._trainer.own_metrics()
+        row |= self._trainer.user_metrics()
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
-        """Count, and keep the weights if they are the best."""
+        """Update the counts, and keep the weights if they are the best."""
         self._trainer.progress_checker.follow(loop.state)
         self._trainer.check_better(row["epoch"], monitored(row, loop.monitor))
 
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
-        """Count, also if nothing was validated."""
+        """Update the counts, also if nothing was validated."""
         self._trainer.progress_checker.follow(loop.state)
 
     def on_train_end(self, loop: TrainingLoop) -> None:
@@ -201,7 +202,7 @@ class FollowTrainer(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them; a snapshot has random states of its own."""
+        """Restore the best weights; a snapshot restores the random state itself."""
         trainer = self._trainer
         trainer.best_epoch, trainer.best_loss = state["epoch"], state["loss"]
         trainer.best_weights = state["weights"]
@@ -216,7 +217,7 @@ def _is_number(value: Any) -> bool:
     return (isinstance(value, torch.Tensor) and value.ndim == 0) or isinstance(value, int | float)
 
 
-def _short(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a dict of {list(value)}"
     return f"a {type(value).__name__}"
