@@ -730,7 +730,7 @@ def _blocks(cube: xr.DataArray) -> Iterable[dict[Hashable, slice]]:
     if 0 in cube.shape:
         return []
     shape = {str(dim): n for dim, n in cube.sizes.items()}
-    size = shape | {str(dim): max(chunks) for dim, chunks in cube.chunksizes.items()}
+    size = shape | {str(dim): max(chunks) for dim, chunks in cube.variable.chunksizes.items()}
     for dim in shape:
         cells_of_others = math.prod(size.values()) // size[dim]
         size[dim] = max(1, min(size[dim], _BLOCK_CELLS // cells_of_others))
