@@ -345,7 +345,7 @@ def _drop_cells(
         if set(codes.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
     ]
     for name in with_cells:
-        check_numpy(name, cube[name].dtype)
+        check_numpy(f"variable {name!r}", cube[name].dtype)
     dropped = {name: _with_gaps(cube[name], codes != KEPT) for name in with_cells}
     return with_stage_counts(cubes.with_arrays(cube, dropped), cube, stage, codes)
 

@@ -139,7 +139,7 @@ def folder_of(location: Location) -> Folder:
 
 
 def _wait_for(coroutine: Any) -> Any:
-    """Wait for a coroutine of a zarr store, also path a running event loop."""
+    """Wait for a coroutine of a zarr store, also inside a running event loop."""
     from zarr.core.sync import sync
 
     return sync(coroutine)

@@ -467,7 +467,10 @@ def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Ba
                 "estimator with partial_fit and batch_training=True"
             )
     x, y, weights = zip(*read, strict=True)
-    all_weights = None if weights[0] is None else np.concatenate(weights)
+    all_weights = None
+    if any(one is not None for one in weights):  # samples without a weight have weight 1
+        weighed = (np.ones(len(b.x)) if b.weights is None else b.weights for b in read)
+        all_weights = np.concatenate(list(weighed))
     return Batch(np.concatenate(x), np.concatenate(y), all_weights)
 
 

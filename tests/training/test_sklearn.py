@@ -139,6 +139,11 @@ def test_weights_of_samples_reach_the_estimator_loss_and_metrics():
     assert scored.history["r2"] == [pytest.approx(r2_score(y[1::2], pred[1::2]))]
     assert scored.history["worst"] == [pytest.approx(np.abs(pred - y).max())]
 
+    for mixed in ([(x, y, weights), (x, y)], [(x, y), (x, y, weights)]):
+        errors = np.square(pred - y)
+        mean = (errors.sum() + errors[1::2].sum()) / 60  # samples without a weight have weight 1
+        assert scored.evaluate(mixed)["val_loss"] == pytest.approx(mean)
+
 
 # ---------------------------------------------------------------------- windows and stores
 

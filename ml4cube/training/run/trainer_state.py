@@ -108,7 +108,7 @@ class TrainerState(metaclass=Combinable):
         self._started = False
         self._state = TrainState()
         self._scaler_state: dict[str, Any] = {}
-        # "updates": their number; "own": the weights that are not averaged
+        # "updates": their number; "unaveraged": the weights before averaging
         self._ema_state: dict[str, Any] = {}
 
     @property
