@@ -206,7 +206,7 @@ class PTXrDataset(Dataset[Any]):
             return None
         known = known_scaling(self.metadata)
         names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
-        if not len(self):
+        if not len(self):  # then variables without a known scaling may have one in other parts
             return {name: known[name] for name in names if name in known}
         return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
 
@@ -308,13 +308,14 @@ class PTXrDataset(Dataset[Any]):
         """
         rows = np.atleast_1d(self._rows(index))
         arrays = [tensor.detach().cpu().numpy() for tensor in self.unpack(batch)]
-        known = self.metadata.variables if self.metadata else ()
-        unknown = [name for name in (*self.features, *self.targets) if name not in known]
-        if unscale and unknown and self.metadata:
-            raise InvalidValueError(
-                f"unscale=True, but the store has no scaling of {unknown}, only of {list(known)}; "
-                "rename the variables back"
-            )
+        if unscale and self.metadata:  # without metadata, `to_dataset` raises
+            stored = self.metadata.variables
+            renamed = [name for name in (*self.features, *self.targets) if name not in stored]
+            if renamed:
+                raise InvalidValueError(
+                    f"unscale=True, but the store has no scaling of {renamed}, only of "
+                    f"{list(stored)}; rename the variables back"
+                )
         return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)
 
     def _rows(self, indices: Any) -> Ints:
@@ -389,17 +390,17 @@ class PTXrDataset(Dataset[Any]):
         list of Tensor
             X, or X and y, or one per variable.
         """
-        found = batch.values() if isinstance(batch, Mapping) else batch
+        arrays: Any = [batch] if isinstance(batch, Tensor) else batch
         if isinstance(batch, Mapping):
-            keys = [] if self._stacked else [field.variables[0] for field in self._fields]
-            if list(batch) != keys:
+            names = [field.variables[0] for field in self._fields]
+            if self._stacked or list(batch) != names:
+                expected = "X, or X and y" if self._stacked else f"a dict of {names}"
                 raise InvalidValueError(
-                    f"the batch must have the keys {keys}, or be X, or X and y, as the data set "
-                    f"returns it, got {list(batch)}"
+                    f"the batch must be {expected}, as the data set returns it, got a dict of "
+                    f"{list(batch)}"
                 )
-        if isinstance(batch, Tensor):
-            found = [batch]
-        tensors = [torch.as_tensor(array) for array in found]
+            arrays = batch.values()
+        tensors = [torch.as_tensor(array) for array in arrays]
         if len(tensors) != len(self._fields):
             raise InvalidValueError(
                 f"the batch must have {len(self._fields)} arrays, got {len(tensors)}"
@@ -445,16 +446,18 @@ class PTXrDataset(Dataset[Any]):
 
     def _warn_of_filled(self, ds: Any, options: DatasetOptions) -> None:
         """Warn of targets or weights whose gaps were filled when they were sampled."""
+        advice = FILL_FEATURES
         if self.metadata is None:  # samples made by hand
             attrs = {name: ds[name].attrs for name in options.scored}
             filled = {n: found[FILLED_ATTR] for n, found in attrs.items() if FILLED_ATTR in found}
-        else:
+        elif self._from_cube:  # this call asks for `metadata.filled`, so there is no warning of it
             filled = self.metadata.invented(options.scored)
-        if self.metadata and self._from_cube:  # no warning of fills that this call asks for
             filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
-        argument = "weights" if options.weights_variable in filled else "to_pred"
-        from_store = self.metadata and not self._from_cube
-        warn_of_filled(argument, filled, _SAMPLE_ANEW if from_store else FILL_FEATURES)
+        else:
+            filled, advice = self.metadata.invented(options.scored), _SAMPLE_ANEW
+        warn_of_filled(
+            "weights" if options.weights_variable in filled else "to_pred", filled, advice
+        )
 
     def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
         """Repeat static features along the dims they lack, and add coordinates."""

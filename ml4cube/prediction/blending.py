@@ -53,31 +53,32 @@ class Cover:
         """Return the weights of a window's cells along one dim: a squared sine at both ends."""
         cells, shared = self.window[dim], self.overlap[dim]
         from_end = np.minimum(np.arange(cells), np.arange(cells)[::-1])
-        share = np.minimum((from_end + 0.5) / max(shared, 0.5), 1.0)
+        share = np.minimum((from_end + 0.5) / max(shared, 0.5), 1.0)  # without overlap 1
         weights: NDArray[np.float64] = np.sin(share * (math.pi / 2)) ** 2
         return weights
 
     def block_size(self, chunks: Mapping[str, int], most_cells: int) -> dict[str, int]:
-        """Choose blocks of whole strides, about as large as a chunk of the cube.
+        """Choose blocks of whole strides that follow the chunks and, if possible, fit `most_cells`.
 
-        A block of more cells is halved along its longest dim. A block of few cells is doubled
-        along the last dims, in which cells lie side by side.
+        A block that is too large is halved along the dim with the most strides above the fewest.
+        A smaller one is doubled while it fits, first along the last dims, in which cells lie side
+        by side.
         """
         stride = self.stride
         fewest = {d: _FEWEST_STRIDES if self.overlap[d] else 1 for d in self.shape}
-        strides = {d: max(-(-chunks.get(d, 1) // stride[d]), fewest[d]) for d in self.shape}
+        n_strides = {d: max(-(-chunks.get(d, 1) // stride[d]), fewest[d]) for d in self.shape}
 
         def size() -> dict[str, int]:
-            return {d: min(strides[d] * stride[d], n) for d, n in self.shape.items()}
+            return {d: min(n_strides[d] * stride[d], n) for d, n in self.shape.items()}
 
         while math.prod(size().values()) > most_cells:
-            longest = max(strides, key=lambda d: strides[d] / fewest[d])
-            if strides[longest] <= fewest[longest]:
+            dim_to_halve = max(n_strides, key=lambda d: n_strides[d] / fewest[d])
+            if n_strides[dim_to_halve] <= fewest[dim_to_halve]:
                 break
-            strides[longest] = max(strides[longest] // 2, fewest[longest])
+            n_strides[dim_to_halve] = max(n_strides[dim_to_halve] // 2, fewest[dim_to_halve])
         for dim in reversed(self.shape):
             while size()[dim] < self.shape[dim] and 2 * math.prod(size().values()) <= most_cells:
-                strides[dim] *= 2
+                n_strides[dim] *= 2
         return size()
 
 
@@ -129,6 +130,7 @@ class Tile:
         dims = list(self.starts)
         positions = np.arange(math.prod(self.shape)).reshape(self.shape)
         windows = sliding_window_view(positions, [self.cover.window[dim] for dim in dims])
+        # axes: the first cell along each dim, then the cells in the model's order
         order = [*self.window_dims, *(dim for dim in dims if dim not in self.window_dims)]
         window_axes = [len(dims) + dims.index(dim) for dim in order]
         windows = windows.transpose(*range(len(dims)), *window_axes)

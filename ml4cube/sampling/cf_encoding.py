@@ -44,7 +44,10 @@ def axis_of(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
 
 
 def origin_name(dim: str, spec: SampleSpec) -> str:
-    """Return the name of the stored coordinate with the origins of samples along a dim."""
+    """Return the name of the stored coordinate with the origins of samples along a dim.
+
+    It is the dim's own name, unless a dim or variable of the stored arrays has that.
+    """
     return f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
 
 

@@ -46,16 +46,16 @@ class ShardJob:
 
     extractor: Extractor
     part: str
-    # Of the unfinished store.
+    # The unfinished store.
     folder: Folder
     write_errors: WriteErrors
     layout: StoreLayout
-    # By variable that is scaled.
+    # The scaled variables.
     scaling: Mapping[str, Scaling]
     is_shuffled: bool
     precision: Precision
     # Reads the variables that are not sent with each task.
-    common_reader: CubeReader
+    shared_reader: CubeReader
 
 
 def make_shard(
@@ -73,7 +73,7 @@ def make_shard(
     if job.is_shuffled:
         positions = _mixed_positions(job.layout, stop - first, _shard_seed(job, shard))
     for piece, reader in zip(pieces, readers, strict=True):
-        samples = _piece_samples(job, piece, reader.joined(job.common_reader))
+        samples = _piece_samples(job, piece, reader.joined(job.shared_reader))
         of_piece, positions = np.split(positions, [piece.stop - piece.first])
         for name, array in values.items():
             array[of_piece] = samples[name]
@@ -105,6 +105,7 @@ def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
 
 
 def _shard_seed(job: ShardJob, shard: int) -> int:
+    """Return a seed that differs between shards and parts; stores depend on the formula."""
     return int(hash_ids(job.extractor.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
 
 

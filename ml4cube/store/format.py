@@ -194,7 +194,7 @@ def write_shard(
             pieces = encode_shard(
                 samples,
                 layout.compressor,
-                dtype=array.stored_dtype,
+                stored_dtype=array.stored_dtype,
                 fill=_fill(array),
                 samples_per_chunk=array.samples_per_chunk,
                 samples_per_shard=layout.samples_per_shard,

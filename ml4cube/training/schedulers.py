@@ -269,7 +269,8 @@ class CosineRestartScheduler(CosineAnnealingScheduler):
 
     def _factor(self, iteration: int) -> float:
         if iteration < self.total_iters:
-            # Of `total_iters` parts of a cycle; in integers, because floats round the remainder.
+            # The position in the current cycle, in units of 1/total_iters of a cycle. In integers,
+            # because floats would round the remainder.
             iteration = iteration * self.cycles % self.total_iters
         return super()._factor(iteration)
 

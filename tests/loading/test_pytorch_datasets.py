@@ -713,7 +713,10 @@ def test_bad_input_gives_one_clear_error(
         (lambda d, loader: d[[1, 2]], "one whole number.*take"),
         (lambda d, loader: d.take([[1, 2]]), "as a whole number, a list of them"),
         (lambda d, loader: d.to_dataset(d.take([1])[0], [1]), "must have 2 arrays, got 1"),
-        (lambda d, loader: d.to_dataset({"y": 0, "X": 0}, [1]), r"the keys.*got \['y', 'X'\]"),
+        (
+            lambda d, loader: d.to_dataset({"y": 0, "X": 0}, [1]),
+            r"must be X, or X and y, .*got a dict of \['y', 'X'\]",
+        ),
         (lambda d, loader: loader.shuffle_report(epoch=-1), "epoch must be at least 0"),
         (lambda d, loader: loader.set_epoch(1.0), "epoch must be an integer"),
         (lambda d, loader: loader.load_state_dict(changed(loader, epoch=-1)), "epoch must be at l"),
@@ -724,6 +727,14 @@ def test_bad_requests_give_one_clear_error(store: Path, call: Any, message: str)
     data = PTXrDataset(store, to_pred="b")
     with pytest.raises(CubeError, match=message):
         call(data, prep_dataloader(data))
+
+
+def test_a_dict_must_have_the_names_in_their_order(store: Path) -> None:
+    data = PTXrDataset(store)
+    batch = data.take([1])
+    assert len(data.unpack(batch)) == 2
+    with pytest.raises(CubeError, match=r"must be a dict of \['a', 'b'\], .*of \['b', 'a'\]"):
+        data.unpack(dict(reversed(batch.items())))
 
 
 def changed(loader: Any, **changes: int) -> dict[str, Any]:

@@ -149,7 +149,10 @@ class Samples:
 
 
 def _whole_windows(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.bool_]:
-    """Return for each cell whether the window that begins there holds only flagged cells."""
+    """Return for each cell whether the window that begins there holds only flagged cells.
+
+    Cells beyond the cube count as flagged.
+    """
     flags = np.pad(flags, [(0, n - 1) for n in size], constant_values=True)
     return window_all(flags, size, [1] * len(size))
 
@@ -227,6 +230,7 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
     complete = all(dim in table for dim in view.sizes)
     index_columns = _index_columns(table)
     for dim, n in view.sizes.items():
+        # stores call the column `<dim>_origin` if the name of the dim is taken
         values = table.get(dim, table.get(f"{dim}_origin"))
         if dim in index_columns:
             index = index_columns[dim]
@@ -274,7 +278,7 @@ def _bare_view(
     shape: dict[str, int] = {}
     coords: dict[str, Any] = {}
     index_columns = _index_columns(table)
-    any_size = dict.fromkeys(index_columns, 1 << 62)
+    any_size = dict.fromkeys(index_columns, 1 << 62)  # no limit, since the cube is not known
     size = _sample_size(sample_size, spec, any_size) if index_columns else {}
     cube_shape = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
     for dim, index in index_columns.items():

@@ -48,8 +48,8 @@ class _BlockSplitter(CubeSplitter):
         sizes = block_sizes(self.block_size, view, self._shares())
         grid = Grid.blocks(view.canonical, sizes)
         buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
-        weights, classes = count(grid)
-        for fold, is_test in enumerate(self._test_blocks(weights, classes), start=1):
+        weights, class_weights = count(grid)
+        for fold, is_test in enumerate(self._test_blocks(weights, class_weights), start=1):
             test_fraction = float(weights[is_test].sum() / weights.sum())
             yield SplitPlan(
                 grid=grid,
@@ -173,7 +173,7 @@ class BlockShuffleSplit(_BlockSplitter):
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 1)
         check_seed(self.seed)
-        check_fractions(self.test_size, 0.0, ("test_size", "val"))
+        check_fractions(self.test_size, names=("test_size", "val"))
         if not 0 < self.test_size < 1:
             raise InvalidValueError(
                 f"test_size must be above 0 and below 1, so that no part is empty, got "
@@ -244,18 +244,20 @@ class ForwardChaining(CubeSplitter):
         weights, _ = count(grid)
         time_ranks = view.time_ranks(dim)
         n_periods = self.n_splits + 1
-        starts = starts_in_order(
+        later_starts = starts_in_order(  # of every period but the first
             np.bincount(time_ranks, weights), [1 / n_periods] * n_periods, "time steps"
         )
-        period = np.searchsorted(starts, time_ranks, side="right")
+        period = np.searchsorted(later_starts, time_ranks, side="right")
         gap_steps = dict(buffer).get(dim, 0)
-        if isinstance(gap_steps, str):
+        if isinstance(gap_steps, str):  # a duration, which the plan's buffer measures
             gap_steps = 0
         else:  # it counts distinct times, so it is part of the labels, not of the plan's buffer
             buffer = ()
         for fold in range(1, n_periods):
             labels = np.where(period < fold, TRAIN, np.where(period == fold, TEST, EXCLUDED))
-            labels[(labels == TRAIN) & (time_ranks >= starts[fold - 1] - gap_steps)] = EXCLUDED
+            labels[(labels == TRAIN) & (time_ranks >= later_starts[fold - 1] - gap_steps)] = (
+                EXCLUDED
+            )
             test_fraction = float(weights[period == fold].sum() / weights[period <= fold].sum())
             yield SplitPlan(
                 grid=grid,

@@ -55,7 +55,7 @@ class Sharded(Strategy):
         # which of these were trainable when last compared with the user's model.
         self._groups: list[Any] = []
         self._parameters: dict[str, Any] = {}
-        self._flags: tuple[bool, ...] = ()
+        self._flags: list[bool] = []
 
     def place(self, model: nn.Module) -> nn.Module:
         """Leave the model in main memory, because it may not fit on a device."""
@@ -79,35 +79,30 @@ class Sharded(Strategy):
         for module in self._groups:
             fully_shard(module, mesh=mesh)
         self._parameters = dict(sharded.named_parameters())
-        self._flags = super().trainable_flags(model)
+        self._flags = super().trainable_flags(list(model.parameters()))
         logger.info("model sharded in %d groups: %s", len(groups) + 1, [*groups, "the rest"])
         if optimizer is not None:
             _move_optimizer(optimizer, model, self._parameters)
         self._user_model = model
         return sharded
 
-    def trainable_flags(self, model: nn.Module) -> tuple[bool, ...]:
+    def trainable_flags(self, parameters: Sequence[nn.Parameter]) -> list[bool]:
         """Return of each parameter whether it is trained, after aligning both models."""
         if self._user_model is None:
-            return super().trainable_flags(model)
+            return super().trainable_flags(parameters)
         # Users may freeze parameters of their model as well as those of the sharded copy.
-        flags = super().trainable_flags(self._user_model)
-        for parameter, flag, previous in zip(model.parameters(), flags, self._flags, strict=True):
+        users = list(self._user_model.parameters())
+        flags = super().trainable_flags(users)
+        for parameter, flag, previous in zip(parameters, flags, self._flags, strict=True):
             if flag != previous:
                 parameter.requires_grad_(flag)
-        self._flags = super().trainable_flags(model)
-        for parameter, flag in zip(self._user_model.parameters(), self._flags, strict=True):
+        self._flags = super().trainable_flags(parameters)
+        for parameter, flag in zip(users, self._flags, strict=True):
             parameter.requires_grad_(flag)
         return self._flags
 
-    def watched_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters of the sharded copy and of the user's model."""
-        user_model = [] if self._user_model is None else self._user_model.parameters()
-        return [*model.parameters(), *user_model]
-
     def wrap(self, model: nn.Module, compiled: nn.Module) -> nn.Module:
         """Return the compiled model, which communicates by itself."""
-        self.trainable_flags(model)  # aligns the user's model
         return compiled
 
     @contextmanager

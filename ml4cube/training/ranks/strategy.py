@@ -6,7 +6,7 @@ methods. Methods marked "every rank" are collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -50,18 +50,14 @@ class Strategy:
         """Return the user's model, with the trained weights; every rank."""
         return model
 
-    def trainable_flags(self, model: nn.Module) -> tuple[bool, ...]:
-        """Return of each parameter whether this rank trains it."""
-        return tuple(parameter.requires_grad for parameter in model.parameters())
+    def trainable_flags(self, parameters: Sequence[nn.Parameter]) -> list[bool]:
+        """Return of each parameter of the model to train whether this rank trains it."""
+        return [parameter.requires_grad for parameter in parameters]
 
-    def watched_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters that a callback may freeze or unfreeze."""
-        return list(model.parameters())
-
-    def sync_trainable(self, model: nn.Module) -> None:
+    def sync_trainable(self, parameters: Sequence[nn.Parameter]) -> None:
         """Freeze and unfreeze parameters as rank 0 has them; every rank."""
-        flags = self.world.broadcast(self.trainable_flags(model))
-        for parameter, flag in zip(model.parameters(), flags, strict=True):
+        flags = self.world.broadcast(self.trainable_flags(parameters))
+        for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
 
     def sync_buffers(self, model: nn.Module) -> None:
@@ -70,7 +66,7 @@ class Strategy:
 
     def wrap(self, model: nn.Module, compiled: nn.Module) -> nn.Module:
         """Return the module to call in training, made from the compiled model; every rank."""
-        if self.world.size == 1 or not any(self.trainable_flags(model)):
+        if self.world.size == 1 or not any(p.requires_grad for p in model.parameters()):
             return compiled
         return DistributedDataParallel(
             compiled,

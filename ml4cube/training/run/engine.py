@@ -80,8 +80,8 @@ class Engine:
         self._autocast_dtype = DTYPES[options.precision]
         self._prepared = False
         # The parameters that callbacks may freeze, and their requires_grad when `_wrap` was run.
-        self._watched: list[nn.Parameter] = []
-        self._flags_when_wrapped: list[bool] = []
+        self._parameters: list[nn.Parameter] = []  # kept, because torch collects them slowly
+        self._wrapped: list[bool] = []  # which of them were trained, when the model was wrapped
 
     @property
     def optimizer(self) -> Optimizer:
@@ -232,17 +232,17 @@ class Engine:
         if not self._prepared:
             self._shard()
             self.feed.agree()
-            self._flags_when_wrapped, self._prepared = [], True
-        self.strategy.sync_trainable(self.model)
-        self._watched = self.strategy.watched_parameters(self.model)
+            self._wrapped, self._prepared = [], True
+        self._parameters = list(self.model.parameters())
+        self.strategy.sync_trainable(self._parameters)
         self._wrap()
 
     def _wrap(self) -> None:
         """Wrap the model, if other parameters are trained than when it was wrapped; every rank."""
-        flags = [parameter.requires_grad for parameter in self._watched]
-        if flags != self._flags_when_wrapped:
+        flags = self.strategy.trainable_flags(self._parameters)
+        if flags != self._wrapped:
             self.module = self.strategy.wrap(self.model, self.compiled)
-            self._flags_when_wrapped = flags
+            self._wrapped = flags
 
     # ------------------------------------------------------------------- a pass
 

@@ -32,7 +32,8 @@ from ml4cube.training.state import History, TrainState, restore_rng
 logger = logging.getLogger(__name__)
 
 FORMAT = 5
-# By optimizer: its `current_settings` at the end of its last run, and what users requested of it.
+# By optimizer: its `current_settings` at the end of its last run, and what users requested of it. A
+# setting that is still as the run left it was not requested anew.
 _LAST_RUNS: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], ...]] = WeakKeyDictionary()
 
 
@@ -136,7 +137,7 @@ class Snapshot:
     def _rank_state(self) -> dict[str, Any]:
         feed, state, model = self._run.feed, self._run.state, self._run.model
         return {
-            **(feed.position_before_validation or feed.current_position(state)),
+            **(feed.position_before_validation or feed.current_position(state)),  # rng and loader
             "epoch_rng": feed.epoch_rng if state.batch else feed.capture_rng(),
             "ended": feed.ended,
             "used_up": feed.used_up,
@@ -179,7 +180,7 @@ class Snapshot:
             run.state.start_epoch()
         if rank < len(ranks) and "seed" not in changes.changed:
             restore_rng(ranks[rank]["rng"], run.world.device)
-            if same_size and run.state.batch:
+            if same_size and run.state.batch:  # inside an epoch, the feed restores its generators
                 run.feed.position = ranks[rank]
             elif same_size:
                 run.feed.restore_rng(ranks[rank]["epoch_rng"])
