@@ -34,7 +34,7 @@ from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
 from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
-from ml4cube.sampling.rescaling import places_of
+from ml4cube.sampling.rescaling import entries_of
 from ml4cube.sampling.shards import ShardJob, make_shard
 from ml4cube.sampling.workers import DaskCluster, TaskEngine, check_client, choose_engine
 from ml4cube.store.folders import Files
@@ -566,7 +566,7 @@ class MultiProcSampler:
                 variables=tuple(plan.schema),
                 fill=extractor.fill,
                 filled=plan.filled,
-                places=places_of(scaling),
+                places=entries_of(scaling),
             )
             with WriteErrors.of(draft.target):
                 files = write_array_metadata(draft.store_folder, jobs[part].layout)

@@ -42,7 +42,7 @@ from ml4cube.sampling.identity.callback import identity_of, name_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
 from ml4cube.sampling.request import Sampling, SamplingOptions
-from ml4cube.sampling.rescaling import places_of
+from ml4cube.sampling.rescaling import entries_of
 from ml4cube.sampling.workers import local_engine
 from ml4cube.store.format import StoreMetadata
 
@@ -219,7 +219,7 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
         variables=without_lead.spec.variables if lead is not None else tuple(plan.schema),
         fill=extractor.fill,
         filled=plan.filled,
-        places=places_of(scaling),
+        places=entries_of(scaling),
     )
     return CubeSource(sampling, extractor, plan, metadata), metadata
 

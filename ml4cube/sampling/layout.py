@@ -78,11 +78,11 @@ def _variable_attrs(
         window_sizes = spec.window_of(name, window)
         stored_dims = dict(zip(window_sizes, _dims(spec, name, window)[1:], strict=True))
         # each with the stored dim that it lies along and the length of that; "" and 1 if none
-        places = [
-            [*place, stored_dims.get(place[0], ""), window_sizes.get(place[0], 1)]
-            for place in encode_entries(scaling.entries)
+        entries = [
+            [*entry, stored_dims.get(entry[0], ""), window_sizes.get(entry[0], 1)]
+            for entry in encode_entries(scaling.entries)
         ]
-        return attrs | {ENTRIES_ATTR: places}
+        return attrs | {ENTRIES_ATTR: entries}
     return attrs | {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
 
 

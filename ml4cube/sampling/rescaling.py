@@ -40,7 +40,6 @@ def scaling_of(
     return scaling
 
 
-def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Entries]:
+def entries_of(scaling: Mapping[str, Scaling]) -> dict[str, Entries]:
     """Return the scaling of every cell, of variables whose scaling differs between cells."""
-    places = {name: of_variable.entries for name, of_variable in scaling.items()}
-    return {name: found for name, found in places.items() if found}
+    return {name: one.entries for name, one in scaling.items() if one.entries}

@@ -593,7 +593,7 @@ class StoreMetadata:
         if self.fill is not None:
             attrs[_FILL_ATTR] = json.loads(self.fill.to_json())
         if self.places:
-            attrs[_PLACES_ATTR] = {n: encode_entries(places) for n, places in self.places.items()}
+            attrs[_PLACES_ATTR] = {n: encode_entries(e) for n, e in self.places.items()}
         return attrs
 
 
