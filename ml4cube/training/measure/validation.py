@@ -34,8 +34,10 @@ class TrainMeasures:
         return bad and bad._replace(number=self._first_step + bad.number // batches)
 
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
-        """Reduce everything but the loss over all ranks; every rank must call this."""
-        return self.logs.compute(world) | (self.norms.columns() if log_grad_norm else {})
+        """Reduce to columns of the History over all ranks; every rank must call this."""
+        loss = mean_over_ranks(world, self.loss, "train_data")
+        norms = self.norms.columns() if log_grad_norm else {}
+        return {"train_loss": loss} | self.logs.compute(world) | norms
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums."""
@@ -64,13 +66,18 @@ class ValidationMeasures:
             pred, target = _without_half(result.pred), _without_half(result.target)
             self._scores.update(pred, target, portion.samples)
 
-    def compute(self, world: World) -> dict[str, float]:
-        """Reduce metrics and logged values over all ranks; every rank must call this."""
-        scores = {} if self._scores is None else self._scores.compute(world)
-        columns = scores | self.logs.compute(world)
+    def columns(self, world: World, data: str = "test_data") -> dict[str, float]:
+        """Reduce to columns of the History over all ranks; every rank must call this.
+
+        `data` names the argument that gave the batches, for an error.
+        """
+        # First the loss, which refuses data without a sample: metrics cannot be computed of them.
+        columns = {"val_loss": mean_over_ranks(world, self.loss, data)}
+        if self._scores is not None:
+            columns |= self._scores.compute(world)
+        columns |= self.logs.compute(world)
         for name, measures in self._sets.items():
-            loss = mean_over_ranks(world, measures.loss, f"test_data[{name!r}]")
-            set_columns = {"val_loss": loss} | measures.compute(world)
+            set_columns = measures.columns(world, f"{data}[{name!r}]")
             columns |= {f"{column}/{name}": value for column, value in set_columns.items()}
         return columns
 

@@ -25,7 +25,6 @@ from ml4cube.training.inputs.batches import batch_limit, describe_batch, kept_ge
 from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
-from ml4cube.training.measure.history_rows import mean_over_ranks
 from ml4cube.training.measure.scores import NonFiniteLoss, check_metrics
 from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
@@ -137,8 +136,7 @@ class Engine:
             measures, _ = self._evaluate(chosen)
         self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
         self.model.train(training)
-        loss = mean_over_ranks(self.world, measures.loss)
-        return {"val_loss": loss} | measures.compute(self.world)
+        return measures.columns(self.world)
 
     @torch.no_grad()
     def predict(self, batches: Iterable[Any], predict: Callable[[Any], Any]) -> Iterator[Any]:
@@ -219,7 +217,7 @@ class Engine:
         # wrapped module would wait for ranks that have fewer batches.
         self.module: nn.Module = self.compiled
         decay = self.options.ema
-        self.ema = None if decay is None else Ema(model, decay, self.strategy.local_shards)
+        self.ema = None if decay is None else Ema(model, decay, self.strategy)
 
     def _shard(self) -> None:
         """Shard the model over the ranks if the strategy does, and it is not sharded yet."""
@@ -247,8 +245,10 @@ class Engine:
     # ------------------------------------------------------------------- a pass
 
     @torch.no_grad()
-    def _evaluate(self, loader: Any) -> tuple[ValidationMeasures, bool]:
-        """Evaluate a loader; return the sums, and True if a signal cut the pass off."""
+    def _evaluate(
+        self, loader: Any, must_leave: Callable[[], bool] = lambda: False
+    ) -> tuple[ValidationMeasures, bool]:
+        """Evaluate a loader; return the sums, and True if `must_leave` cut the pass off."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
         names = sets if isinstance(loader, Mapping) else ()
         measures = ValidationMeasures(self.metrics, self.world.device, names)
@@ -256,7 +256,7 @@ class Engine:
         weigh = partial(self.feed.weigh, training=False)
         for name, batches in sets.items():
             used = islice(batches, batch_limit(batches, limit, "limit_val_batches"))
-            for portion in self.strategy.in_lockstep(map(weigh, used), self._must_leave_pass):
+            for portion in self.strategy.in_lockstep(map(weigh, used), must_leave):
                 if portion is None:
                     return measures, True
 
@@ -267,10 +267,6 @@ class Engine:
 
                 self.step.around_batch(run_batch, portion.batch)
         return measures, False
-
-    def _must_leave_pass(self) -> bool:
-        """Return True if an evaluation must be cut off; `Loop` asks for signals and the time."""
-        return False
 
     def _raise_if_not_finite(self, bad: NonFiniteLoss | None, what: str, unit: str) -> None:
         """Raise on all ranks when a loss is not finite on any; every rank must call this."""

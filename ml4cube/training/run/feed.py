@@ -38,7 +38,6 @@ class Feed:
         self.data_wait_s = self.rank_wait_s = 0.0  # waiting for batches and other ranks, this epoch
         self.epoch_rng: dict[str, Any] = {}  # the state of all generators when the epoch began
         self.position: dict[str, Any] | None = None  # from a snapshot: where to open the loader
-        self.position_before_validation: dict[str, Any] | None = None  # only set in validation
         self.ended = False  # the epoch is over: some rank has no more batches
         self.used_up = False  # this rank's loader has no more batches
         self._world, self._step, self._options = world, step, options

@@ -63,7 +63,7 @@ class Snapshot:
         ranks = run.world.gather_objects(to_plain(self._rank_state()))
         model = run.strategy.model_state(run.model)
         optimizer = run.strategy.optimizer_state(run.optimizer)
-        ema = None if run.ema is None else run.ema.state_dict(run.strategy.gather_tensors)
+        ema = None if run.ema is None else run.ema.state_dict()
         callbacks = named_callbacks(run.callbacks)
         if run.world.is_main:
             write_file(
@@ -137,7 +137,7 @@ class Snapshot:
     def _rank_state(self) -> dict[str, Any]:
         feed, state, model = self._run.feed, self._run.state, self._run.model
         return {
-            **(feed.position_before_validation or feed.current_position(state)),  # rng and loader
+            **feed.current_position(state),  # rng and loader
             "epoch_rng": feed.epoch_rng if state.batch else feed.capture_rng(),
             "ended": feed.ended,
             "used_up": feed.used_up,
@@ -160,7 +160,7 @@ class Snapshot:
         if content["scaler"]:  # empty if that run did not scale its gradients
             run.scaler.load_state_dict(content["scaler"])
         if run.ema is not None and content["ema"] is not None:
-            run.ema.load_state_dict(content["ema"], run.strategy.local_shards)
+            run.ema.load_state_dict(content["ema"])
         run.state = TrainState(**content["state"])
         run.history = History(content["history"])
 
