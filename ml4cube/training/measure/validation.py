@@ -9,7 +9,7 @@ import torch
 
 from ml4cube.training.inputs.steps import Portion, StepResult
 from ml4cube.training.measure.history_rows import mean_over_ranks
-from ml4cube.training.measure.scores import Means, Meter, NonFiniteLoss, Norms, Scores
+from ml4cube.training.measure.scores import Meter, Meters, NonFiniteLoss, Norms, Scores
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import TrainState
 
@@ -18,7 +18,7 @@ class TrainMeasures:
     """Loss, logged values and gradient norms of a training epoch on this rank."""
 
     def __init__(self, state: TrainState) -> None:
-        self.loss, self.logs, self.norms = Meter(), Means("train_"), Norms()
+        self.loss, self.logs, self.norms = Meter(), Meters("train_"), Norms()
         self._first_step = state.step
         for name, sums in self._sums_by_name().items():
             if name in state.sums:
@@ -43,7 +43,7 @@ class TrainMeasures:
         """Return the sums."""
         return {name: sums.state_dict() for name, sums in self._sums_by_name().items()}
 
-    def _sums_by_name(self) -> dict[str, Meter | Means | Norms]:
+    def _sums_by_name(self) -> dict[str, Meter | Meters | Norms]:
         return {"loss": self.loss, "logs": self.logs, "norms": self.norms}
 
 
@@ -53,7 +53,7 @@ class ValidationMeasures:
     def __init__(
         self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
     ) -> None:
-        self.loss, self.logs = Meter(), Means("val_")
+        self.loss, self.logs = Meter(), Meters("val_")
         self._scores = Scores(metrics, device) if metrics else None
         self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
 
@@ -82,10 +82,10 @@ class ValidationMeasures:
         return columns
 
 
-def _add_batch(loss: Meter, logs: Means, result: StepResult, portion: Portion) -> None:
+def _add_batch(loss: Meter, logs: Meters, result: StepResult, portion: Portion) -> None:
     loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
-    if result.logs:
-        logs.add_all(result.logs, portion.samples)
+    for name, value in result.logs.items():
+        logs.add(name, torch.as_tensor(value).detach(), portion.samples)
 
 
 def _without_half(value: Any) -> Any:

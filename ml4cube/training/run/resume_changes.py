@@ -268,13 +268,11 @@ def _batch_size(loader: Any) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return values that can be compared: tensors become lists, other objects their names."""
+    """Return values that can be compared: tensors become lists."""
     if isinstance(value, torch.Tensor | np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__name__", type(value).__name__)
+    return value

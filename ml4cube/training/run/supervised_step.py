@@ -11,7 +11,7 @@ from torch import nn
 from ml4cube.training.inputs.batches import as_pair, weights_of
 from ml4cube.training.inputs.steps import Step, StepResult
 from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.measure.means import Mean, warn_if_unknown
+from ml4cube.training.measure.means import BatchMean, warn_if_unknown
 
 
 class Supervised(Step):
@@ -22,7 +22,7 @@ class Supervised(Step):
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
         self.loss = loss
         warn_if_unknown("loss", loss)
-        self._mean = Mean("loss", loss)
+        self._mean = BatchMean("loss", loss)
         self._masked = loss if isinstance(loss, MaskedLoss) else None
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
