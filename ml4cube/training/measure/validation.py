@@ -57,9 +57,9 @@ class ValidationMeasures:
         self._scores = Scores(metrics, device) if metrics else None
         self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
 
-    def add(self, result: StepResult, portion: Portion, set_name: str | None = None) -> None:
-        """Add one batch."""
-        if set_name is not None:
+    def add(self, result: StepResult, portion: Portion, set_name: str = "") -> None:
+        """Add one batch, of a named set if there are several."""
+        if set_name:
             self._sets[set_name].add(result, portion)
         _add_batch(self.loss, self.logs, result, portion)
         if self._scores is not None:

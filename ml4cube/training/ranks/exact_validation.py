@@ -43,12 +43,9 @@ def exact_loader(loader: Any, world: World) -> Any:
         or type(sampler).__iter__ is not DistributedSampler.__iter__
     ):
         return loader
-    return with_sampler(loader, samples_of_rank(sampler.dataset, world), batch_size=batch_size)
-
-
-def samples_of_rank(dataset: Any, world: World) -> range:
-    """Return the indices of a rank's samples; numbers of samples differ by one at most."""
-    return range(world.rank, len(dataset), world.size)
+    dataset: Any = sampler.dataset
+    samples_of_rank = range(world.rank, len(dataset), world.size)
+    return with_sampler(loader, samples_of_rank, batch_size=batch_size)
 
 
 def with_sampler(loader: DataLoader[Any], sampler: Any, **changed: Any) -> DataLoader[Any]:

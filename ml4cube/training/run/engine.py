@@ -78,9 +78,8 @@ class Engine:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._autocast_dtype = DTYPES[options.precision]
         self._prepared = False
-        # The parameters that callbacks may freeze, and their requires_grad when `_wrap` was run.
-        self._parameters: list[nn.Parameter] = []  # kept, because torch collects them slowly
-        self._wrapped: list[bool] = []  # which of them were trained, when the model was wrapped
+        self._parameters: list[nn.Parameter] = []  # of the model: torch is slow to collect them
+        self._wrapped: list[bool] = []  # which of them were trained when the model was wrapped
 
     @property
     def optimizer(self) -> Optimizer:
@@ -155,6 +154,7 @@ class Engine:
         *first, last = portions
         for portion in first:
             self.step.around_batch(partial(self._accumulate, portion, total), portion.batch)
+        # The result comes back in a list, because a user's code may be called in between.
         results: list[StepResult] = []
         self.step.around_batch(partial(self._finish_step, last, total, results), last.batch)
         return results[0]
@@ -250,7 +250,7 @@ class Engine:
     ) -> tuple[ValidationMeasures, bool]:
         """Evaluate a loader; return the sums, and True if `must_leave` cut the pass off."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
-        names = sets if isinstance(loader, Mapping) else ()
+        names = [name for name in sets if name]
         measures = ValidationMeasures(self.metrics, self.world.device, names)
         self.model.eval()
         weigh = partial(self.feed.weigh, training=False)
@@ -263,7 +263,7 @@ class Engine:
                 def run_batch(batch: Any, portion: Portion = portion, name: str = name) -> None:
                     result = self._forward(self.compiled, batch)
                     if portion.samples:
-                        measures.add(result, portion, name or None)
+                        measures.add(result, portion, name)
 
                 self.step.around_batch(run_batch, portion.batch)
         return measures, False

@@ -79,7 +79,7 @@ class Feed:
         if self.ended:
             return
         now, max_steps = time.perf_counter, self._options.max_steps
-        size = self._options.gradient_accumulation_steps
+        batches_per_step = self._options.gradient_accumulation_steps
         needs_equal_counts = self._options.strategy == "fsdp" and not self.is_even
         while max_steps is None or state.step < max_steps:
             started = now()
@@ -89,7 +89,7 @@ class Feed:
                 portion = self.weigh(batch)
                 if portion.samples:
                     portions.append(portion)
-                    if len(portions) == size:
+                    if len(portions) == batches_per_step:
                         break
             else:  # the loader has no more batches, or reached the limit
                 self.used_up = self._max_batches is None or state.batch < self._max_batches
@@ -98,8 +98,8 @@ class Feed:
             if needs_equal_counts:
                 # Ranks fetch parameters from one another in every batch of a step, so all use as
                 # many batches as the rank with the fewest.
-                (missing,) = self._world.maximum([size - len(portions)])
-                portions = portions[: size - int(missing)]
+                (most_missing,) = self._world.maximum([batches_per_step - len(portions)])
+                portions = portions[: batches_per_step - int(most_missing)]
             total = self.total_weight(portions)
             self.rank_wait_s += now() - drawn
             if total is None:
@@ -117,20 +117,21 @@ class Feed:
         return Portion(batch, samples, samples if weight is None else weight)
 
     def total_weight(self, portions: list[Portion]) -> Weight | None:
-        """Return the total weight of a step's batches, or None if a rank has none; every rank."""
-        if self.is_even and not portions:
-            return None
+        """Return the mean over ranks of the weight of a step's batches; every rank.
+
+        The mean, because gradients are averaged over ranks, too. None if a rank has no batch.
+        """
         # Either all batches of a run have weights, as tensors, or their numbers of samples count.
         has_weights = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
-        if self.is_even and not has_weights:
-            return portions[0].weight if len(portions) == 1 else sum(p.samples for p in portions)
-        world, samples = self._world, float(sum(p.samples for p in portions))
+        world = self._world
+        samples: float = sum(portion.samples for portion in portions)
         if not self.is_even:
-            samples, ready = world.total([samples, bool(portions)])
-            if ready < world.size:
+            samples, ranks_with_batches = world.total([samples, bool(portions)])
+            if ranks_with_batches < world.size:
                 return None
+            samples /= world.size
         if not has_weights:
-            return samples / world.size
+            return samples or None
         weights = torch.stack([torch.as_tensor(portion.weight) for portion in portions])
         total = world.sum_tensor(weights.sum().to(world.device, torch.float32))
         # Not 0, so that the loss and gradients of a step in which nothing counts are 0, not NaN.
