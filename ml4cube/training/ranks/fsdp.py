@@ -28,12 +28,12 @@ from ml4cube.training.ranks.strategy import Strategy, broadcast_model
 logger = logging.getLogger(__name__)
 
 _GROUP_SIZE = 1_000_000  # parameters, at least
-_LISTS = nn.ModuleList | nn.ModuleDict  # whose members are called one by one, but never they
+_LISTS = nn.ModuleList | nn.ModuleDict  # which are never called themselves, only their members
 
 
 def make_strategy(world: World, options: Options) -> Strategy:
     """Return the strategy named in the options."""
-    _check_shard_modules(options.shard_modules)
+    _size_or_classes(options.shard_modules)  # refuses anything else, also on one rank
     is_sharded = options.strategy == "fsdp" and world.size > 1  # one rank has nothing to shard
     return Sharded(world, options) if is_sharded else Strategy(world, options)
 
@@ -91,13 +91,13 @@ class Sharded(Strategy):
         if self._user_model is None:
             return super().trainable_flags(parameters)
         # Users may freeze parameters of their model as well as those of the sharded copy.
-        users = list(self._user_model.parameters())
-        flags = super().trainable_flags(users)
+        user_parameters = list(self._user_model.parameters())
+        flags = super().trainable_flags(user_parameters)
         for parameter, flag, previous in zip(parameters, flags, self._flags, strict=True):
             if flag != previous:
                 parameter.requires_grad_(flag)
         self._flags = super().trainable_flags(parameters)
-        for parameter, flag in zip(users, self._flags, strict=True):
+        for parameter, flag in zip(user_parameters, self._flags, strict=True):
             parameter.requires_grad_(flag)
         return self._flags
 
@@ -218,15 +218,19 @@ class Sharded(Strategy):
         return value
 
 
-def _check_shard_modules(given: Any) -> None:
-    classes = given if isinstance(given, Sequence) else [given]
-    are_classes = all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes)
-    is_size = type(given) is int and given >= 1
-    if given is not None and not are_classes and not is_size:
+def _size_or_classes(shard_modules: Any) -> int | tuple[type[nn.Module], ...]:
+    """Return the least number of parameters of a group, or the classes of modules that form one."""
+    if shard_modules is None:
+        return _GROUP_SIZE
+    if type(shard_modules) is int and shard_modules >= 1:
+        return shard_modules
+    classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else (shard_modules,)
+    if not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
         raise InvalidTypeError(
             "shard_modules must be a number of parameters, a class of modules or a list of them, "
-            f"got {given!r}"
+            f"got {shard_modules!r}"
         )
+    return classes
 
 
 def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Module]:
@@ -235,22 +239,20 @@ def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Mod
     These are the modules of the classes given, or members of lists and sequences of modules that
     have enough parameters.
     """
+    chosen = _size_or_classes(shard_modules)
     containers = [m for m in model.modules() if isinstance(m, _LISTS | nn.Sequential)]
-    members = {id(member) for container in containers for member in container.children()}
-    classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else shard_modules
-    by_size = shard_modules is None or isinstance(shard_modules, int)
-    if not by_size and not any(isinstance(module, classes) for module in model.modules()):
+    members = {member for container in containers for member in container.children()}
+    if isinstance(chosen, tuple) and not any(isinstance(m, chosen) for m in model.modules()):
         raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
     groups: dict[str, nn.Module] = {}
     grouped: set[nn.Parameter] = set()
     for name, module in reversed(list(model.named_modules())):  # a module after its submodules
         ungrouped = set(module.parameters()) - grouped
-        if by_size:
-            size = sum(parameter.numel() for parameter in ungrouped)
-            is_large = size >= (shard_modules or _GROUP_SIZE)
-            fits = is_large and id(module) in members and not isinstance(module, _LISTS)
+        if isinstance(chosen, int):
+            is_large = sum(parameter.numel() for parameter in ungrouped) >= chosen
+            fits = is_large and module in members and not isinstance(module, _LISTS)
         else:
-            fits = name != "" and isinstance(module, classes)
+            fits = name != "" and isinstance(module, chosen)
         if fits and not _has_tied_parameters(model, module):
             groups[name] = module
             grouped |= ungrouped

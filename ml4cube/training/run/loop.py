@@ -3,7 +3,7 @@
 `Engine` runs the steps, `Feed` gives the batches, `Strategy` spreads the model over ranks,
 `PollSchedule` decides when ranks communicate, `TrainMeasures` and `ValidationMeasures` measure,
 `Snapshot` saves and resumes. The faces of the package translate arguments into a `Loop`; callbacks
-follow it.
+follow it. Methods marked "every rank" exchange something, so all ranks must call them.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ class Loop(Engine):
 
     snapshot: Snapshot | None = None
     resumed = False  # True if this call of `run` started from a snapshot
-    stop_reason: str | None = None
+    stop_reason: str | None = None  # set if training ends after this epoch
     step_loss: torch.Tensor | None = None  # the loss of the latest step's last batch
     _deadline_s = math.inf  # on the clock of time.monotonic
     _epoch_is_cut = False  # True if no further step is taken in this epoch
-    _alarm_read_s = 0.0  # on the clock of time.perf_counter
+    _epoch_started_s = 0.0  # on the clock of time.perf_counter
+    _validation_s = 0.0  # the time spent on validations in this epoch
+    _alarm_read_s = 0.0  # when an alarm was last looked for, on the clock of time.perf_counter
     _signals = Signals(active=False)
 
     @cached_property
@@ -109,7 +111,11 @@ class Loop(Engine):
             self._warn_if_complete()
             with suppress(_OutOfTime):
                 while not self._is_finished():
-                    self.run_epoch()
+                    self._run_epoch()
+            if self.stop_reason is not None:
+                logger.info(
+                    "training ended after %d epochs: %s", self.state.epoch, self.stop_reason
+                )
             self.module, self._prepared = self.compiled, False
             self.save_snapshot()
             if self.ema is not None:
@@ -152,11 +158,11 @@ class Loop(Engine):
 
     # ------------------------------------------------------------------ an epoch
 
-    def run_epoch(self) -> dict[str, Any]:
+    def _run_epoch(self) -> None:
         """Train for one epoch, or for what is left of it, and validate; every rank."""
         self._call_hooks("on_epoch_start")
         self._prepare()
-        self._epoch_started_s, self._validated_s = time.perf_counter(), 0.0
+        self._epoch_started_s, self._validation_s = time.perf_counter(), 0.0
         self.step.around_pass(self._train, self.feed.loader, training=True)
         validates = self._validates_now()
         with self._with_average():
@@ -174,17 +180,16 @@ class Loop(Engine):
             self.stop("another rank asked to stop")
         if self.state.epoch % self.options.save_every == 0:
             self.save_snapshot()
-        return row
 
     def _record_row(self, validates: bool) -> dict[str, Any]:
         """Validate, if `validates`, and add a row to the History; every rank."""
-        times = self._times(time.perf_counter() - self._epoch_started_s - self._validated_s)
+        times = self._times(time.perf_counter() - self._epoch_started_s - self._validation_s)
         measures = None
         if validates:
             started = time.perf_counter()
             self._call_hooks("on_validation_start")
             measures = self._validate()
-            self._validated_s += time.perf_counter() - started
+            self._validation_s += time.perf_counter() - started
         row = {"epoch": self.state.epoch + 1} | self._columns(measures)
         val_loss = None if measures is None else measures.loss
         row |= rank_columns(self.world, self.measures.loss, val_loss, times)
@@ -202,8 +207,8 @@ class Loop(Engine):
         options, epoch = self.options, self.state.epoch + 1
         if options.validate_every_steps is None and epoch % options.validate_every == 0:
             return True
-        last = epoch >= options.epochs or self._is_out_of_steps() or self._is_stopped()
-        return last and self.state.checked != self.state.step
+        is_last = epoch >= options.epochs or self._is_out_of_steps() or self._is_stopped()
+        return is_last and self.state.checked != self.state.step
 
     def _validate_between_steps(self) -> None:
         """Validate within an epoch if `validate_every_steps` is due; every rank."""
@@ -213,7 +218,7 @@ class Loop(Engine):
         # If no batch of this epoch was read, the step count is that of the epoch before.
         if state.checked == state.step or not state.batch:
             return
-        self._poll_ranks()
+        self._poll_ranks()  # a training loss that is not finite is reported first
         with self._with_average():
             row = self._record_row(validates=True)
             state.checked = state.step
@@ -226,10 +231,7 @@ class Loop(Engine):
         return any(self.world.maximum([self.stop_reason is not None]))
 
     def _is_finished(self) -> bool:
-        if self.stop_reason is not None:
-            logger.info("training ended after %d epochs: %s", self.state.epoch, self.stop_reason)
-            return True
-        return self.is_over
+        return self.stop_reason is not None or self.is_over
 
     def _columns(self, measures: ValidationMeasures | None) -> dict[str, Any]:
         """Return the columns of an epoch besides its number and the ranks; every rank."""
@@ -289,7 +291,7 @@ class Loop(Engine):
         state, polls, step_end = self.state, self.polls, self._hooks["on_step_end"]
         if self.feed.position is None:
             state.start_epoch()
-        self.measures, first = TrainMeasures(state), state.step
+        self.measures, first_step = TrainMeasures(state), state.step
         self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
         self.module.train()
         polls.start_epoch(state.step)
@@ -297,20 +299,18 @@ class Loop(Engine):
         for portions, total in self.feed.open(state):
             if not self.model.training:
                 self.module.train()
-            with self.clock.timed(self.model, state.step - first):
+            with self.clock.timed(self.model, state.step - first_step):
                 self.step_loss = self.take_step(portions, total).loss.detach()
             for hook in step_end:
                 hook(self)
             self._validate_between_steps()
-            if self._epoch_is_cut:
-                break
             if self.world.size > 1:
                 self._wrap()
             if polls.is_due(state.step):
                 self._poll_ranks()
-                if self._epoch_is_cut:
-                    break
-        self._poll_ranks()
+            if self._epoch_is_cut:
+                break
+        self._poll_ranks()  # about the steps since the last poll
 
     # -------------------------------------------------------------- validation
 
