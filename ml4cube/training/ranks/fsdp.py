@@ -87,7 +87,7 @@ class Sharded(Strategy):
         return sharded
 
     def trainable_flags(self, parameters: Sequence[nn.Parameter]) -> list[bool]:
-        """Return of each parameter whether it is trained, after aligning both models."""
+        """Return for each parameter whether it is trained, here and in the user's model."""
         if self._user_model is None:
             return super().trainable_flags(parameters)
         # Users may freeze parameters of their model as well as those of the sharded copy.
@@ -121,7 +121,7 @@ class Sharded(Strategy):
         return _whole_tensor(super().clip(model, norm))
 
     def in_lockstep(
-        self, portions: Iterable[Portion], must_stop: Callable[[], bool]
+        self, portions: Iterable[Portion], must_cut: Callable[[], bool]
     ) -> Iterator[Portion | None]:
         """Yield equally many portions on every rank, filled up with portions of no samples."""
         remaining = (portion for portion in portions if portion.samples)
@@ -129,10 +129,10 @@ class Sharded(Strategy):
         try:
             while True:
                 portion = next(remaining, None)
-                any_left, any_without_filler, any_stops = self.world.maximum(
-                    [portion is not None, portion is None and filler is None, must_stop()]
+                any_left, any_without_filler, any_must_cut = self.world.maximum(
+                    [portion is not None, portion is None and filler is None, must_cut()]
                 )
-                if any_stops:
+                if any_must_cut:
                     yield None
                     return
                 if not any_left:

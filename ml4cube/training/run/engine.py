@@ -246,9 +246,9 @@ class Engine:
 
     @torch.no_grad()
     def _evaluate(
-        self, loader: Any, must_leave: Callable[[], bool] = lambda: False
+        self, loader: Any, must_cut: Callable[[], bool] = lambda: False
     ) -> tuple[ValidationMeasures, bool]:
-        """Evaluate a loader; return the sums, and True if `must_leave` cut the pass off."""
+        """Evaluate a loader; return the sums, and True if `must_cut` ended the pass early."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
         names = [name for name in sets if name]
         measures = ValidationMeasures(self.metrics, self.world.device, names)
@@ -256,7 +256,7 @@ class Engine:
         weigh = partial(self.feed.weigh, training=False)
         for name, batches in sets.items():
             used = islice(batches, batch_limit(batches, limit, "limit_val_batches"))
-            for portion in self.strategy.in_lockstep(map(weigh, used), must_leave):
+            for portion in self.strategy.in_lockstep(map(weigh, used), must_cut):
                 if portion is None:
                     return measures, True
 

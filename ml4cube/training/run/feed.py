@@ -37,7 +37,7 @@ class Feed:
         self.is_even = world.size == 1  # all ranks have batches of the same number and sizes
         self.data_wait_s = self.rank_wait_s = 0.0  # waiting for batches and other ranks, this epoch
         self.epoch_rng: dict[str, Any] = {}  # the state of all generators when the epoch began
-        self.position: dict[str, Any] | None = None  # from a snapshot: where to open the loader
+        self.position: Mapping[str, Any] | None = None  # from a snapshot: where to open the loader
         self.ended = False  # the epoch is over: some rank has no more batches
         self.used_up = False  # this rank's loader has no more batches
         self._world, self._step, self._options = world, step, options
@@ -138,11 +138,14 @@ class Feed:
         return total.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
     def current_position(self, state: TrainState) -> dict[str, Any]:
-        """Return the state of the generators and, inside an epoch, of the loader."""
+        """Return the state of the generators and, inside an epoch, the position in the loader."""
         has_state = state.batch > 0 and hasattr(self.loader, "load_state_dict")
         return {
             "rng": capture_rng(self._world.device),
             "loader": self.loader.state_dict() if has_state else None,
+            "epoch_rng": self.epoch_rng if state.batch else self.capture_rng(),
+            "ended": self.ended,
+            "used_up": self.used_up,
         }
 
     def capture_rng(self) -> dict[str, Any]:
@@ -176,7 +179,7 @@ class Feed:
             return itertools.islice(loader, self._max_batches)
         self.epoch_rng = position["epoch_rng"]
         self.restore_rng(self.epoch_rng)
-        self.ended, self.used_up = position.get("ended", False), position.get("used_up", False)
+        self.ended, self.used_up = position["ended"], position["used_up"]
         remaining = None if self._max_batches is None else max(0, self._max_batches - state.batch)
         max_steps = self._options.max_steps
         out_of_steps = max_steps is not None and state.step >= max_steps

@@ -319,7 +319,7 @@ class Loop(Engine):
         passes: list[tuple[ValidationMeasures, bool]] = []
 
         def evaluate(loader: Any) -> None:
-            passes.append(self._evaluate(loader, self._must_leave_pass))
+            passes.append(self._evaluate(loader, self._must_cut_pass))
 
         self.strategy.sync_buffers(self.model)
         sets = named_sets(self.val_loader).values()
@@ -333,7 +333,7 @@ class Loop(Engine):
         self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
         return measures
 
-    def _must_leave_pass(self) -> bool:
+    def _must_cut_pass(self) -> bool:
         """Return True if a signal came or time is over, on any rank; without waiting."""
         if not self._signals.must_save and time.perf_counter() - self._alarm_read_s < PERIOD_S:
             return False

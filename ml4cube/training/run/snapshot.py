@@ -135,15 +135,12 @@ class Snapshot:
         return True
 
     def _rank_state(self) -> dict[str, Any]:
-        feed, state, model = self._run.feed, self._run.state, self._run.model
+        run = self._run
         return {
-            **feed.current_position(state),  # rng and loader
-            "epoch_rng": feed.epoch_rng if state.batch else feed.capture_rng(),
-            "ended": feed.ended,
-            "used_up": feed.used_up,
-            "state": state.to_dict(),
+            **run.feed.current_position(run.state),
+            "state": run.state.to_dict(),
             # If not sharded, the model of the snapshot has them: all ranks get those of rank 0.
-            "buffers": dict(model.named_buffers()) if self._run.strategy.is_sharded else {},
+            "buffers": dict(run.model.named_buffers()) if run.strategy.is_sharded else {},
         }
 
     def _load_state(self, content: dict[str, Any], changes: Changes) -> None:
