@@ -184,14 +184,14 @@ class Loop(Engine):
     def _record_row(self, validates: bool) -> dict[str, Any]:
         """Validate, if `validates`, and add a row to the History; every rank."""
         times = self._times(time.perf_counter() - self._epoch_started_s - self._validation_s)
-        measures = None
+        validation = None
         if validates:
             started = time.perf_counter()
             self._call_hooks("on_validation_start")
-            measures = self._validate()
+            validation = self._validate()
             self._validation_s += time.perf_counter() - started
-        row = {"epoch": self.state.epoch + 1} | self._columns(measures)
-        val_loss = None if measures is None else measures.loss
+        row = {"epoch": self.state.epoch + 1} | self._columns(validation)
+        val_loss = None if validation is None else validation.loss
         row |= rank_columns(self.world, self.measures.loss, val_loss, times)
         row = self.world.broadcast(row)
         self._call_hooks("on_row", row)
@@ -233,11 +233,11 @@ class Loop(Engine):
     def _is_finished(self) -> bool:
         return self.stop_reason is not None or self.is_over
 
-    def _columns(self, measures: ValidationMeasures | None) -> dict[str, Any]:
+    def _columns(self, validation: ValidationMeasures | None) -> dict[str, Any]:
         """Return the columns of an epoch besides its number and the ranks; every rank."""
         columns = self.measures.columns(self.world, log_grad_norm=self.options.log_grad_norm)
-        if measures is not None:
-            columns |= measures.columns(self.world)
+        if validation is not None:
+            columns |= validation.columns(self.world)
         if self.options.validate_every_steps is not None:
             columns["step"] = self.state.step
         groups = self.optimizer.param_groups

@@ -107,12 +107,14 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
 
     description: dict[str, Any] = to_plain(
         {
+            # What makes it the same run.
             "fixed": {
                 **data_identity(loader),
                 "optimizer": class_name(type(run.optimizer)),
                 "parameters": group_names(run.model, run.optimizer),
             },
             "settings": settings,
+            # What the monitored columns are computed from.
             "judged": {name: facts_of_column(*column) for name, column in _monitors(run).items()},
             "requested": {name: _plain(value) for name, value in requested.items()},
         },

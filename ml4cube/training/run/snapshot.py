@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 5
 # By optimizer: its `current_settings` at the end of its last run, and what users requested of it. A
 # setting that is still as the run left it was not requested anew.
-_LAST_RUNS: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], ...]] = WeakKeyDictionary()
+_LAST_RUNS: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], dict[str, Any]]]
+_LAST_RUNS = WeakKeyDictionary()
 
 
 class Snapshot:
@@ -43,8 +44,8 @@ class Snapshot:
     def __init__(self, run: Engine, path: str | Path) -> None:
         self.path = path
         self._run = run
-        last_run = _LAST_RUNS.get(run.optimizer, ({}, {}))
-        self._requested = new_requests(current_settings(run), *last_run)
+        at_end, requested = _LAST_RUNS.get(run.optimizer, ({}, {}))
+        self._requested = new_requests(current_settings(run), at_end, requested)
         self._description = describe(run, self._requested)
         self._saved_at: tuple[int, int] | None = None
 

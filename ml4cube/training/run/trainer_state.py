@@ -105,7 +105,8 @@ class TrainerState(metaclass=Combinable):
         # By name of a method that the user overrides: the function that its super() call runs.
         self.pending: dict[str, Callable[[Any], None]] = {}
         self._goal = 0  # the number of epochs at which training is to end
-        self._started = False
+        self._started = False  # True once it has trained: a snapshot is then no longer resumed
+        # The state that the last loop has left, from which the next one continues.
         self._state = TrainState()
         self._scaler_state: dict[str, Any] = {}
         # "updates": their number; "unaveraged": the weights before averaging
