@@ -28,10 +28,13 @@ class TrainMeasures:
         """Add one batch."""
         _add_batch(self.loss, self.logs, result, portion)
 
-    def bad_step(self, batches: int) -> NonFiniteLoss | None:
-        """Return the first step (from 0), of so many batches, with a loss that is not finite."""
-        bad = self.loss.flush()
-        return bad and bad._replace(number=self._first_step + bad.number // batches)
+    def bad_step(self, batches_per_step: int) -> NonFiniteLoss | None:
+        """Return the first step of the run with a loss that is not finite, if there is one."""
+        bad_batch = self.loss.flush()
+        if bad_batch is None:
+            return None
+        step = self._first_step + bad_batch.number // batches_per_step
+        return bad_batch._replace(number=step)
 
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
         """Reduce to columns of the History over all ranks; every rank must call this."""

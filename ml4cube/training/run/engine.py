@@ -73,7 +73,7 @@ class Engine:
                 batch_limit(batches, options.limit_val_batches, "limit_val_batches")
         self.state, self.history = TrainState(), History()
         self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
-        self.measures, self.clock = TrainMeasures(self.state), StepClock(world)
+        self.measures, self.clock = TrainMeasures(self.state), StepClock(world)  # of this epoch
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._autocast_dtype = DTYPES[options.precision]
@@ -229,7 +229,7 @@ class Engine:
         """Prepare for steps, also after a callback froze or unfroze parameters; every rank."""
         if not self._prepared:
             self._shard()
-            self.feed.agree()
+            self.feed.compare_sizes()
             self._wrapped, self._prepared = [], True
         self._parameters = list(self.model.parameters())
         self.strategy.sync_trainable(self._parameters)
@@ -250,7 +250,7 @@ class Engine:
     ) -> tuple[ValidationMeasures, bool]:
         """Evaluate a loader; return the sums, and True if `must_cut` ended the pass early."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
-        names = [name for name in sets if name]
+        names = [name for name in sets if name]  # none of a single set
         measures = ValidationMeasures(self.metrics, self.world.device, names)
         self.model.eval()
         weigh = partial(self.feed.weigh, training=False)

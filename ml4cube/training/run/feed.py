@@ -52,19 +52,17 @@ class Feed:
     @property
     def steps(self) -> int | None:
         """Optimizer steps of an epoch; None if the loader has no length."""
-        sizes = fixed_sizes(self.loader)
-        if sizes is None:
-            return None
-        limit = sizes[0] if self._max_batches is None else self._max_batches
-        return self.steps_of(min(sizes[0], limit))
+        sizes = self._used_sizes()
+        return None if sizes is None else self.steps_of(sizes[0])
 
     def steps_of(self, batches: int) -> int:
         """Return the number of optimizer steps for a number of batches."""
         return -(-batches // self._options.gradient_accumulation_steps)
 
-    def agree(self) -> None:
+    def compare_sizes(self) -> None:
         """Compare the number and sizes of batches on all ranks; every rank must call this."""
-        sizes = self._world.gather_objects(self._fixed_sizes())
+        own_sizes = None if self._step.counts_itself else self._used_sizes()
+        sizes = self._world.gather_objects(own_sizes)
         self.is_even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
         if not self.is_even and None not in sizes:
             logger.warning(
@@ -161,9 +159,9 @@ class Feed:
         if generator is not None and "loader" in state:
             generator.set_state(state["loader"])
 
-    def _fixed_sizes(self) -> tuple[int, int, int] | None:
+    def _used_sizes(self) -> tuple[int, int, int] | None:
         """Return the number of batches used, their size, and that of the last; None if unknown."""
-        sizes = None if self._step.counts_itself else fixed_sizes(self.loader)
+        sizes = fixed_sizes(self.loader)
         if sizes is None or self._max_batches is None or self._max_batches >= sizes[0]:
             return sizes
         return self._max_batches, sizes[1], sizes[1]  # the last batch is then a full one
