@@ -50,7 +50,8 @@ class Sharded(Strategy):
     def __init__(self, world: World, options: Options) -> None:
         super().__init__(world, options)
         _import_fully_shard()  # fails before training starts
-        self._user_model: nn.Module | None = None
+        self._user_model: nn.Module | None = None  # set when a copy of it is sharded
+        self._user_parameters: list[nn.Parameter] = []
         # Of the sharded copy: modules that are gathered on their own, parameters by name, and
         # which of these were trainable when last compared with the user's model.
         self._groups: list[Any] = []
@@ -79,7 +80,8 @@ class Sharded(Strategy):
         for module in self._groups:
             fully_shard(module, mesh=mesh)
         self._parameters = dict(sharded.named_parameters())
-        self._flags = super().trainable_flags(list(model.parameters()))
+        self._user_parameters = list(model.parameters())
+        self._flags = super().trainable_flags(self._user_parameters)
         logger.info("model sharded in %d groups: %s", len(groups) + 1, [*groups, "the rest"])
         if optimizer is not None:
             _move_optimizer(optimizer, model, self._parameters)
@@ -88,16 +90,13 @@ class Sharded(Strategy):
 
     def trainable_flags(self, parameters: Sequence[nn.Parameter]) -> list[bool]:
         """Return for each parameter whether it is trained, here and in the user's model."""
-        if self._user_model is None:
-            return super().trainable_flags(parameters)
         # Users may freeze parameters of their model as well as those of the sharded copy.
-        user_parameters = list(self._user_model.parameters())
-        flags = super().trainable_flags(user_parameters)
+        flags = super().trainable_flags(self._user_parameters)
         for parameter, flag, previous in zip(parameters, flags, self._flags, strict=True):
             if flag != previous:
                 parameter.requires_grad_(flag)
         self._flags = super().trainable_flags(parameters)
-        for parameter, flag in zip(user_parameters, self._flags, strict=True):
+        for parameter, flag in zip(self._user_parameters, self._flags, strict=True):
             parameter.requires_grad_(flag)
         return self._flags
 

@@ -24,7 +24,10 @@ class UnsharedData(NamedTuple):
 
 
 def share_out(loader: Any, world: World) -> bool:
-    """Share a training loader out over ranks that have the same data; every rank."""
+    """Share a loader out if all ranks have the same data; return True if so; every rank.
+
+    Warn of the data that several ranks have, but that cannot be shared out here.
+    """
     if world.size == 1:
         return False
     with kept_rng(world.device):
@@ -52,7 +55,7 @@ def share_out(loader: Any, world: World) -> bool:
 
 
 def find_unshared(loader: Any) -> UnsharedData | None:
-    """Return the data of a loader; None if it is shared out, or may be (a stream, a sampler)."""
+    """Describe the data of a loader; None if it is shared out, or may be (a stream, a sampler)."""
     if isinstance(loader, list | tuple):
         return _describe(loader, loader, f"{len(loader)} batches")
     dataset = getattr(loader, "dataset", None)

@@ -208,6 +208,7 @@ def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merged(saved: Any, old: Any, new: Any) -> Any:
     """Return a saved state, to which a request that has changed from `old` to `new` is applied."""
+    # A Counter, such as the milestones of MultiStepLR, is one setting.
     if all(isinstance(v, Mapping) and not isinstance(v, Counter) for v in (saved, old, new)):
         both = old.keys() & new.keys()
         return {k: _merged(v, old[k], new[k]) if k in both else v for k, v in saved.items()}
