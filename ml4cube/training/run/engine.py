@@ -100,8 +100,7 @@ class Engine:
         return self.state.epoch >= self.options.epochs or out_of_steps
 
     def _is_out_of_steps(self) -> bool:
-        limit = self.options.max_steps
-        return limit is not None and self.state.step >= limit
+        return self.state.step >= self.feed.max_steps
 
     def load_weights(self, weights: Mapping[str, Any] | None) -> None:
         """Load weights that rank 0 holds into the model of all ranks; every rank."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,14 +42,14 @@ class Feed:
         self.position: Mapping[str, Any] | None = None  # from a snapshot: where to open the loader
         self.ended = False  # the epoch is over: some rank has no more batches
         self.used_up = False  # this rank's loader has no more batches
+        self.max_steps = math.inf if options.max_steps is None else options.max_steps
         self._world, self._step, self._options = world, step, options
-        self._max_batches = batch_limit(loader, options.limit_train_batches, "limit_train_batches")
+        self._set_max_batches()
 
     def share_out(self) -> None:
         """Share the training samples out among ranks; every rank."""
         if share_out(self.loader, self._world):
-            limit = self._options.limit_train_batches
-            self._max_batches = batch_limit(self.loader, limit, "limit_train_batches")
+            self._set_max_batches()  # which may be a fraction of the loader
 
     @property
     def steps(self) -> int | None:
@@ -76,10 +78,10 @@ class Feed:
         batches = self._open_loader(state)
         if self.ended:
             return
-        now, max_steps = time.perf_counter, self._options.max_steps
+        now = time.perf_counter
         batches_per_step = self._options.gradient_accumulation_steps
         needs_equal_counts = self._options.strategy == "fsdp" and not self.is_even
-        while max_steps is None or state.step < max_steps:
+        while state.step < self.max_steps:
             started = now()
             portions = []
             for batch in batches:
@@ -90,7 +92,7 @@ class Feed:
                     if len(portions) == batches_per_step:
                         break
             else:  # the loader has no more batches, or reached the limit
-                self.used_up = self._max_batches is None or state.batch < self._max_batches
+                self.used_up = state.batch < self._max_batches
             drawn = now()
             self.data_wait_s += drawn - started
             if needs_equal_counts:
@@ -159,10 +161,14 @@ class Feed:
         if generator is not None and "loader" in state:
             generator.set_state(state["loader"])
 
+    def _set_max_batches(self) -> None:
+        limit = self._options.limit_train_batches
+        self._max_batches = batch_limit(self.loader, limit, "limit_train_batches") or sys.maxsize
+
     def _used_sizes(self) -> tuple[int, int, int] | None:
         """Return the number of batches used, their size, and that of the last; None if unknown."""
         sizes = fixed_sizes(self.loader)
-        if sizes is None or self._max_batches is None or self._max_batches >= sizes[0]:
+        if sizes is None or self._max_batches >= sizes[0]:
             return sizes
         return self._max_batches, sizes[1], sizes[1]  # the last batch is then a full one
 
@@ -178,10 +184,8 @@ class Feed:
         self.epoch_rng = position["epoch_rng"]
         self.restore_rng(self.epoch_rng)
         self.ended, self.used_up = position["ended"], position["used_up"]
-        remaining = None if self._max_batches is None else max(0, self._max_batches - state.batch)
-        max_steps = self._options.max_steps
-        out_of_steps = max_steps is not None and state.step >= max_steps
-        if self.ended or self.used_up or out_of_steps:
+        remaining = max(0, self._max_batches - state.batch)
+        if self.ended or self.used_up or state.step >= self.max_steps:
             remaining = 0
         if position["loader"] is None:
             batches = iter(loader)
