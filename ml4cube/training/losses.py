@@ -21,7 +21,13 @@ import torch
 from ml4cube.core.angles import cell_areas
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.training.inputs.checks import check_loss
-from ml4cube.training.measure.means import Classes, Paired, is_over_classes, reduced, setting
+from ml4cube.training.measure.means import (
+    ClassWeights,
+    ShapeChecked,
+    is_over_classes,
+    reduced,
+    setting,
+)
 
 
 class MaskedLoss:
@@ -58,8 +64,8 @@ class MaskedLoss:
 
     def __init__(self, loss: Callable[..., Any], weights: Any = None) -> None:
         self.loss = check_loss("loss", loss)
-        self._cellwise = Paired("loss", reduced(loss, "none"))
-        self._classes = Classes(loss) if is_over_classes(loss) else None
+        self._cellwise = ShapeChecked("loss", reduced(loss, "none"))
+        self._classes = ClassWeights(loss) if is_over_classes(loss) else None
         ignored = setting(loss, "ignore_index")
         self._ignored_class = ignored if self._classes is None else self._classes.ignored
         self._weights = None if weights is None else _as_weights(weights)

@@ -209,6 +209,16 @@ def test_exact_loader_gives_every_sample_once(batched):
     assert sorted(seen) == sorted(data.tensors[0].tolist())
 
 
+def test_exact_loader_keeps_all_settings():
+    """Also those that only the installed torch has."""
+    data = dataset(11)
+    given = {"batch_size": 3, "collate_fn": list, "generator": torch.Generator()}
+    given |= {"in_order": False} if hasattr(DataLoader(data), "in_order") else {}
+    loader = DataLoader(data, sampler=DistributedSampler(data, 2, 0), **given)
+    exact = exact_loader(loader, World(0, 2, torch.device("cpu")))
+    assert {name: getattr(exact, name) for name in given} == given
+
+
 # ----------------------------------------------------------- training over ranks
 
 

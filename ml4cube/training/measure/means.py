@@ -42,66 +42,67 @@ _ELEMENTWISE = (
 )
 
 
-class Classes:
-    """The weight of each target in a loss over classes."""
+class ClassWeights:
+    """The weight of each target in one of torch's losses over classes."""
 
     def __init__(self, loss: Callable[..., Any]) -> None:
         ignored = setting(loss, "ignore_index")
         self.ignored: int = -100 if ignored is None else ignored  # as torch does
-        # The weights of a module may be moved to another device later.
+        # The weights of a module are read anew for each batch: they may be moved or replaced.
         self._module = loss if isinstance(loss, nn.Module) else None
-        self._weight = setting(loss, "weight")
+        self._of_function = setting(loss, "weight")
 
     def __call__(self, target: Any) -> torch.Tensor | None:
-        """Return the class weight of each target, 0 where it is ignored."""
+        """Return the class weight of each target, 0 where it is ignored; None if not of classes."""
         if not isinstance(target, torch.Tensor) or target.is_floating_point():
             return None
-        weight = self._weight if self._module is None else self._module.weight
+        by_class = self._of_function if self._module is None else self._module.weight
         counted = target != self.ignored
-        if not isinstance(weight, torch.Tensor):
+        if not isinstance(by_class, torch.Tensor):
             return counted.float()
         classes = torch.where(counted, target, torch.zeros_like(target)).long()
-        weights = weight.detach().to(target.device)[classes]
+        weights = by_class.detach().to(target.device)[classes]
         return torch.where(counted, weights, torch.zeros_like(weights))
 
 
-class Mean:
+class BatchMean:
     """A loss or metric as a mean over a batch, and the weight of the batch."""
 
     # The sum of ``mean * weight`` over batches, divided by the sum of ``weight``, equals the loss
     # of all of them in one batch. A loss of torch over classes divides by the weights of the
-    # classes that are not ignored, so this is its weight. The weight of any other loss is its
-    # number of samples. A loss that sums is divided by its samples here.
+    # classes that are not ignored, so this is its weight. A loss of a user may have a method
+    # `weigh`. The weight of any other loss is its number of samples. A loss that sums is divided by
+    # its samples here.
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         reduction = setting(function, "reduction")
         self._weigh = getattr(function, "weigh", None)
-        self._sums = reduction == "sum"
-        self._function = Paired(name, function)
-        self._classes = self._summed = None
+        self._is_sum = reduction == "sum"
+        self._function = ShapeChecked(name, function)
+        self._class_weights: ClassWeights | None = None
         if reduction == "mean" and is_over_classes(function):
-            # If all targets of a batch are ignored, the sum is 0, but the mean is NaN.
-            self._classes, self._summed = Classes(function), Paired(name, reduced(function, "sum"))
+            self._class_weights = ClassWeights(function)
+            self._sum = ShapeChecked(name, reduced(function, "sum"))
 
     def __call__(self, pred: Any, target: Any, samples: int) -> Any:
         """Return the mean of one batch."""
-        counts = None if self._classes is None else self._classes(target)
-        if counts is not None and self._summed is not None:
-            total = counts.sum().clamp_min(torch.finfo(counts.dtype).tiny)
-            return self._summed(pred, target) / total
-        value = self._function(pred, target)
-        return value / samples if self._sums else value
+        weights = None if self._class_weights is None else self._class_weights(target)
+        if weights is None:
+            value = self._function(pred, target)
+            return value / samples if self._is_sum else value
+        # Of a batch in which all targets are ignored, the sum is 0, but the mean would be NaN.
+        return self._sum(pred, target) / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
 
     def weigh(self, target: Any) -> torch.Tensor | None:
         """Return the weight of a batch; None means its number of samples."""
         if self._weigh is not None:
             weight: torch.Tensor = self._weigh(target)
             return weight
-        counts = None if self._classes is None else self._classes(target)
-        return None if counts is None else counts.sum()
+        weights = None if self._class_weights is None else self._class_weights(target)
+        return None if weights is None else weights.sum()
 
 
-class Paired:
+class ShapeChecked:
     """A loss that refuses predictions that would be broadcast against their targets."""
 
     # Only the first batch of each pair of shapes is checked.
@@ -132,8 +133,9 @@ class _BroadcastCheck(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._name, self._loss, self._pred, self._target = name, loss, pred, target
+        self._own_shapes = (pred.shape, target.shape)
         try:
-            self._broadcast = np.broadcast_shapes(pred.shape, target.shape)
+            self._broadcast = np.broadcast_shapes(*self._own_shapes)
         except ValueError:
             self._broadcast = pred.shape  # torch raises an error itself
 
@@ -141,18 +143,14 @@ class _BroadcastCheck(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = [*args, *(kwargs or {}).values()]
-        both = any(g is self._pred for g in given) and any(g is self._target for g in given)
-        if both and any(func is elementwise for elementwise in _ELEMENTWISE):
+        compares = any(g is self._pred for g in given) and any(g is self._target for g in given)
+        if compares and func in _ELEMENTWISE:
             raise self._refusal()
         value = func(*args, **(kwargs or {}))
-        # Several quantiles may be compared with one target, which has the prediction's shape. A new
-        # shape means that samples were compared with other samples.
-        if (
-            both
-            and isinstance(value, torch.Tensor)
-            and value.shape == self._broadcast
-            and value.shape not in (self._pred.shape, self._target.shape)
-        ):
+        # Several quantiles may be compared with one target; the result has the shape of the
+        # prediction. A new shape means that samples were compared with other samples.
+        shape = getattr(value, "shape", None)
+        if compares and shape == self._broadcast and shape not in self._own_shapes:
             raise self._refusal()
         return value
 

@@ -1,8 +1,8 @@
 """Sums of losses and metrics, exact on any number of ranks.
 
-`Meter` is one mean, `Means` are several by name, `Norms` are those of gradients, and `Scores` are
-the metrics of a validation pass: functions as means, objects (such as those of torchmetrics) by
-their own reduction.
+`Meter` is the mean of one quantity, `Meters` are those of several by name, `Norms` are those of
+gradients, and `Scores` are the metrics of a validation pass: functions as means, objects (such as
+those of torchmetrics) by their own reduction.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.inputs.checks import refuse_class
-from ml4cube.training.measure.means import Mean, warn_if_unknown
+from ml4cube.training.inputs.steps import Weight
+from ml4cube.training.measure.means import BatchMean, warn_if_unknown
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import COLUMNS
 
 logger = logging.getLogger(__name__)
 
-Metric = Callable[[torch.Tensor, torch.Tensor], Any]
 _BUFFER_SIZE = 512  # batches whose means are on the device before they are summed on the host
 
 
@@ -64,16 +64,17 @@ class Meter:
         self.samples = 0
         self._batches_summed = 0
         self._bad: NonFiniteLoss | None = None
-        self._buffer: list[tuple[torch.Tensor, float | torch.Tensor, torch.Tensor | None]] = []
+        # Mean and weight of a batch, and NaN (or another number) if its target has gaps (or not).
+        self._buffer: list[tuple[torch.Tensor, Weight, torch.Tensor | None]] = []
 
     def add(
         self,
         value: torch.Tensor,
         samples: int,
-        weight: float | torch.Tensor | None = None,
+        weight: Weight | None = None,
         gaps: torch.Tensor | None = None,
     ) -> None:
-        """Add the mean of one batch."""
+        """Add the mean of one batch, whose weight is by default its number of samples."""
         self.samples += samples
         self._buffer.append((value, samples if weight is None else weight, gaps))
         if len(self._buffer) >= _BUFFER_SIZE:
@@ -107,7 +108,7 @@ class Meter:
         self.samples, self.total, self.weight = Sums(**state)
 
 
-class Means:
+class Meters:
     """Weighted means of several quantities, by name."""
 
     def __init__(self, prefix: str = "") -> None:
@@ -120,17 +121,13 @@ class Means:
         """Add the mean of one quantity over a batch."""
         self._meters.setdefault(name, Meter()).add(value, samples, weight)
 
-    def add_all(self, values: Mapping[str, Any], samples: int) -> None:
-        """Add the means of several quantities over a batch."""
-        for name, value in values.items():
-            self.add(name, torch.as_tensor(value).detach(), samples)
-
     def compute(self, world: World) -> dict[str, float]:
         """Reduce over all ranks, whose quantities may differ; every rank must call this."""
         sums_by_name: dict[str, list[Sums]] = {}
-        for state in world.gather_objects(self.state_dict()):
-            for name, sums in state.items():
-                sums_by_name.setdefault(name, []).append(Sums(**sums))
+        own_sums = {name: meter.sums() for name, meter in self._meters.items()}
+        for rank_sums in world.gather_objects(own_sums):
+            for name, sums in rank_sums.items():
+                sums_by_name.setdefault(name, []).append(sums)
         means = {self._prefix + name: add_up(ranks).mean for name, ranks in sums_by_name.items()}
         return {name: math.nan if mean is None else mean for name, mean in means.items()}
 
@@ -145,7 +142,7 @@ class Means:
 
 
 class Norms:
-    """Mean and maximum of the gradient norms of an epoch."""
+    """BatchMean and maximum of the gradient norms of an epoch."""
 
     def __init__(self) -> None:
         self._mean = Meter()
@@ -178,9 +175,11 @@ class Scores:
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._functions = {
-            name: Mean(f"metrics[{name!r}]", m) for name, m in metrics.items() if not _is_object(m)
+            name: BatchMean(f"metrics[{name!r}]", m)
+            for name, m in metrics.items()
+            if not _is_object(m)
         }
-        self._means = Means()  # of the functions
+        self._means = Meters()  # of the functions
         # Copies, so that the user's own objects are not changed.
         self._objects = {n: _reset_copy(m, device) for n, m in metrics.items() if _is_object(m)}
         self._has_batches = False
@@ -245,8 +244,8 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _to_host(values: Sequence[float | torch.Tensor]) -> list[float]:
-    """Read scalars from the device, all at once."""
-    if not values or not isinstance(values[0], torch.Tensor):
+    """Return numbers as they are, or scalar tensors after reading all at once from the device."""
+    if not isinstance(values[0], torch.Tensor):
         return [float(value) for value in values]
     stacked = torch.stack([torch.as_tensor(value) for value in values])
     numbers: list[float] = stacked.to("cpu", torch.float64).tolist()

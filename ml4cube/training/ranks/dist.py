@@ -6,7 +6,6 @@ import atexit
 import functools
 import itertools
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -160,7 +159,7 @@ class World:
 def pick_device(device: str | torch.device | None = None) -> torch.device:
     """Return the device to compute on."""
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.device_count() else "cpu"
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
@@ -169,7 +168,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
         ) from None
     if found.type != "cuda":
         return found
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count()  # 0 without a GPU
     index = local_rank() % max(count, 1) if found.index is None else found.index
     if index >= count:
         raise InvalidValueError(
@@ -191,7 +190,7 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
     limit = _as_timedelta(timeout)
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = _torchrun_store(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
+        store = _torchrun_store(rank, size, limit)
         _join_group(store, rank, size, _pick_backend(backend), limit)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
@@ -232,19 +231,24 @@ def launch(
     # Imported here, because it is slow.
     from loky import ProcessPoolExecutor
 
-    folder = tempfile.mkdtemp(prefix="ml4cube-ranks-")
-    pool = ProcessPoolExecutor(max_workers=nproc, timeout=None)
-    succeeded = False
-    try:
-        call = functools.partial(fn, *args, **kwargs)
-        group = (os.path.join(folder, "store"), nproc, backend, _as_timedelta(timeout))
-        futures = [pool.submit(_run_rank, r, *group, os.getpid(), call) for r in range(nproc)]
-        result: T = _result_of_main(futures)
-        succeeded = True
+    with tempfile.TemporaryDirectory(prefix="ml4cube-ranks-", ignore_cleanup_errors=True) as folder:
+        run_rank = functools.partial(
+            _run_rank,
+            call=functools.partial(fn, *args, **kwargs),
+            size=nproc,
+            store_path=os.path.join(folder, "store"),
+            backend=backend,
+            timeout=_as_timedelta(timeout),
+            parent_pid=os.getpid(),
+        )
+        pool = ProcessPoolExecutor(max_workers=nproc, timeout=None)
+        try:
+            result: T = _result_of_main([pool.submit(run_rank, rank) for rank in range(nproc)])
+        except BaseException:
+            pool.shutdown(wait=True, kill_workers=True)
+            raise
+        pool.shutdown(wait=True, kill_workers=False)
         return result
-    finally:
-        pool.shutdown(wait=True, kill_workers=not succeeded)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -253,9 +257,8 @@ def reporting_errors(world: World) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = world.alarm()
         if _is_lost_connection(error):
-            reason = cause or "no rank reported an error: one was killed or froze"
+            reason = world.alarm() or "no rank reported an error: one was killed or froze"
             message = f"rank {world.rank} lost the other ranks: {reason}"
             # Written at once, because a launcher may end this rank before its traceback appears.
             write_line(message)
@@ -273,8 +276,8 @@ class _Joined:
 
 
 @functools.cache  # rank 0 may serve the store, which only one server can do at an address
-def _torchrun_store(address: str, rank: int, size: int, timeout: timedelta) -> Store:
-    """Return the store of the ranks that torchrun started; `address` only tells calls apart."""
+def _torchrun_store(rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the store of the ranks that torchrun started."""
     store: Store
     store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
     return store
@@ -309,7 +312,7 @@ def _loopback_if_local(size: int) -> Iterator[None]:
 
 def _pick_backend(backend: str | None) -> str:
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count()
     if backend is None:
         return "nccl" if gpus >= local_size and dist.is_nccl_available() else "gloo"
     if backend == "nccl" and gpus < local_size:
@@ -331,12 +334,13 @@ def _as_timedelta(timeout: float | timedelta) -> timedelta:
 
 def _run_rank(
     rank: int,
-    store_path: str,
+    *,
+    call: Callable[[], T],
     size: int,
+    store_path: str,
     backend: str | None,
     timeout: timedelta,
     parent_pid: int,
-    call: Callable[[], T],
 ) -> T | None:
     """Call a function as one rank, in its own process; return the result of rank 0."""
     watch_parent(parent_pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,19 +11,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.ranks.dist import World
 
-_SETTINGS = (
-    "dataset",
-    "batch_size",
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-)
+# Arguments of a DataLoader that choose samples; the others are its settings.
+_CHOOSE_SAMPLES = {"shuffle", "sampler", "batch_sampler", "drop_last"}
 
 
 def exact_loader(loader: Any, world: World) -> Any:
@@ -43,15 +33,13 @@ def exact_loader(loader: Any, world: World) -> Any:
         or type(sampler).__iter__ is not DistributedSampler.__iter__
     ):
         return loader
-    return with_sampler(loader, samples_of_rank(sampler.dataset, world), batch_size=batch_size)
-
-
-def samples_of_rank(dataset: Any, world: World) -> range:
-    """Return the indices of a rank's samples; numbers of samples differ by one at most."""
-    return range(world.rank, len(dataset), world.size)
+    dataset: Any = sampler.dataset
+    samples_of_rank = range(world.rank, len(dataset), world.size)
+    return with_sampler(loader, samples_of_rank, batch_size=batch_size)
 
 
 def with_sampler(loader: DataLoader[Any], sampler: Any, **changed: Any) -> DataLoader[Any]:
     """Return a copy of a DataLoader with another sampler and some settings changed."""
-    settings = {name: getattr(loader, name) for name in _SETTINGS}
+    names = inspect.signature(DataLoader).parameters.keys() - _CHOOSE_SAMPLES
+    settings = {name: getattr(loader, name) for name in names}
     return DataLoader(sampler=sampler, **settings | changed)

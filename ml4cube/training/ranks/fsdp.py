@@ -28,12 +28,12 @@ from ml4cube.training.ranks.strategy import Strategy, broadcast_model
 logger = logging.getLogger(__name__)
 
 _GROUP_SIZE = 1_000_000  # parameters, at least
-_LISTS = nn.ModuleList | nn.ModuleDict  # whose members are called one by one, but never they
+_LISTS = nn.ModuleList | nn.ModuleDict  # which are never called themselves, only their members
 
 
 def make_strategy(world: World, options: Options) -> Strategy:
     """Return the strategy named in the options."""
-    _check_shard_modules(options.shard_modules)
+    _size_or_classes(options.shard_modules)  # refuses anything else, also on one rank
     is_sharded = options.strategy == "fsdp" and world.size > 1  # one rank has nothing to shard
     return Sharded(world, options) if is_sharded else Strategy(world, options)
 
@@ -50,7 +50,8 @@ class Sharded(Strategy):
     def __init__(self, world: World, options: Options) -> None:
         super().__init__(world, options)
         _import_fully_shard()  # fails before training starts
-        self._user_model: nn.Module | None = None
+        self._user_model: nn.Module | None = None  # set when a copy of it is sharded
+        self._user_parameters: list[nn.Parameter] = []
         # Of the sharded copy: modules that are gathered on their own, parameters by name, and
         # which of these were trainable when last compared with the user's model.
         self._groups: list[Any] = []
@@ -79,7 +80,8 @@ class Sharded(Strategy):
         for module in self._groups:
             fully_shard(module, mesh=mesh)
         self._parameters = dict(sharded.named_parameters())
-        self._flags = super().trainable_flags(list(model.parameters()))
+        self._user_parameters = list(model.parameters())
+        self._flags = super().trainable_flags(self._user_parameters)
         logger.info("model sharded in %d groups: %s", len(groups) + 1, [*groups, "the rest"])
         if optimizer is not None:
             _move_optimizer(optimizer, model, self._parameters)
@@ -87,17 +89,14 @@ class Sharded(Strategy):
         return sharded
 
     def trainable_flags(self, parameters: Sequence[nn.Parameter]) -> list[bool]:
-        """Return of each parameter whether it is trained, after aligning both models."""
-        if self._user_model is None:
-            return super().trainable_flags(parameters)
+        """Return for each parameter whether it is trained, here and in the user's model."""
         # Users may freeze parameters of their model as well as those of the sharded copy.
-        users = list(self._user_model.parameters())
-        flags = super().trainable_flags(users)
+        flags = super().trainable_flags(self._user_parameters)
         for parameter, flag, previous in zip(parameters, flags, self._flags, strict=True):
             if flag != previous:
                 parameter.requires_grad_(flag)
         self._flags = super().trainable_flags(parameters)
-        for parameter, flag in zip(users, self._flags, strict=True):
+        for parameter, flag in zip(self._user_parameters, self._flags, strict=True):
             parameter.requires_grad_(flag)
         return self._flags
 
@@ -121,7 +120,7 @@ class Sharded(Strategy):
         return _whole_tensor(super().clip(model, norm))
 
     def in_lockstep(
-        self, portions: Iterable[Portion], must_stop: Callable[[], bool]
+        self, portions: Iterable[Portion], must_cut: Callable[[], bool]
     ) -> Iterator[Portion | None]:
         """Yield equally many portions on every rank, filled up with portions of no samples."""
         remaining = (portion for portion in portions if portion.samples)
@@ -129,10 +128,10 @@ class Sharded(Strategy):
         try:
             while True:
                 portion = next(remaining, None)
-                any_left, any_without_filler, any_stops = self.world.maximum(
-                    [portion is not None, portion is None and filler is None, must_stop()]
+                any_left, any_without_filler, any_must_cut = self.world.maximum(
+                    [portion is not None, portion is None and filler is None, must_cut()]
                 )
-                if any_stops:
+                if any_must_cut:
                     yield None
                     return
                 if not any_left:
@@ -218,15 +217,19 @@ class Sharded(Strategy):
         return value
 
 
-def _check_shard_modules(given: Any) -> None:
-    classes = given if isinstance(given, Sequence) else [given]
-    are_classes = all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes)
-    is_size = type(given) is int and given >= 1
-    if given is not None and not are_classes and not is_size:
+def _size_or_classes(shard_modules: Any) -> int | tuple[type[nn.Module], ...]:
+    """Return the least number of parameters of a group, or the classes of modules that form one."""
+    if shard_modules is None:
+        return _GROUP_SIZE
+    if type(shard_modules) is int and shard_modules >= 1:
+        return shard_modules
+    classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else (shard_modules,)
+    if not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
         raise InvalidTypeError(
             "shard_modules must be a number of parameters, a class of modules or a list of them, "
-            f"got {given!r}"
+            f"got {shard_modules!r}"
         )
+    return classes
 
 
 def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Module]:
@@ -235,22 +238,20 @@ def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Mod
     These are the modules of the classes given, or members of lists and sequences of modules that
     have enough parameters.
     """
+    chosen = _size_or_classes(shard_modules)
     containers = [m for m in model.modules() if isinstance(m, _LISTS | nn.Sequential)]
-    members = {id(member) for container in containers for member in container.children()}
-    classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else shard_modules
-    by_size = shard_modules is None or isinstance(shard_modules, int)
-    if not by_size and not any(isinstance(module, classes) for module in model.modules()):
+    members = {member for container in containers for member in container.children()}
+    if isinstance(chosen, tuple) and not any(isinstance(m, chosen) for m in model.modules()):
         raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
     groups: dict[str, nn.Module] = {}
     grouped: set[nn.Parameter] = set()
     for name, module in reversed(list(model.named_modules())):  # a module after its submodules
         ungrouped = set(module.parameters()) - grouped
-        if by_size:
-            size = sum(parameter.numel() for parameter in ungrouped)
-            is_large = size >= (shard_modules or _GROUP_SIZE)
-            fits = is_large and id(module) in members and not isinstance(module, _LISTS)
+        if isinstance(chosen, int):
+            is_large = sum(parameter.numel() for parameter in ungrouped) >= chosen
+            fits = is_large and module in members and not isinstance(module, _LISTS)
         else:
-            fits = name != "" and isinstance(module, classes)
+            fits = name != "" and isinstance(module, chosen)
         if fits and not _has_tied_parameters(model, module):
             groups[name] = module
             grouped |= ungrouped

@@ -51,7 +51,7 @@ class Strategy:
         return model
 
     def trainable_flags(self, parameters: Sequence[nn.Parameter]) -> list[bool]:
-        """Return of each parameter of the model to train whether this rank trains it."""
+        """Return for each parameter of the model to train whether it is trained on this rank."""
         return [parameter.requires_grad for parameter in parameters]
 
     def sync_trainable(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -84,13 +84,13 @@ class Strategy:
         return nn.utils.clip_grad_norm_(model.parameters(), norm)
 
     def in_lockstep(
-        self, portions: Iterable[Portion], must_stop: Callable[[], bool]
+        self, portions: Iterable[Portion], must_cut: Callable[[], bool]
     ) -> Iterator[Portion | None]:
-        """Yield the portions to evaluate, and a last None if `must_stop` ends the pass early."""
+        """Yield the portions to evaluate, and a last None if `must_cut` ends the pass early."""
         for portion in portions:
             if portion.samples:
                 yield portion
-                if must_stop():
+                if must_cut():
                     yield None
                     return
 

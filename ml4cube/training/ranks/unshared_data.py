@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sized
 from typing import Any, NamedTuple
 
@@ -24,13 +25,16 @@ class UnsharedData(NamedTuple):
 
 
 def share_out(loader: Any, world: World) -> bool:
-    """Share a training loader out over ranks that have the same data; every rank."""
+    """Share a loader out if all ranks have the same data; return True if so; every rank.
+
+    Warn of the data that several ranks have, but that cannot be shared out here.
+    """
     if world.size == 1:
         return False
     with kept_rng(world.device):
-        data = find_unshared(loader)
-    all_data = world.gather_objects(data)
-    same_everywhere = data is not None and all_data.count(data) == world.size
+        own_data = find_unshared(loader)
+    ranks_with = Counter(data for data in world.gather_objects(own_data) if data is not None)
+    same_everywhere = own_data is not None and ranks_with[own_data] == world.size
     if same_everywhere and hasattr(loader, "share_out"):
         batches = len(loader)
         loader.share_out()
@@ -41,18 +45,19 @@ def share_out(loader: Any, world: World) -> bool:
             "steps is too long: use prep_dataloader(..., parallel=True)",
         )
         return True
-    for same in {data for data in all_data if data is not None and all_data.count(data) > 1}:
-        _warn(
-            world,
-            f"train_data ({same.description}) is not shared out: {all_data.count(same)} ranks "
-            "train on the same samples in every epoch. Use prep_dataloader(..., parallel=True), "
-            "give a DataLoader sampler=DistributedSampler(dataset), or give each rank its own data",
-        )
+    for data, ranks in ranks_with.items():
+        if ranks > 1:
+            _warn(
+                world,
+                f"train_data ({data.description}) is not shared out: {ranks} ranks train on the "
+                "same samples in every epoch. Use prep_dataloader(..., parallel=True), give a "
+                "DataLoader sampler=DistributedSampler(dataset), or give each rank its own data",
+            )
     return False
 
 
 def find_unshared(loader: Any) -> UnsharedData | None:
-    """Return the data of a loader; None if it is shared out, or may be (a stream, a sampler)."""
+    """Describe the data of a loader; None if it is shared out, or may be (a stream, a sampler)."""
     if isinstance(loader, list | tuple):
         return _describe(loader, loader, f"{len(loader)} batches")
     dataset = getattr(loader, "dataset", None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-Tensors = dict[str, torch.Tensor]
+from ml4cube.training.ranks.strategy import Strategy
 
 
 class Ema:
@@ -19,18 +19,18 @@ class Ema:
     # are the first average. The running statistics of normalization layers are averaged like
     # weights, so that they fit the averaged weights; other buffers, such as counters, are copied.
     # This is `torch.optim.swa_utils.AveragedModel` with ``use_buffers=True``, for a model that a
-    # strategy may shard: `local_shards` and `gather` are its methods.
+    # strategy may shard: this rank averages its shards.
 
-    def __init__(
-        self, model: nn.Module, decay: float, local_shards: Callable[[Tensors], Tensors] = dict
-    ) -> None:
+    def __init__(self, model: nn.Module, decay: float, strategy: Strategy) -> None:
         self.decay, self.updates = decay, 0
+        self._strategy = strategy
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._model = {name: tensor.detach() for name, tensor in local_shards(tensors).items()}
-        self.average = {name: tensor.clone() for name, tensor in self._model.items()}
+        self._weights = strategy.local_shards(tensors)
+        self.average = {name: tensor.clone() for name, tensor in self._weights.items()}
         averaged = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
-        self._sources = [self._model[name] for name in averaged]
-        self._targets = [self.average[name] for name in averaged]
+        # Lists of the tensors that are averaged, in the same order.
+        self._averaged_weights = [self._weights[name] for name in averaged]
+        self._averages = [self.average[name] for name in averaged]
         self._copied = tensors.keys() - averaged
         self._is_applied = False
 
@@ -38,11 +38,11 @@ class Ema:
     def update(self) -> None:
         """Add the weights after a step."""
         if self.updates:
-            torch._foreach_lerp_(self._targets, self._sources, 1 - self.decay)
+            torch._foreach_lerp_(self._averages, self._averaged_weights, 1 - self.decay)
         else:
-            torch._foreach_copy_(self._targets, self._sources)
+            torch._foreach_copy_(self._averages, self._averaged_weights)
         for name in self._copied:
-            self.average[name].copy_(self._model[name])
+            self.average[name].copy_(self._weights[name])
         self.updates += 1
 
     @contextmanager
@@ -60,7 +60,7 @@ class Ema:
         """Give the model the averaged weights, or its own again, by exchanging both."""
         if on == self._is_applied or not self.updates:
             return
-        for name, tensor in self._model.items():
+        for name, tensor in self._weights.items():
             previous = tensor.clone()
             tensor.copy_(self.average[name])
             self.average[name].copy_(previous)
@@ -70,16 +70,15 @@ class Ema:
         """Start a new average from the current weights of the model."""
         self.updates, self._is_applied = 0, False
 
-    def state_dict(self, gather: Callable[[Tensors], Tensors] = dict) -> dict[str, Any]:
-        """Return the average; the model must have its own weights."""
-        return {"updates": self.updates, "average": gather(self.average)}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average, whole on rank 0; the model must have its own weights; every rank."""
+        average = self._strategy.gather_tensors(self.average)
+        return {"updates": self.updates, "average": average}
 
     @torch.no_grad()
-    def load_state_dict(
-        self, state: Mapping[str, Any], local_shards: Callable[[Tensors], Tensors] = dict
-    ) -> None:
-        """Restore an average."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a whole average."""
         self.updates = state["updates"]
-        average = local_shards(state["average"])
+        average = self._strategy.local_shards(state["average"])
         for name, tensor in self.average.items():
             tensor.copy_(average[name])

@@ -25,7 +25,6 @@ from ml4cube.training.inputs.batches import batch_limit, describe_batch, kept_ge
 from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
-from ml4cube.training.measure.history_rows import mean_over_ranks
 from ml4cube.training.measure.scores import NonFiniteLoss, check_metrics
 from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
@@ -74,14 +73,13 @@ class Engine:
                 batch_limit(batches, options.limit_val_batches, "limit_val_batches")
         self.state, self.history = TrainState(), History()
         self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
-        self.measures, self.clock = TrainMeasures(self.state), StepClock(world)
+        self.measures, self.clock = TrainMeasures(self.state), StepClock(world)  # of this epoch
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._autocast_dtype = DTYPES[options.precision]
         self._prepared = False
-        # The parameters that callbacks may freeze, and their requires_grad when `_wrap` was run.
-        self._parameters: list[nn.Parameter] = []  # kept, because torch collects them slowly
-        self._wrapped: list[bool] = []  # which of them were trained, when the model was wrapped
+        self._parameters: list[nn.Parameter] = []  # of the model: torch is slow to collect them
+        self._wrapped: list[bool] = []  # which of them were trained when the model was wrapped
 
     @property
     def optimizer(self) -> Optimizer:
@@ -102,8 +100,7 @@ class Engine:
         return self.state.epoch >= self.options.epochs or out_of_steps
 
     def _is_out_of_steps(self) -> bool:
-        limit = self.options.max_steps
-        return limit is not None and self.state.step >= limit
+        return self.state.step >= self.feed.max_steps
 
     def load_weights(self, weights: Mapping[str, Any] | None) -> None:
         """Load weights that rank 0 holds into the model of all ranks; every rank."""
@@ -137,8 +134,7 @@ class Engine:
             measures, _ = self._evaluate(chosen)
         self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
         self.model.train(training)
-        loss = mean_over_ranks(self.world, measures.loss)
-        return {"val_loss": loss} | measures.compute(self.world)
+        return measures.columns(self.world)
 
     @torch.no_grad()
     def predict(self, batches: Iterable[Any], predict: Callable[[Any], Any]) -> Iterator[Any]:
@@ -157,6 +153,7 @@ class Engine:
         *first, last = portions
         for portion in first:
             self.step.around_batch(partial(self._accumulate, portion, total), portion.batch)
+        # The result comes back in a list, because a user's code may be called in between.
         results: list[StepResult] = []
         self.step.around_batch(partial(self._finish_step, last, total, results), last.batch)
         return results[0]
@@ -219,7 +216,7 @@ class Engine:
         # wrapped module would wait for ranks that have fewer batches.
         self.module: nn.Module = self.compiled
         decay = self.options.ema
-        self.ema = None if decay is None else Ema(model, decay, self.strategy.local_shards)
+        self.ema = None if decay is None else Ema(model, decay, self.strategy)
 
     def _shard(self) -> None:
         """Shard the model over the ranks if the strategy does, and it is not sharded yet."""
@@ -231,7 +228,7 @@ class Engine:
         """Prepare for steps, also after a callback froze or unfroze parameters; every rank."""
         if not self._prepared:
             self._shard()
-            self.feed.agree()
+            self.feed.compare_sizes()
             self._wrapped, self._prepared = [], True
         self._parameters = list(self.model.parameters())
         self.strategy.sync_trainable(self._parameters)
@@ -247,30 +244,28 @@ class Engine:
     # ------------------------------------------------------------------- a pass
 
     @torch.no_grad()
-    def _evaluate(self, loader: Any) -> tuple[ValidationMeasures, bool]:
-        """Evaluate a loader; return the sums, and True if a signal cut the pass off."""
+    def _evaluate(
+        self, loader: Any, must_cut: Callable[[], bool] = lambda: False
+    ) -> tuple[ValidationMeasures, bool]:
+        """Evaluate a loader; return the sums, and True if `must_cut` ended the pass early."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
-        names = sets if isinstance(loader, Mapping) else ()
+        names = [name for name in sets if name]  # none of a single set
         measures = ValidationMeasures(self.metrics, self.world.device, names)
         self.model.eval()
         weigh = partial(self.feed.weigh, training=False)
         for name, batches in sets.items():
             used = islice(batches, batch_limit(batches, limit, "limit_val_batches"))
-            for portion in self.strategy.in_lockstep(map(weigh, used), self._must_leave_pass):
+            for portion in self.strategy.in_lockstep(map(weigh, used), must_cut):
                 if portion is None:
                     return measures, True
 
                 def run_batch(batch: Any, portion: Portion = portion, name: str = name) -> None:
                     result = self._forward(self.compiled, batch)
                     if portion.samples:
-                        measures.add(result, portion, name or None)
+                        measures.add(result, portion, name)
 
                 self.step.around_batch(run_batch, portion.batch)
         return measures, False
-
-    def _must_leave_pass(self) -> bool:
-        """Return True if an evaluation must be cut off; `Loop` asks for signals and the time."""
-        return False
 
     def _raise_if_not_finite(self, bad: NonFiniteLoss | None, what: str, unit: str) -> None:
         """Raise on all ranks when a loss is not finite on any; every rank must call this."""

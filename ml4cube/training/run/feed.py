@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -37,35 +39,32 @@ class Feed:
         self.is_even = world.size == 1  # all ranks have batches of the same number and sizes
         self.data_wait_s = self.rank_wait_s = 0.0  # waiting for batches and other ranks, this epoch
         self.epoch_rng: dict[str, Any] = {}  # the state of all generators when the epoch began
-        self.position: dict[str, Any] | None = None  # from a snapshot: where to open the loader
-        self.position_before_validation: dict[str, Any] | None = None  # only set in validation
+        self.position: Mapping[str, Any] | None = None  # from a snapshot: where to open the loader
         self.ended = False  # the epoch is over: some rank has no more batches
         self.used_up = False  # this rank's loader has no more batches
+        self.max_steps = math.inf if options.max_steps is None else options.max_steps
         self._world, self._step, self._options = world, step, options
-        self._max_batches = batch_limit(loader, options.limit_train_batches, "limit_train_batches")
+        self._set_max_batches()
 
     def share_out(self) -> None:
         """Share the training samples out among ranks; every rank."""
         if share_out(self.loader, self._world):
-            limit = self._options.limit_train_batches
-            self._max_batches = batch_limit(self.loader, limit, "limit_train_batches")
+            self._set_max_batches()  # which may be a fraction of the loader
 
     @property
     def steps(self) -> int | None:
         """Optimizer steps of an epoch; None if the loader has no length."""
-        sizes = fixed_sizes(self.loader)
-        if sizes is None:
-            return None
-        limit = sizes[0] if self._max_batches is None else self._max_batches
-        return self.steps_of(min(sizes[0], limit))
+        sizes = self._used_sizes()
+        return None if sizes is None else self.steps_of(sizes[0])
 
     def steps_of(self, batches: int) -> int:
         """Return the number of optimizer steps for a number of batches."""
         return -(-batches // self._options.gradient_accumulation_steps)
 
-    def agree(self) -> None:
+    def compare_sizes(self) -> None:
         """Compare the number and sizes of batches on all ranks; every rank must call this."""
-        sizes = self._world.gather_objects(self._fixed_sizes())
+        own_sizes = None if self._step.counts_itself else self._used_sizes()
+        sizes = self._world.gather_objects(own_sizes)
         self.is_even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
         if not self.is_even and None not in sizes:
             logger.warning(
@@ -79,10 +78,10 @@ class Feed:
         batches = self._open_loader(state)
         if self.ended:
             return
-        now, max_steps = time.perf_counter, self._options.max_steps
-        size = self._options.gradient_accumulation_steps
+        now = time.perf_counter
+        batches_per_step = self._options.gradient_accumulation_steps
         needs_equal_counts = self._options.strategy == "fsdp" and not self.is_even
-        while max_steps is None or state.step < max_steps:
+        while state.step < self.max_steps:
             started = now()
             portions = []
             for batch in batches:
@@ -90,17 +89,17 @@ class Feed:
                 portion = self.weigh(batch)
                 if portion.samples:
                     portions.append(portion)
-                    if len(portions) == size:
+                    if len(portions) == batches_per_step:
                         break
             else:  # the loader has no more batches, or reached the limit
-                self.used_up = self._max_batches is None or state.batch < self._max_batches
+                self.used_up = state.batch < self._max_batches
             drawn = now()
             self.data_wait_s += drawn - started
             if needs_equal_counts:
                 # Ranks fetch parameters from one another in every batch of a step, so all use as
                 # many batches as the rank with the fewest.
-                (missing,) = self._world.maximum([size - len(portions)])
-                portions = portions[: size - int(missing)]
+                (most_missing,) = self._world.maximum([batches_per_step - len(portions)])
+                portions = portions[: batches_per_step - int(most_missing)]
             total = self.total_weight(portions)
             self.rank_wait_s += now() - drawn
             if total is None:
@@ -118,31 +117,35 @@ class Feed:
         return Portion(batch, samples, samples if weight is None else weight)
 
     def total_weight(self, portions: list[Portion]) -> Weight | None:
-        """Return the total weight of a step's batches, or None if a rank has none; every rank."""
-        if self.is_even and not portions:
-            return None
+        """Return the mean over ranks of the weight of a step's batches; every rank.
+
+        The mean, because gradients are averaged over ranks, too. None if a rank has no batch.
+        """
         # Either all batches of a run have weights, as tensors, or their numbers of samples count.
         has_weights = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
-        if self.is_even and not has_weights:
-            return portions[0].weight if len(portions) == 1 else sum(p.samples for p in portions)
-        world, samples = self._world, float(sum(p.samples for p in portions))
+        world = self._world
+        samples: float = sum(portion.samples for portion in portions)
         if not self.is_even:
-            samples, ready = world.total([samples, bool(portions)])
-            if ready < world.size:
+            samples, ranks_with_batches = world.total([samples, bool(portions)])
+            if ranks_with_batches < world.size:
                 return None
+            samples /= world.size
         if not has_weights:
-            return samples / world.size
+            return samples or None
         weights = torch.stack([torch.as_tensor(portion.weight) for portion in portions])
         total = world.sum_tensor(weights.sum().to(world.device, torch.float32))
         # Not 0, so that the loss and gradients of a step in which nothing counts are 0, not NaN.
         return total.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
     def current_position(self, state: TrainState) -> dict[str, Any]:
-        """Return the state of the generators and, inside an epoch, of the loader."""
+        """Return the state of the generators and, inside an epoch, the position in the loader."""
         has_state = state.batch > 0 and hasattr(self.loader, "load_state_dict")
         return {
             "rng": capture_rng(self._world.device),
             "loader": self.loader.state_dict() if has_state else None,
+            "epoch_rng": self.epoch_rng if state.batch else self.capture_rng(),
+            "ended": self.ended,
+            "used_up": self.used_up,
         }
 
     def capture_rng(self) -> dict[str, Any]:
@@ -158,10 +161,14 @@ class Feed:
         if generator is not None and "loader" in state:
             generator.set_state(state["loader"])
 
-    def _fixed_sizes(self) -> tuple[int, int, int] | None:
+    def _set_max_batches(self) -> None:
+        limit = self._options.limit_train_batches
+        self._max_batches = batch_limit(self.loader, limit, "limit_train_batches") or sys.maxsize
+
+    def _used_sizes(self) -> tuple[int, int, int] | None:
         """Return the number of batches used, their size, and that of the last; None if unknown."""
-        sizes = None if self._step.counts_itself else fixed_sizes(self.loader)
-        if sizes is None or self._max_batches is None or self._max_batches >= sizes[0]:
+        sizes = fixed_sizes(self.loader)
+        if sizes is None or self._max_batches >= sizes[0]:
             return sizes
         return self._max_batches, sizes[1], sizes[1]  # the last batch is then a full one
 
@@ -176,11 +183,9 @@ class Feed:
             return itertools.islice(loader, self._max_batches)
         self.epoch_rng = position["epoch_rng"]
         self.restore_rng(self.epoch_rng)
-        self.ended, self.used_up = position.get("ended", False), position.get("used_up", False)
-        remaining = None if self._max_batches is None else max(0, self._max_batches - state.batch)
-        max_steps = self._options.max_steps
-        out_of_steps = max_steps is not None and state.step >= max_steps
-        if self.ended or self.used_up or out_of_steps:
+        self.ended, self.used_up = position["ended"], position["used_up"]
+        remaining = max(0, self._max_batches - state.batch)
+        if self.ended or self.used_up or state.step >= self.max_steps:
             remaining = 0
         if position["loader"] is None:
             batches = iter(loader)

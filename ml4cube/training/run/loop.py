@@ -1,9 +1,9 @@
 """The loop: the only code that runs epochs.
 
 `Engine` runs the steps, `Feed` gives the batches, `Strategy` spreads the model over ranks,
-`PollSchedule` decides when ranks communicate, `ValidationMeasures` and `make_row` measure,
+`PollSchedule` decides when ranks communicate, `TrainMeasures` and `ValidationMeasures` measure,
 `Snapshot` saves and resumes. The faces of the package translate arguments into a `Loop`; callbacks
-follow it.
+follow it. Methods marked "every rank" exchange something, so all ranks must call them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ml4cube.core.errors import InvalidTypeError, RunError
 from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import kept_generators
-from ml4cube.training.measure.history_rows import EpochTime, make_row
+from ml4cube.training.measure.history_rows import rank_columns
 from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import reporting_errors
@@ -44,11 +44,14 @@ class Loop(Engine):
 
     snapshot: Snapshot | None = None
     resumed = False  # True if this call of `run` started from a snapshot
-    stop_reason: str | None = None
+    stop_reason: str | None = None  # set if training ends after this epoch
     step_loss: torch.Tensor | None = None  # the loss of the latest step's last batch
     _deadline_s = math.inf  # on the clock of time.monotonic
     _epoch_is_cut = False  # True if no further step is taken in this epoch
-    _signals, _alarm_read_s = Signals(active=False), 0.0  # the time on that of time.perf_counter
+    _epoch_started_s = 0.0  # on the clock of time.perf_counter
+    _validation_s = 0.0  # the time spent on validations in this epoch
+    _alarm_read_s = 0.0  # when an alarm was last looked for, on the clock of time.perf_counter
+    _signals = Signals(active=False)
 
     @cached_property
     def _hooks(self) -> dict[str, list[Callable[..., None]]]:
@@ -108,7 +111,11 @@ class Loop(Engine):
             self._warn_if_complete()
             with suppress(_OutOfTime):
                 while not self._is_finished():
-                    self.run_epoch()
+                    self._run_epoch()
+            if self.stop_reason is not None:
+                logger.info(
+                    "training ended after %d epochs: %s", self.state.epoch, self.stop_reason
+                )
             self.module, self._prepared = self.compiled, False
             self.save_snapshot()
             if self.ema is not None:
@@ -151,11 +158,11 @@ class Loop(Engine):
 
     # ------------------------------------------------------------------ an epoch
 
-    def run_epoch(self) -> dict[str, Any]:
+    def _run_epoch(self) -> None:
         """Train for one epoch, or for what is left of it, and validate; every rank."""
         self._call_hooks("on_epoch_start")
         self._prepare()
-        self._epoch_started_s, self._validated_s = time.perf_counter(), 0.0
+        self._epoch_started_s, self._validation_s = time.perf_counter(), 0.0
         self.step.around_pass(self._train, self.feed.loader, training=True)
         validates = self._validates_now()
         with self._with_average():
@@ -173,20 +180,20 @@ class Loop(Engine):
             self.stop("another rank asked to stop")
         if self.state.epoch % self.options.save_every == 0:
             self.save_snapshot()
-        return row
 
     def _record_row(self, validates: bool) -> dict[str, Any]:
         """Validate, if `validates`, and add a row to the History; every rank."""
-        effort = self._effort(time.perf_counter() - self._epoch_started_s - self._validated_s)
-        measures = None
+        times = self._times(time.perf_counter() - self._epoch_started_s - self._validation_s)
+        validation = None
         if validates:
             started = time.perf_counter()
             self._call_hooks("on_validation_start")
-            measures = self._validate()
-            self._validated_s += time.perf_counter() - started
-        losses = (self.measures.loss, None if measures is None else measures.loss)
-        columns = partial(self._columns, measures)
-        row = make_row(self.world, self.state.epoch + 1, *losses, columns, effort)
+            validation = self._validate()
+            self._validation_s += time.perf_counter() - started
+        row = {"epoch": self.state.epoch + 1} | self._columns(validation)
+        val_loss = None if validation is None else validation.loss
+        row |= rank_columns(self.world, self.measures.loss, val_loss, times)
+        row = self.world.broadcast(row)
         self._call_hooks("on_row", row)
         self.history.append(row)
         if validates:
@@ -200,8 +207,8 @@ class Loop(Engine):
         options, epoch = self.options, self.state.epoch + 1
         if options.validate_every_steps is None and epoch % options.validate_every == 0:
             return True
-        last = epoch >= options.epochs or self._is_out_of_steps() or self._is_stopped()
-        return last and self.state.checked != self.state.step
+        is_last = epoch >= options.epochs or self._is_out_of_steps() or self._is_stopped()
+        return is_last and self.state.checked != self.state.step
 
     def _validate_between_steps(self) -> None:
         """Validate within an epoch if `validate_every_steps` is due; every rank."""
@@ -211,7 +218,7 @@ class Loop(Engine):
         # If no batch of this epoch was read, the step count is that of the epoch before.
         if state.checked == state.step or not state.batch:
             return
-        self._poll_ranks()
+        self._poll_ranks()  # a training loss that is not finite is reported first
         with self._with_average():
             row = self._record_row(validates=True)
             state.checked = state.step
@@ -224,16 +231,13 @@ class Loop(Engine):
         return any(self.world.maximum([self.stop_reason is not None]))
 
     def _is_finished(self) -> bool:
-        if self.stop_reason is not None:
-            logger.info("training ended after %d epochs: %s", self.state.epoch, self.stop_reason)
-            return True
-        return self.is_over
+        return self.stop_reason is not None or self.is_over
 
-    def _columns(self, measures: ValidationMeasures | None) -> dict[str, Any]:
-        """Return the columns of an epoch besides losses and the table of ranks; every rank."""
+    def _columns(self, validation: ValidationMeasures | None) -> dict[str, Any]:
+        """Return the columns of an epoch besides its number and the ranks; every rank."""
         columns = self.measures.columns(self.world, log_grad_norm=self.options.log_grad_norm)
-        if measures is not None:
-            columns |= measures.compute(self.world)
+        if validation is not None:
+            columns |= validation.columns(self.world)
         if self.options.validate_every_steps is not None:
             columns["step"] = self.state.step
         groups = self.optimizer.param_groups
@@ -242,16 +246,26 @@ class Loop(Engine):
             columns |= {f"lr/{g.get('name', n)}": float(g["lr"]) for n, g in enumerate(groups)}
         return columns
 
-    def _effort(self, seconds: float) -> EpochTime:
-        """Return how this rank spent its training, estimated from the steps that are timed."""
+    def _times(self, seconds: float) -> dict[str, float | None]:
+        """Return how this rank spent `seconds` of training: its columns in the table of ranks.
+
+        The fractions add up to 1. Without a step that was timed, the last two are None.
+        """
         whole = max(seconds, 1e-9)
-        data_wait = self.feed.data_wait_s / whole
-        rank_wait = (
-            (self.feed.rank_wait_s + self.polls.polling_s) / whole if self.world.size > 1 else 0.0
-        )
-        share = self.clock.waiting_fraction()
-        communicate = math.nan if share is None else rank_wait + share * (1 - data_wait - rank_wait)
-        return EpochTime(seconds, data_wait, communicate)
+        data_wait, rank_wait = self.feed.data_wait_s / whole, 0.0
+        if self.world.size > 1:
+            rank_wait = (self.feed.rank_wait_s + self.polls.polling_s) / whole
+        waiting_in_steps = self.clock.waiting_fraction()
+        communicate = compute = None
+        if waiting_in_steps is not None:
+            communicate = rank_wait + waiting_in_steps * (1 - data_wait - rank_wait)
+            compute = max(0.0, 1 - data_wait - communicate)
+        return {
+            "seconds": seconds,
+            "data_wait": data_wait,
+            "communicate": communicate,
+            "compute": compute,
+        }
 
     def _step_scheduler(self) -> None:
         by_epoch = self.scheduler is not None and not self.options.scheduler_step_on_batch
@@ -277,29 +291,26 @@ class Loop(Engine):
         state, polls, step_end = self.state, self.polls, self._hooks["on_step_end"]
         if self.feed.position is None:
             state.start_epoch()
-        self.measures, first = TrainMeasures(state), state.step
+        self.measures, first_step = TrainMeasures(state), state.step
         self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
-        self.feed.position_before_validation = None
         self.module.train()
         polls.start_epoch(state.step)
         self._validate_between_steps()  # if the snapshot was saved before this validation
         for portions, total in self.feed.open(state):
             if not self.model.training:
                 self.module.train()
-            with self.clock.timed(self.model, state.step - first):
+            with self.clock.timed(self.model, state.step - first_step):
                 self.step_loss = self.take_step(portions, total).loss.detach()
             for hook in step_end:
                 hook(self)
             self._validate_between_steps()
-            if self._epoch_is_cut:
-                break
             if self.world.size > 1:
                 self._wrap()
             if polls.is_due(state.step):
                 self._poll_ranks()
-                if self._epoch_is_cut:
-                    break
-        self._poll_ranks()
+            if self._epoch_is_cut:
+                break
+        self._poll_ranks()  # about the steps since the last poll
 
     # -------------------------------------------------------------- validation
 
@@ -308,28 +319,25 @@ class Loop(Engine):
         passes: list[tuple[ValidationMeasures, bool]] = []
 
         def evaluate(loader: Any) -> None:
-            passes.append(self._evaluate(loader))
+            passes.append(self._evaluate(loader, self._must_cut_pass))
 
         self.strategy.sync_buffers(self.model)
         sets = named_sets(self.val_loader).values()
-        self.feed.position_before_validation = self.feed.current_position(self.state)
         any_cut = True
         while any_cut:  # a pass cut off to save a snapshot is restarted, from the same generators
             with kept_rng(self.world.device), kept_generators(sets):
                 self.step.around_pass(evaluate, self.val_loader, training=False)
-                measures, cut = passes[-1]
-                any_cut = self._poll_ranks(cut=cut)
+            # After the generators were restored, because a snapshot that is saved here holds them.
+            measures, cut = passes[-1]
+            any_cut = self._poll_ranks(cut=cut)
         self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
-        self.feed.position_before_validation = None
         return measures
 
-    def _must_leave_pass(self) -> bool:
+    def _must_cut_pass(self) -> bool:
         """Return True if a signal came or time is over, on any rank; without waiting."""
         if not self._signals.must_save and time.perf_counter() - self._alarm_read_s < PERIOD_S:
             return False
         self._alarm_read_s = time.perf_counter()
-        if self.feed.position_before_validation is None:  # an evaluation outside any run
-            return False
         if self._signals.must_save or (self._is_out_of_time() and self.snapshot is not None):
             self.world.raise_alarm(f"rank {self.world.rank}: a signal came, or time is over")
             return True

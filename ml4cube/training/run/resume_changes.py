@@ -107,12 +107,14 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
 
     description: dict[str, Any] = to_plain(
         {
+            # What makes it the same run.
             "fixed": {
                 **data_identity(loader),
                 "optimizer": class_name(type(run.optimizer)),
                 "parameters": group_names(run.model, run.optimizer),
             },
             "settings": settings,
+            # What the monitored columns are computed from.
             "judged": {name: facts_of_column(*column) for name, column in _monitors(run).items()},
             "requested": {name: _plain(value) for name, value in requested.items()},
         },
@@ -206,6 +208,7 @@ def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merged(saved: Any, old: Any, new: Any) -> Any:
     """Return a saved state, to which a request that has changed from `old` to `new` is applied."""
+    # A Counter, such as the milestones of MultiStepLR, is one setting.
     if all(isinstance(v, Mapping) and not isinstance(v, Counter) for v in (saved, old, new)):
         both = old.keys() & new.keys()
         return {k: _merged(v, old[k], new[k]) if k in both else v for k, v in saved.items()}
@@ -268,13 +271,11 @@ def _batch_size(loader: Any) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return values that can be compared: tensors become lists, other objects their names."""
+    """Return values that can be compared: tensors become lists."""
     if isinstance(value, torch.Tensor | np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__name__", type(value).__name__)
+    return value

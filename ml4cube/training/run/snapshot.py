@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 5
 # By optimizer: its `current_settings` at the end of its last run, and what users requested of it. A
 # setting that is still as the run left it was not requested anew.
-_LAST_RUNS: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], ...]] = WeakKeyDictionary()
+_LAST_RUNS: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], dict[str, Any]]]
+_LAST_RUNS = WeakKeyDictionary()
 
 
 class Snapshot:
@@ -43,8 +44,8 @@ class Snapshot:
     def __init__(self, run: Engine, path: str | Path) -> None:
         self.path = path
         self._run = run
-        last_run = _LAST_RUNS.get(run.optimizer, ({}, {}))
-        self._requested = new_requests(current_settings(run), *last_run)
+        at_end, requested = _LAST_RUNS.get(run.optimizer, ({}, {}))
+        self._requested = new_requests(current_settings(run), at_end, requested)
         self._description = describe(run, self._requested)
         self._saved_at: tuple[int, int] | None = None
 
@@ -63,7 +64,7 @@ class Snapshot:
         ranks = run.world.gather_objects(to_plain(self._rank_state()))
         model = run.strategy.model_state(run.model)
         optimizer = run.strategy.optimizer_state(run.optimizer)
-        ema = None if run.ema is None else run.ema.state_dict(run.strategy.gather_tensors)
+        ema = None if run.ema is None else run.ema.state_dict()
         callbacks = named_callbacks(run.callbacks)
         if run.world.is_main:
             write_file(
@@ -135,15 +136,12 @@ class Snapshot:
         return True
 
     def _rank_state(self) -> dict[str, Any]:
-        feed, state, model = self._run.feed, self._run.state, self._run.model
+        run = self._run
         return {
-            **(feed.position_before_validation or feed.current_position(state)),  # rng and loader
-            "epoch_rng": feed.epoch_rng if state.batch else feed.capture_rng(),
-            "ended": feed.ended,
-            "used_up": feed.used_up,
-            "state": state.to_dict(),
+            **run.feed.current_position(run.state),
+            "state": run.state.to_dict(),
             # If not sharded, the model of the snapshot has them: all ranks get those of rank 0.
-            "buffers": dict(model.named_buffers()) if self._run.strategy.is_sharded else {},
+            "buffers": dict(run.model.named_buffers()) if run.strategy.is_sharded else {},
         }
 
     def _load_state(self, content: dict[str, Any], changes: Changes) -> None:
@@ -160,7 +158,7 @@ class Snapshot:
         if content["scaler"]:  # empty if that run did not scale its gradients
             run.scaler.load_state_dict(content["scaler"])
         if run.ema is not None and content["ema"] is not None:
-            run.ema.load_state_dict(content["ema"], run.strategy.local_shards)
+            run.ema.load_state_dict(content["ema"])
         run.state = TrainState(**content["state"])
         run.history = History(content["history"])
 

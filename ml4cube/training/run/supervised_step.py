@@ -11,19 +11,20 @@ from torch import nn
 from ml4cube.training.inputs.batches import as_pair, weights_of
 from ml4cube.training.inputs.steps import Step, StepResult
 from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.measure.means import Mean, warn_if_unknown
+from ml4cube.training.measure.means import BatchMean, warn_if_unknown
 
 
 class Supervised(Step):
-    """The usual step: ``loss(model(X), y)``, with a batch read by `as_pair`."""
+    """The usual step: ``loss(model(X), y)``, with a batch read by `as_pair`.
 
-    # The loss of a batch ``(X, y, weights)`` is a `MaskedLoss`, made from `loss` if it is not one.
+    The loss of a batch ``(X, y, weights)`` is a `MaskedLoss`, made from `loss` if it is not one.
+    """
 
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
         self.loss = loss
         warn_if_unknown("loss", loss)
-        self._mean = Mean("loss", loss)
-        self._masked = loss if isinstance(loss, MaskedLoss) else None
+        self._mean = BatchMean("loss", loss)
+        self._weighted = loss if isinstance(loss, MaskedLoss) else MaskedLoss(loss)
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the model forward on one batch."""
@@ -31,7 +32,7 @@ class Supervised(Step):
         pred = module(features)
         weights = weights_of(batch)
         if weights is not None:
-            return StepResult(self._weighted()(pred, target, weights), pred, target)
+            return StepResult(self._weighted(pred, target, weights), pred, target)
         gaps = None
         if target.is_floating_point() and not isinstance(self.loss, MaskedLoss):
             # NaN if any value is. It stays on the device, so that this does not wait for it.
@@ -48,9 +49,4 @@ class Supervised(Step):
         target, weights = as_pair(batch)[1], weights_of(batch)
         if weights is None:
             return self._mean.weigh(target)
-        return self._weighted().weigh(target, weights)
-
-    def _weighted(self) -> MaskedLoss:
-        if self._masked is None:
-            self._masked = MaskedLoss(self.loss)
-        return self._masked
+        return self._weighted.weigh(target, weights)

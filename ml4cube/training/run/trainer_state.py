@@ -105,7 +105,8 @@ class TrainerState(metaclass=Combinable):
         # By name of a method that the user overrides: the function that its super() call runs.
         self.pending: dict[str, Callable[[Any], None]] = {}
         self._goal = 0  # the number of epochs at which training is to end
-        self._started = False
+        self._started = False  # True once it has trained: a snapshot is then no longer resumed
+        # The state that the last loop has left, from which the next one continues.
         self._state = TrainState()
         self._scaler_state: dict[str, Any] = {}
         # "updates": their number; "unaveraged": the weights before averaging
@@ -190,7 +191,8 @@ class TrainerState(metaclass=Combinable):
     def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
         """Load the best weights so far into the model, or those of a file."""
         if filename is not None:
-            return self.load_model(filename, strict)
+            self.load_model(filename, strict)
+            return
         if self.best_epoch is None:
             raise RunError("no epoch was trained yet, so none is the best; call run() first")
         if not self._world.broadcast(self.best_weights is not None):
@@ -201,7 +203,7 @@ class TrainerState(metaclass=Combinable):
         self._ema_state = {}
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
-        return broadcast_model(self.model, self._world)
+        broadcast_model(self.model, self._world)
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Keep the weights if they are the best so far; called after every check."""

@@ -33,7 +33,9 @@ class UserStep(Step):
         self._trainer = trainer
         self._overridden = [name for name in wrapped if trainer._overrides(name)]
         self.counts_itself = trainer._overrides("count_samples")
-        self._samples_known: dict[bool, bool] = {}  # by `training`
+        # In training (True) and validation (False): whether the first batch had a known number of
+        # samples. If not, every batch counts as one.
+        self._has_counts: dict[bool, bool] = {}
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the user's step on one batch."""
@@ -43,26 +45,22 @@ class UserStep(Step):
             result = default_step(module, batch)
             trainer.logging({"loss": result.loss})
             return result
-        raw, trainer.model = trainer.model, module
+        unwrapped, trainer.model = trainer.model, module
         try:
             values = getattr(trainer, name)(batch)
         finally:
-            trainer.model = raw
+            trainer.model = unwrapped
         return self._to_result(name, values)
 
     @property
     def loss_parts(self) -> list[Any]:
         """The user's methods, and losses that they may use."""
         trainer = self._trainer
-        parts = [] if trainer.loss_step is None else trainer.loss_step.loss_parts
-        parts += [
-            getattr(type(trainer), n) for n in ("train_step", "test_step") if trainer._overrides(n)
-        ]
-        return parts + [
-            part
-            for part in vars(trainer).values()
-            if isinstance(part, nn.Module) and next(part.parameters(), None) is None
-        ]
+        default_loss = [] if trainer.loss_step is None else trainer.loss_step.loss_parts
+        own_steps = [name for name in ("train_step", "test_step") if trainer._overrides(name)]
+        modules = [part for part in vars(trainer).values() if isinstance(part, nn.Module)]
+        losses = [module for module in modules if next(module.parameters(), None) is None]
+        return [*default_loss, *(getattr(type(trainer), name) for name in own_steps), *losses]
 
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""
@@ -74,10 +72,25 @@ class UserStep(Step):
         if not self.counts_itself and self._default_step(training) is not None:
             return count_samples(batch)
         samples = self._trainer.count_samples(batch)
+        who, kind = type(self._trainer).__name__, type(batch).__name__
+        if training not in self._has_counts:
+            self._has_counts[training] = samples is not None
+            if samples is None and self._trainer.is_main:
+                warnings.warn(
+                    f"the number of samples in a batch ({kind}) is not known, so every batch "
+                    "counts the same in losses and metrics, which then depend on how samples are "
+                    f"cut into batches; define {who}.count_samples(self, batch)",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        if not self._has_counts[training]:
+            return 1
         if samples is None:
-            return self._count_as_one(batch, training)
-        number = check_whole(f"{type(self._trainer).__name__}.count_samples()", samples, 0)
-        return number if self._samples_known.setdefault(training, True) else 1
+            raise InvalidTypeError(
+                f"the number of samples is known of some batches, but not of this one ({kind}); "
+                f"define {who}.count_samples(self, batch)"
+            )
+        return check_whole(f"{who}.count_samples()", samples, 0)
 
     def around_pass(self, run_pass: Callable[[Any], None], loader: Any, training: bool) -> None:
         """Run a pass over a loader within the user's `run_epoch`."""
@@ -91,7 +104,8 @@ class UserStep(Step):
     def _call_override(self, name: str, default: Callable[[Any], None], argument: Any) -> None:
         """Call a method that the user overrides, whose super() call runs `default`."""
         if name not in self._overridden:
-            return default(argument)
+            default(argument)
+            return
         trainer = self._trainer
         trainer.pending[name] = default
         try:
@@ -103,27 +117,6 @@ class UserStep(Step):
                 )
         finally:
             trainer.pending.pop(name, None)
-        return None
-
-    def _count_as_one(self, batch: Any, training: bool) -> int:
-        """Count a batch as one, with a warning, unless earlier batches were counted by samples."""
-        trainer = self._trainer
-        who, kind = type(trainer).__name__, type(batch).__name__
-        if self._samples_known.get(training):
-            raise InvalidTypeError(
-                f"the number of samples is known of some batches, but not of this one ({kind}); "
-                f"define {who}.count_samples(self, batch)"
-            )
-        if training not in self._samples_known and trainer.is_main:
-            warnings.warn(
-                f"the number of samples in a batch ({kind}) is not known, so every batch counts "
-                "the same in losses and metrics, which then depend on how samples are cut into "
-                f"batches; define {who}.count_samples(self, batch)",
-                UserWarning,
-                stacklevel=2,
-            )
-        self._samples_known[training] = False
-        return 1
 
     def _default_step(self, training: bool) -> Supervised | None:
         """Return the step made of the Trainer's loss, if the user defines none."""
