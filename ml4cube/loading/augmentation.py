@@ -66,11 +66,9 @@ class _Turn(ABC):
         bound._layout = layout
         return bound
 
-    def _check_lead(self, lead: Lead | None) -> None:
+    def _check_lead(self, lead: Lead) -> None:
         """Refuse windows of X and y that have different centres, about which they would turn."""
-        if lead is None:
-            return
-        for dim, (offset, input_size, target_size) in lead.by_dim.items():
+        for dim, (offset, input_size, target_size) in lead.items():
             if dim in self.dims and 2 * offset + target_size != input_size:
                 raise InvalidValueError(
                     f"{type(self).__name__}(dims={list(self.dims)}): along {dim!r} the centre of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from ml4cube.loading.lead_time import (
     is_target,
     target_name,
     with_lead,
-    without_targets,
 )
 from ml4cube.loading.sources import SampleSource, SampleVariable, known_scaling, windows_in_cube
 from ml4cube.progress import Stage
@@ -91,7 +90,7 @@ class CubeSource(SampleSource):
         self._scaling = known_scaling(metadata)
         self.cube_dims: Mapping[str, str] = {}  # the dims of these samples have the cube's names
         reader = sampling.reader
-        self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
+        self.lead: Lead = reader.lead if isinstance(reader, LeadReader) else {}
         self.axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
         self.remote = "://" in str(sampling.ds.encoding.get("source", ""))
         # dims that a callback makes get new names
@@ -206,7 +205,9 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
-    statistics = without_targets(plan.statistics)
+    # the statistics of the inputs scale the targets at a lead time too
+    of_inputs = {n: plan.statistics[n] for n in plan.statistics if not is_target(n)}
+    statistics = Statistics(of_inputs, plan.statistics.part)
     scaling = without_lead.scaling(statistics, plan.schema)
     settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
     metadata = StoreMetadata(
@@ -216,7 +217,7 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
         accounting=plan.accounting,
         split=without_lead.recipe,
         provenance=provenance(without_lead, settings),
-        variables=without_lead.spec.variables if lead is not None else tuple(plan.schema),
+        variables=tuple(name for name in plan.schema if not is_target(name)),
         fill=extractor.fill,
         filled=plan.filled,
         places=entries_of(scaling),
@@ -258,7 +259,7 @@ def _identity_of(sampling: Sampling) -> str | None:
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
     if isinstance(reader, LeadReader):
-        settings["lead"] = [asdict(reader.lead), list(reader.target_reader.variables)]
+        settings["lead"] = [reader.lead, list(reader.target_reader.variables)]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
         return Call.of(sampling, settings, callback, may_read=False).id

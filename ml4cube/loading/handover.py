@@ -25,17 +25,15 @@ _MOST_REMEMBERED = 64
 
 
 class Handover:
-    """The last steps of a batch: callback, device, augmentation; remembers the latest ones."""
+    """The last steps of a collated batch: device and augmentation; remembers the latest ones."""
 
     def __init__(
         self,
-        items: Callable[[Any], list[Any]] | None,
         callback: Collate | None,
         device: torch.device | None,
         augment: Sequence[Augment],
         seed: int,
     ) -> None:
-        self.callback, self._items = callback, items
         self._device, self._augment, self._seed = device, augment, seed
         # a callback or an augmentation of the user may leave out samples
         augment_keeps = all(getattr(step, "keeps_samples", False) for step in augment)
@@ -49,8 +47,6 @@ class Handover:
 
     def complete(self, batch: Any, epoch: int, positions: Ints) -> Any:
         """Return a batch in its last form, and remember its positions."""
-        if self.callback is not None and self._items is not None:
-            batch = self.callback(self._items(batch))
         if self._device is not None:
             batch = to_device(batch, self._device)
         if self._augment:

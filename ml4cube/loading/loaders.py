@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -31,8 +30,8 @@ from ml4cube.core.rank_shares import (
 from ml4cube.loading.augmentation import bind_augmentations
 from ml4cube.loading.handover import Augment, Collate, Handover
 from ml4cube.loading.memory import Memory, check_megabytes
-from ml4cube.loading.ring.arrays import Buffers
-from ml4cube.loading.ring.ring import Resident, Ring
+from ml4cube.loading.ring.arrays import Array, Buffers
+from ml4cube.loading.ring.ring import MakeArrays, Resident, Ring
 from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Share = TrainShare | EvalShare
-Arrays = list[NDArray[Any]]
-Take = Callable[[int], Arrays]
 
 # Most batches that are gathered together.
 _MOST_IN_GROUP = 1024
@@ -128,35 +125,32 @@ class EpochPlan:
             order = memory.order_name if memory else "whole"
             self._identity |= {"seed": self.seed, "order": order}
         # (epoch, samples done), of the iteration that began last and of the next one
-        self._now = self._next = (0, 0)
+        self._now = self.upcoming = (0, 0)
         self.share()  # refuses sizes that cannot work, before any work
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._next[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
         check_whole("epoch", epoch, 0)
-        if epoch != self._next[0]:
-            self._next = (int(epoch), 0)
-        self._now = self._next
+        if epoch != self.upcoming[0]:
+            self.upcoming = (int(epoch), 0)
+        self._now = self.upcoming
 
     def begin(self) -> tuple[int, int]:
         """Begin an iteration: return its epoch and the samples of it that are done."""
-        self._now = self._next
-        self._next = (self._now[0] + 1, 0)
+        self._now = self.upcoming
+        self.upcoming = (self._now[0] + 1, 0)
         return self._now
 
-    def advance(self, share: Share, epoch: int, start: int, batches: int) -> None:
-        """Count batches as handed out, in training those of all ranks, else of this one."""
+    def advance(self, share: Share, epoch: int, positions: Ints) -> None:
+        """Count a batch as handed out, in training those of all ranks, else of this one."""
         if epoch != self._now[0]:
             return  # another iteration has begun
+        last = int(positions[-1])
         if isinstance(share, TrainShare):
-            done = min(start + batches * share.global_batch, share.stop(start))
+            # The last positions of all ranks are neighbours, in the order of the ranks.
+            done = last - share.rank + share.world
         else:
-            done = min(start + batches * share.batch_size, share.num_samples)
+            done = last + 1 - share.begin
         self._now = (epoch, done)
 
     def finish(self, epoch: int) -> None:
@@ -219,7 +213,7 @@ class EpochPlan:
                 f"the loader's state has {state['done']} of {self.n} samples done; give one that "
                 "state_dict returned"
             )
-        self._next = self._now = (int(state["epoch"]), int(state["done"]))
+        self.upcoming = self._now = (int(state["epoch"]), int(state["done"]))
 
 
 class EpochLoader:
@@ -350,7 +344,7 @@ class SampleLoader(EpochLoader):
     ) -> None:
         assert plan.memory is not None  # the samples of a PTXrDataset have a size
         self.dataset, self.plan, self.handover, self._memory = dataset, plan, handover, plan.memory
-        self.callback = self.collate_fn = handover.callback
+        self.callback = self.collate_fn = plan.options.callback
         self.num_workers, self.batch_size, self.drop_last = threads, plan.batch_size, plan.drop_last
         self._gather_threads = min(threads, _MOST_GATHER_THREADS)
         self._resident: Resident | None = None
@@ -478,47 +472,44 @@ class SampleLoader(EpochLoader):
     def __iter__(self) -> Iterator[Any]:
         """Iterate over one epoch: the one that was set, else the next."""
         # a generator, so that an iterator which is never used (Lightning makes one) begins none
-        size, pack, plan = self.batch_size, self.dataset.pack, self.plan
+        size, plan = self.batch_size, self.plan
         share = plan.share()
         epoch, start = plan.begin()
-        number = 0
         with closing(self._groups(share, epoch, start)) as groups:
             for positions, tensors in groups:
-                parts: Iterable[Sequence[Tensor]] = [tuple(tensors)]
-                if len(positions) > size:
-                    parts = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+                batches = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
                 # arrays that nobody holds are used again for other batches
                 del tensors
-                for first, arrays in zip(range(0, len(positions), size), parts, strict=True):
-                    number += 1
-                    plan.advance(share, epoch, start, number)
-                    batch_positions = positions[first : first + size]
-                    yield self.handover.complete(pack(arrays), epoch, batch_positions)
-                del arrays, parts
+                for first, arrays in zip(range(0, len(positions), size), batches, strict=True):
+                    of_batch = positions[first : first + size]
+                    plan.advance(share, epoch, of_batch)
+                    batch = self.dataset.pack(arrays)
+                    if self.callback is not None:
+                        batch = self.callback(self.dataset._items(batch))
+                    yield self.handover.complete(batch, epoch, of_batch)
+                del arrays, batch, batches
         plan.finish(epoch)
 
     def _groups(self, share: Share, epoch: int, start: int) -> Generator[tuple[Ints, list[Tensor]]]:
         """Yield the positions and arrays of several batches at a time, end to end."""
-        tensors: deque[list[Tensor]] = deque()
-        waiting: deque[Ints] = deque()
+        # those whose arrays are being filled, in this order
+        groups: deque[tuple[Ints, list[Tensor]]] = deque()
 
-        def take(rows: int) -> Arrays:
-            tensors.append(self._tensors(rows))
-            return [tensor.numpy() for tensor in tensors[-1]]
+        def make_arrays(positions: Ints) -> list[Array]:
+            tensors = self._tensors(len(positions))
+            groups.append((positions, tensors))
+            return [tensor.numpy() for tensor in tensors]
 
-        def positions() -> Iterator[Ints]:
-            for group in share.batches(start, self._batches_in_group):
-                waiting.append(group)
-                yield group
-
+        positions = share.batches(start, self._batches_in_group)
         chunks = self._memory.resident_chunks(share)
         if chunks is None:
-            arrays = self._through_ring(share, epoch, start, positions(), take)
+            filled = self._through_ring(share, epoch, start, positions, make_arrays)
         else:
-            arrays = self._from_memory(chunks, epoch, positions(), take)
-        with closing(arrays):
-            for _ in arrays:
-                yield waiting.popleft(), tensors.popleft()
+            resident, order = self._resident_of(chunks), self.plan.samples(epoch)
+            filled = resident.batches(order, positions, make_arrays, self._gather_threads)
+        with closing(filled):
+            for _ in filled:
+                yield groups.popleft()
 
     def _tensors(self, rows: int) -> list[Tensor]:
         if torch.cuda.is_available():
@@ -535,21 +526,24 @@ class SampleLoader(EpochLoader):
             return max(self.num_workers, min(_REMOTE_READS, chunks))
         return self.num_workers
 
-    def _from_memory(
-        self, chunks: range, epoch: int, groups: Iterator[Ints], take: Take
-    ) -> Generator[Arrays]:
+    def _resident_of(self, chunks: range) -> Resident:
+        """Return the samples of some chunks in memory, read if they are not there yet."""
         resident = self._resident
         if resident is None or resident.chunks != chunks:
             source, fields = self.dataset._source, self.dataset._fields
             resident = Resident(source, fields, chunks, self._reads_at_once(len(chunks)))
             self._resident = resident
-        order = self.plan.samples(epoch)
-        samples = groups if order is None else (order[positions] for positions in groups)
-        return resident.batches(samples, take, self._gather_threads)
+        return resident
 
     def _through_ring(
-        self, share: Share, epoch: int, start: int, groups: Iterator[Ints], take: Take
-    ) -> Generator[Arrays]:
+        self,
+        share: Share,
+        epoch: int,
+        start: int,
+        positions: Iterator[Ints],
+        make_arrays: MakeArrays,
+    ) -> Generator[list[Array]]:
+        """Gather batches from chunks that pass through a ring."""
         order = self._memory.order(self.plan.seed if self.plan.shuffle else None)
         if isinstance(share, TrainShare):
             schedule = order.schedule(epoch, start, share.stop(start), share.rank, share.world)
@@ -560,8 +554,8 @@ class SampleLoader(EpochLoader):
         if ring is None:
             source, fields = self.dataset._source, self.dataset._fields
             ring = Ring(source, fields, slots, self._reads_at_once(slots), self._gather_threads)
-        with closing(ring.batches(schedule, groups, take)) as arrays:
-            yield from arrays
+        with closing(ring.batches(schedule, positions, make_arrays)) as filled:
+            yield from filled
         self._idle_rings = {slots: ring}
 
 
@@ -633,17 +627,14 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         """Iterate over one epoch: the one that was set, else the next."""
         # a generator, so that an iterator which is never used begins no epoch
         plan, share = self.plan, self.plan.share()
+        epoch, start = plan.upcoming  # the sampler begins it when torch asks for the first sample
         # torch draws the seed of its workers from this generator, not from the global one
         assert self.generator is not None
-        self.generator.manual_seed(worker_seed(plan.seed, plan.next_epoch))
-        begun, positions = None, None
-        for number, batch in enumerate(super().__iter__(), 1):
-            # the sampler has just begun the epoch; a later iteration may begin another one
-            begun = begun or self.sampler.begun
-            positions = positions or share.batches(begun[1])
-            plan.advance(share, *begun, number)
-            yield self.handover.complete(batch, begun[0], next(positions))
-        plan.finish((begun or self.sampler.begun)[0])
+        self.generator.manual_seed(worker_seed(plan.seed, epoch))
+        for batch, of_batch in zip(super().__iter__(), share.batches(start), strict=True):
+            plan.advance(share, epoch, of_batch)
+            yield self.handover.complete(batch, epoch, of_batch)
+        plan.finish(epoch)
 
 
 def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoader:
@@ -654,13 +645,8 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
         memory = Memory(data._source.counts, sample_bytes, options.buffer_mb)
     plan = EpochPlan(len(data), options, memory, train=train)
     threads = memory is not None and options.workers == "threads"
-    handover = Handover(
-        data._items if threads else None,
-        options.callback,
-        options.device,
-        bind_augmentations(options.augment, data) if train else (),
-        options.seed,
-    )
+    augment = bind_augmentations(options.augment, data) if train else ()
+    handover = Handover(options.callback, options.device, augment, options.seed)
     if threads:
         return SampleLoader(data, plan, handover, options.num_workers or _useful_threads())
     context = None

@@ -57,14 +57,9 @@ class SampleSource(ChunkSource, Protocol):
 
     variables: dict[str, SampleVariable]
     # Position of the targets, if it differs from that of the inputs.
-    lead: Lead | None
+    lead: Lead
     # Cube dim of each sample dim whose name differs from it.
     cube_dims: Mapping[str, str]
-
-    @cached_property
-    def starts(self) -> Ints:
-        """The first sample of each chunk, and the number of samples."""
-        return np.concatenate([[0], np.cumsum(self.counts)])
 
     def rows(self, chunk: int) -> Ints:
         """Return the numbers of a chunk's samples."""
@@ -114,7 +109,7 @@ def windows_in_cube(
     Given the first cells of the samples, which those of targets at a lead time follow.
     """
     cube_dims, sizes = source.cube_dims, source.variables[name].sizes
-    lead = source.lead.by_dim if source.lead is not None and is_target(name) else {}
+    lead = source.lead if is_target(name) else {}
     offsets = {cube_dims.get(dim, dim): along.offset for dim, along in lead.items()}
     first = {dim: cells + offsets.get(dim, 0) for dim, cells in first.items()}
     return first, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
@@ -124,11 +119,11 @@ class DatasetSource(SampleSource):
     """Samples of an xarray Dataset, whatever backs it: numpy, dask, a lazily opened file."""
 
     remote: bool = False
-    lead: Lead | None = None
 
     def __init__(self, ds: xr.Dataset, spec: SampleSpec | None = None) -> None:
         self._dim = dim = spec.array_dims[0] if spec else SAMPLE_DIM
         self.cube_dims = spec.cube_dims if spec else {}
+        self.lead: Lead = {}
         self._first_cells: dict[str, Ints] = {}
         self._coords = ds.drop_vars(list(ds.data_vars))
         self.variables = {

@@ -176,10 +176,8 @@ class PTXrDataset(Dataset[Any]):
         self.weights = options.weights
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
-        lead = self._source.lead
-        self.lead = None
-        if lead is not None:
-            self.lead = {dim: [a.offset, a.target_size] for dim, a in lead.by_dim.items()}
+        lead = {dim: [a.offset, a.target_size] for dim, a in self._source.lead.items()}
+        self.lead = lead or None
         self._from_cube = isinstance(self._source, CubeSource)
         self._choose_variables(options)
         self._warn_of_filled(ds, options)

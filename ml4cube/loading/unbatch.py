@@ -65,7 +65,7 @@ def to_dataset(
     coords = {k: v for k, v in source.coords(samples).items() if k not in ds.variables}
     ds = ds.assign_coords({name: (SAMPLE_DIM, values) for name, values in coords.items()})
     ds = ds.assign_coords({"sample": (SAMPLE_DIM, samples)})
-    for dim, along in (source.lead.by_dim if source.lead else {}).items():
+    for dim, along in source.lead.items():
         if along.offset and f"{dim}_target" not in windows:  # targets without cells along the dim
             windows[f"{dim}_target"] = _WindowDim(source.cube_dims.get(dim, dim), 0, along.offset)
     for shown, window in windows.items():
@@ -92,7 +92,7 @@ class _WindowDim(NamedTuple):
 
 def _window_dims(source: SampleSource, name: str) -> dict[str, _WindowDim]:
     """Return the dims of a variable in a Dataset; those where targets differ get another name."""
-    lead = source.lead.by_dim if source.lead is not None and is_target(name) else {}
+    lead = source.lead if is_target(name) else {}
     dims = {}
     for dim, cells in source.variables[name].sizes.items():
         along = lead.get(dim, DimLead(0, cells, cells))

@@ -94,8 +94,8 @@ def cut_windows(
     check_known("to_pred", options.targets, source.variables)
     check_known("weights", options.scored, source.variables)
     lead = _lead_in_windows(source, options, sample_size)
-    inputs = {dim: slice(0, along.input_size) for dim, along in lead.by_dim.items()}
-    targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.by_dim.items()}
+    inputs = {dim: slice(0, along.input_size) for dim, along in lead.items()}
+    targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.items()}
     computed = {name: _cut(source, name, inputs) for name in source.variables}
     computed |= {target_name(name): _cut(source, name, targets) for name in options.scored}
     view = View(source, computed)
@@ -114,9 +114,7 @@ def _lead_in_windows(
     inputs = {dim: max(1, n - offset.get(dim, 0)) for dim, n in stored.items()}
     if sample_size is not None:
         inputs |= parse_sizes("sample_size", sample_size, stored)
-    lead = Lead.parse(options.target_offset, options.target_size, inputs)
-    lead.check_fits(stored, "a stored window")
-    return lead
+    return options.lead_of(inputs, stored, "a stored window")
 
 
 def _cut(source: SampleSource, name: str, cells: Mapping[str, slice]) -> Computed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Protocol
 
@@ -25,6 +25,9 @@ from ml4cube.loading.ring.gathering import BatchQueue
 # About so many positions are located at once.
 _LOCATED_TOGETHER = 4096
 
+# Takes the positions of a batch in the epoch, and returns its arrays, which are not filled yet.
+MakeArrays = Callable[[Ints], list[Array]]
+
 
 class ChunkSource(Protocol):
     """Samples that can be read chunk by chunk, from any thread."""
@@ -33,6 +36,11 @@ class ChunkSource(Protocol):
     counts: Ints
     # Whether reads mostly wait for a network.
     remote: bool
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The first sample of each chunk, and the number of samples."""
+        return np.concatenate([[0], np.cumsum(self.counts)])
 
     def read(self, chunk: int, out: Mapping[str, Array]) -> None:
         """Write the samples of a chunk into one array (samples, ...) per variable."""
@@ -79,23 +87,17 @@ class Ring:
         self._shuffled_rows = np.zeros(rows, np.int64)
 
     def batches(
-        self,
-        schedule: ChunkSchedule,
-        positions: Iterable[Ints],
-        take: Callable[[int], list[Array]],
+        self, schedule: ChunkSchedule, positions: Iterable[Ints], make_arrays: MakeArrays
     ) -> Generator[list[Array]]:
-        """Gather batch after batch, some ahead of need; one such iteration at a time.
-
-        `take` returns the arrays for a batch of so many samples.
-        """
+        """Gather batch after batch, some ahead of need; one such iteration at a time."""
         readers = ThreadPoolExecutor(self.decode_threads, thread_name_prefix="ml4cube-decode")
         try:
             with BatchQueue(self._gather_threads) as queue:
                 epoch = _RingEpoch(self, schedule, readers, queue)
-                for wanted, visits, offsets in _located(schedule, positions):
-                    while not epoch.is_ready_for(wanted):
+                for of_batch, visits, offsets in _located(schedule, positions):
+                    while not epoch.is_ready_for(of_batch):
                         yield epoch.next_batch()
-                    epoch.append(wanted, visits, offsets, take(len(wanted)))
+                    epoch.append(of_batch, visits, offsets, make_arrays(of_batch))
                 while len(queue):
                     yield epoch.next_batch()
         finally:
@@ -222,15 +224,15 @@ class _RingEpoch:
 
     def _read_ahead(self, position: int) -> None:
         """Start to read the next chunks, while there are free slots."""
-        in_use = max(self._visits_needed(position), self._schedule.in_use)
-        soon = in_use + 2 * self._ring.decode_threads
+        needed = max(self._visits_needed(position), self._schedule.in_use)
+        needed_soon = needed + 2 * self._ring.decode_threads
         while len(self._reads) < len(self._schedule):
             visit = len(self._reads)
             if visit in self._filled_slots:
                 slot = self._filled_slots.pop(visit)
             elif self._free_slots:
                 slot = self._free_slots.pop()
-            elif self._filled_slots and visit < soon:
+            elif self._filled_slots and visit < needed_soon:
                 # replace the chunk that is needed last, but only by one that is needed soon
                 _, slot = self._filled_slots.popitem()
             else:
@@ -264,13 +266,12 @@ class Resident:
         self, source: ChunkSource, fields: Sequence[Field], chunks: range, decode_threads: int
     ) -> None:
         self.chunks = chunks
-        ends = np.concatenate([[0], np.cumsum(source.counts)]).tolist()
-        self._first_sample = ends[chunks.start]
-        samples = ends[chunks.stop] - self._first_sample
-        self._arrays = [SampleArray(field, samples) for field in fields]
+        self._first_sample = int(source.starts[chunks.start])
+        first_rows = (source.starts - self._first_sample).tolist()
+        self._arrays = [SampleArray(field, first_rows[chunks.stop]) for field in fields]
 
         def load(chunk: int) -> None:
-            rows = slice(ends[chunk] - self._first_sample, ends[chunk + 1] - self._first_sample)
+            rows = slice(first_rows[chunk], first_rows[chunk + 1])
             read_chunk(source, chunk, [array.views(rows) for array in self._arrays])
 
         pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="ml4cube-decode")
@@ -281,17 +282,25 @@ class Resident:
             pool.shutdown(cancel_futures=True)
 
     def batches(
-        self, samples: Iterable[Ints], take: Callable[[int], list[Array]], gather_threads: int
+        self,
+        order: Ints | None,
+        positions: Iterable[Ints],
+        make_arrays: MakeArrays,
+        gather_threads: int,
     ) -> Generator[list[Array]]:
-        """Gather batch after batch of the given samples, some ahead of need."""
+        """Gather batch after batch, some ahead of need.
+
+        `order` has the sample at each position of the epoch; None for the order of storage.
+        """
         with BatchQueue(gather_threads) as queue:
-            for wanted in samples:
+            for of_batch in positions:
                 while not queue.has_room():
                     yield queue.pop()
-                out = take(len(wanted))
+                samples = of_batch if order is None else order[of_batch]
+                out = make_arrays(of_batch)
                 queue.append(out)
-                gather = partial(self._gather, wanted - self._first_sample, out)
-                queue.fill(wanted, slice(0, len(wanted)), gather)
+                gather = partial(self._gather, samples - self._first_sample, out)
+                queue.fill(of_batch, slice(0, len(of_batch)), gather)
             while len(queue):
                 yield queue.pop()
 
