@@ -536,19 +536,22 @@ class MultiProcSampler:
                     draft.begin(self._options.resume)
             resumed = sum(len(draft.finished_tasks) for draft in drafts.values())
             chunk, precision, compressor = self._chunk, self._precision, self._compressor
-            jobs = {}
-            for part, draft in drafts.items():
-                jobs[part] = ShardJob(
-                    extractor,
-                    part,
-                    draft.folder_for_workers(isinstance(engine, DaskCluster)),
-                    WriteErrors.of(draft.target),
-                    layout_of(self.sampling, plan, part, chunk, scaling, precision, compressor),
-                    scaling,
-                    self._options.order == "shuffled",
-                    precision,
-                    self.sampling.reader.shared(),
+            jobs = {
+                part: ShardJob(
+                    extractor=extractor,
+                    part=part,
+                    folder=draft.folder_for_workers(isinstance(engine, DaskCluster)),
+                    write_errors=WriteErrors.of(draft.target),
+                    layout=layout_of(
+                        self.sampling, plan, part, chunk, scaling, precision, compressor
+                    ),
+                    scaling=scaling,
+                    is_shuffled=self._options.order == "shuffled",
+                    precision=precision,
+                    shared_reader=self.sampling.reader.shared(),
                 )
+                for part, draft in drafts.items()
+            }
             self._write_shards(engine, jobs, plan, drafts)
         named = zip(self.sampling.spec.dims, extractor.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}

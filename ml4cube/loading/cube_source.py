@@ -57,8 +57,8 @@ class CubeOptions(SamplingOptions):
 
     part: str = "train"
     data_split: float = 1.0
-    # Position of the targets, if it differs from that of the inputs.
-    lead: TargetOptions | None = None
+    # The options about targets, if these lie elsewhere than the inputs.
+    shifted_targets: TargetOptions | None = None
     nproc: int = 1
     progress: bool = True
 
@@ -71,10 +71,12 @@ class CubeOptions(SamplingOptions):
 
 
 # Options that `PTXrDataset` names itself or does not take.
-_NOT_CUTTING = {"part", "lead", "unfilled", "to_pred", "features", "array_dims", "max_chunk_mb"}
-_SIZES = {"sample_size", "overlap", "block_size"}
+_NOT_CUTTING = {
+    *("part", "shifted_targets", "unfilled", "to_pred", "features", "array_dims", "max_chunk_mb"),
+    *("sample_size", "overlap", "block_size"),
+}
 #: Arguments that `PTXrDataset` takes by ``**cutting``.
-CUTTING = tuple(f.name for f in fields(CubeOptions) if f.name not in _NOT_CUTTING | _SIZES)
+CUTTING = tuple(f.name for f in fields(CubeOptions) if f.name not in _NOT_CUTTING)
 
 
 class CubeSource(SampleSource):
@@ -113,15 +115,15 @@ class CubeSource(SampleSource):
             cells = self._classify(chunk, extractor.sample_variables)
         keep = self._sample_windows(chunk)
         samples = extractor.samples(cells, tile, keep)
-        first: Arrays = {}
+        origins: Arrays = {}
         for name, target in out.items():
             values, scaling = samples[name], self._scaling.get(base_name(name))
             if scaling is not None:
-                if scaling.dims and not first:
-                    origins = extractor.origins(tile, keep)
-                    first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
-                windows = windows_in_cube(self, name, first)
-                values = scaling.scaled(values, *windows, values.dtype)
+                if scaling.dims and not origins:
+                    coords = extractor.origins(tile, keep)
+                    origins = {dim: coords[f"{dim}_index"] for dim in extractor.spec.dims}
+                first_cells, window = windows_in_cube(self, name, origins)
+                values = scaling.scaled(values, first_cells, window, values.dtype)
             target[...] = values
 
     def _sample_windows(self, chunk: int) -> NDArray[np.intp]:
@@ -191,32 +193,32 @@ def _spec_of(extractor: Extractor, name: str) -> SampleSpec:
 def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMetadata]:
     """Count the windows of a cube; without a split, all are training samples."""
     # Only variables that decide about windows, fills and scaling are read, once for all parts.
-    part, lead = options.part, options.lead
+    part = options.part
     unsplit = options.data_split == 1.0 and not options.val_split
     if part != "train" and unsplit and split_label(ds) is None:
         raise InvalidValueError(
             f"part={part!r}, but the cube has no split, so all its windows are training samples; "
             "label it first (ml4cube.splits), or give data_split="
         )
-    sampling = without_lead = Sampling.of(ds, options)
-    if lead is not None:
-        sampling = with_lead(without_lead, lead)
+    sampling = of_inputs = Sampling.of(ds, options)
+    if options.shifted_targets is not None:
+        sampling = with_lead(of_inputs, options.shifted_targets)
     extractor, plan = _planned(sampling, int(options.nproc), options.progress)
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
     # the statistics of the inputs scale the targets at a lead time too
-    of_inputs = {n: plan.statistics[n] for n in plan.statistics if not is_target(n)}
-    statistics = Statistics(of_inputs, plan.statistics.part)
-    scaling = without_lead.scaling(statistics, plan.schema)
+    known = {name: stats for name, stats in plan.statistics.items() if not is_target(name)}
+    statistics = Statistics(known, plan.statistics.part)
+    scaling = of_inputs.scaling(statistics, plan.schema)
     settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
     metadata = StoreMetadata(
         part=part,
-        spec=without_lead.spec,
+        spec=of_inputs.spec,
         statistics=statistics,
         accounting=plan.accounting,
-        split=without_lead.recipe,
-        provenance=provenance(without_lead, settings),
+        split=of_inputs.recipe,
+        provenance=provenance(of_inputs, settings),
         variables=tuple(name for name in plan.schema if not is_target(name)),
         fill=extractor.fill,
         filled=plan.filled,
@@ -236,6 +238,7 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
     rules = extractor.outcome_variables(sampling.reader.dtypes)
     fills = sampling.spec.fills_from_train
     labels = {extractor.label, target_name(extractor.label)}
+    # labels alone are counted at once, without a progress bar or a plan to remember
     reads_cells = fills or makes_samples(sampling) or not labels.issuperset(rules)
     call = _identity_of(sampling) if reads_cells else None
     if call is not None and (known := _counted.get(call)) is not None:

@@ -92,11 +92,12 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
             f"back, or select one sample by isel({dim}=[0])"
         )
     if dim not in ds.dims:
-        # at a lead time, targets have windows of their own, which are never filled
-        lead, unfilled = (options, ()) if options.shifted else (None, options.scored)
-        return cut_cube(
-            ds, CubeOptions(part=part or "train", lead=lead, unfilled=unfilled, **cutting)
-        )
+        cutting["part"] = part or "train"
+        if options.shifted:  # then targets have windows of their own, which are never filled
+            cutting["shifted_targets"] = options
+        else:
+            cutting["unfilled"] = options.scored
+        return cut_cube(ds, CubeOptions(**cutting))
     if part is not None and (metadata is None or metadata.part != part):
         found = f"the store of {metadata.part!r}" if metadata else "made by hand"
         raise InvalidValueError(f"part={part!r}, but ds is {found}; open that of {part!r}")

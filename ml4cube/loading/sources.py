@@ -97,22 +97,23 @@ def unscaled(
     scaling: Scaling, name: str, values: NDArray[Any], source: SampleSource, samples: Ints
 ) -> NDArray[Any]:
     """Undo the scaling of a variable's samples."""
-    first = source.first_cells(samples, scaling.dims) if scaling.dims else {}
-    return scaling.unscaled(values, *windows_in_cube(source, name, first))
+    origins = source.first_cells(samples, scaling.dims) if scaling.dims else {}
+    first_cells, window = windows_in_cube(source, name, origins)
+    return scaling.unscaled(values, first_cells, window)
 
 
 def windows_in_cube(
-    source: SampleSource, name: str, first: Mapping[str, NDArray[Any]]
+    source: SampleSource, name: str, origins: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
     """Return the first cells of a variable's windows and the window's size, by cube dim.
 
-    Given the first cells of the samples, which those of targets at a lead time follow.
+    Windows begin at the origins of the samples, or later if they are targets at a lead time.
     """
     cube_dims, sizes = source.cube_dims, source.variables[name].sizes
     lead = source.lead if is_target(name) else {}
     offsets = {cube_dims.get(dim, dim): along.offset for dim, along in lead.items()}
-    first = {dim: cells + offsets.get(dim, 0) for dim, cells in first.items()}
-    return first, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
+    first_cells = {dim: cells + offsets.get(dim, 0) for dim, cells in origins.items()}
+    return first_cells, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
 
 
 class DatasetSource(SampleSource):
@@ -170,11 +171,11 @@ class DatasetSource(SampleSource):
         coords = self._coords.coords
         stored = _stored_axes(self._coords.encoding.get("source"))
         found = {}
-        # every coordinate <dim>_index gives one dim, whose values are <dim>_origin or <dim>
-        for name in map(str, coords):
+        indices = [n for n in map(str, coords) if n.endswith("_index")]
+        for name in indices:
             dim = name.removesuffix("_index")
-            origin = next((coords[n] for n in (f"{dim}_origin", dim) if n in coords), None)
-            if name == dim or origin is None or coords[name].dims != (self._dim,):
+            origin = coords.get(f"{dim}_origin", coords.get(dim))
+            if origin is None or coords[name].dims != (self._dim,):
                 continue
             if origin.attrs.get("long_name") == NUMBERED:
                 continue  # the dim has no coordinate

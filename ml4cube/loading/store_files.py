@@ -21,7 +21,8 @@ from ml4cube.cube.chunks.codecs import CHECKSUM_BYTES, Bytes, ChunkCodecs
 from ml4cube.loading.ring.arrays import Scratch
 from ml4cube.store.format import read_manifest, read_metadata
 
-_UNUSED = np.iinfo(np.uint64).max
+# Zarr's offset of a chunk that a shard lacks.
+_ABSENT = np.iinfo(np.uint64).max
 
 
 @dataclass
@@ -90,7 +91,7 @@ class ShardedArray:
             if shard not in self._indices:
                 self._indices[shard] = self._read_index(key)
             offset, size = self._indices[shard][chunk_in_shard].tolist()
-        if offset == _UNUSED or offset + size > self.file_sizes[key]:
+        if offset == _ABSENT or offset + size > self.file_sizes[key]:
             raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
         return self._read_range(key, offset, size)
 
@@ -127,12 +128,12 @@ class ShardedArray:
 
     def _read_range(self, key: str, offset: int, size: int) -> Bytes:
         """Return bytes of a file, valid until the next read by the same thread."""
-        # because page faults of a new array take as long as reading
         path = f"{self.root}/{key}"
         if self.fs is not None:
             raw = np.frombuffer(self.fs.cat_file(path, start=offset, end=offset + size), np.uint8)
         else:
-            # larger than needed, so that it soon has the size of the largest chunk
+            # Used again, because page faults of a new array take as long as reading. Larger than
+            # needed, so that it soon has the size of the largest chunk.
             raw = self._scratch.take("file", (size + size // 4,), np.dtype(np.uint8))[:size]
             with open(path, "rb") as file:
                 self._check_same(key, os.fstat(file.fileno()))

@@ -306,15 +306,22 @@ class PTXrDataset(Dataset[Any]):
         """
         rows = np.atleast_1d(self._rows(index))
         arrays = [tensor.detach().cpu().numpy() for tensor in self.unpack(batch)]
-        if unscale and self.metadata:  # without metadata, `to_dataset` raises
-            stored = self.metadata.variables
-            renamed = [name for name in (*self.features, *self.targets) if name not in stored]
-            if renamed:
-                raise InvalidValueError(
-                    f"unscale=True, but the store has no scaling of {renamed}, only of "
-                    f"{list(stored)}; rename the variables back"
-                )
+        if unscale:
+            self._check_scaling_known()
         return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)
+
+    def _check_scaling_known(self) -> None:
+        if self.metadata is None:
+            raise InvalidValueError(
+                "unscale=True, but the scaling of samples made by hand is not known; undo it with "
+                "their own statistics"
+            )
+        stored = self.metadata.variables
+        if renamed := [n for n in (*self.features, *self.targets) if n not in stored]:
+            raise InvalidValueError(
+                f"unscale=True, but the store has no scaling of {renamed}, only of "
+                f"{list(stored)}; rename the variables back"
+            )
 
     def _rows(self, indices: Any) -> Ints:
         """Return the numbers of samples, negative ones counted from the end."""
@@ -491,19 +498,11 @@ class PTXrDataset(Dataset[Any]):
         dtype = target_dtype = _numpy_dtype("dtype", options.dtype)
         if options.target_dtype is not None:
             target_dtype = _numpy_dtype("target_dtype", options.target_dtype)
-        windows = {name: self._window(name) for name in (*self.channels, *self._y_names)}
         if not self._stacked:
-            return tuple(Field((n,), windows[n], dtype, stacked=False) for n in self.features)
-        fields = []
-        for names, kind in ((self.channels, dtype), (self._y_names, target_dtype)):
-            sizes = {name: windows[name] for name in names}
-            if len(set(sizes.values())) > 1:
-                raise InvalidValueError(
-                    f"variables with different windows cannot be stacked: {sizes}; choose some "
-                    "with features="
-                )
-            if names:
-                fields.append(Field(names, windows[names[0]], kind))
+            return tuple(Field((n,), self._window(n), dtype, stacked=False) for n in self.features)
+        fields = [self._stacked_field(self.channels, dtype)]
+        if self.targets:
+            fields.append(self._stacked_field(self._y_names, target_dtype))
         if WEIGHT in self._source.variables:
             # a weight per sample is a number; one per cell has one channel, whatever y has
             window = self._window(WEIGHT)
@@ -514,6 +513,15 @@ class PTXrDataset(Dataset[Any]):
                 )
             fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
         return tuple(fields)
+
+    def _stacked_field(self, names: tuple[str, ...], dtype: np.dtype[Any]) -> Field:
+        windows = {name: self._window(name) for name in names}
+        if len(set(windows.values())) > 1:
+            raise InvalidValueError(
+                f"variables with different windows cannot be stacked: {windows}; choose some "
+                "with features="
+            )
+        return Field(names, windows[names[0]], dtype)
 
     def _window(self, name: str) -> tuple[int, ...]:
         variable = self._source.variables[name]
