@@ -31,7 +31,7 @@ from ml4cube.loading.augmentation import bind_augmentations
 from ml4cube.loading.handover import Augment, Collate, Handover
 from ml4cube.loading.memory import Memory, check_megabytes
 from ml4cube.loading.ring.arrays import Array, Buffers
-from ml4cube.loading.ring.ring import MakeArrays, Resident, Ring
+from ml4cube.loading.ring.ring import MakeArrays, Resident, Ring, SamplesAt
 from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -158,13 +158,13 @@ class EpochPlan:
         if epoch == self._now[0]:
             self._now = (epoch + 1, 0)
 
-    def samples(self, epoch: int) -> Ints | None:
-        """Return all samples in the order of an epoch; None for the order they are stored in."""
+    def samples_at(self, epoch: int) -> SamplesAt:
+        """Return the function of positions that gives the samples of an epoch."""
         if not self.shuffle:
-            return None
+            return lambda positions: positions
         if self.memory is None or self.memory.fits:
-            return permutation(self.n, self.seed, epoch)
-        return self.memory.order(self.seed).samples(epoch)
+            return permutation(self.n, self.seed, epoch).__getitem__
+        return self.memory.order(self.seed).samples(epoch).__getitem__
 
     def share(self) -> Share:
         """Return this rank's positions, for the process group as it is now."""
@@ -357,11 +357,12 @@ class SampleLoader(EpochLoader):
         self._batches_in_group = max(1, min(fit, _MOST_IN_GROUP))
         rows = min(self.batch_size * self._batches_in_group, plan.n)
         self._buffers = [Buffers(field, rows) for field in dataset._fields]
-        self._orders: dict[int, Ints | None] = {}
+        # of the epoch of the batch that `samples` was last asked about
+        self._samples_at: dict[int, SamplesAt] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is in memory, which is read again."""
-        return {**self.__dict__, "_resident": None, "_idle_rings": {}, "_orders": {}}
+        return {**self.__dict__, "_resident": None, "_idle_rings": {}, "_samples_at": {}}
 
     def __len__(self) -> int:
         """Batches of this rank in one epoch."""
@@ -387,10 +388,9 @@ class SampleLoader(EpochLoader):
             If this loader did not hand it out, or too many batches ago.
         """
         epoch, positions = self.handover.find(batch)
-        if epoch not in self._orders:
-            self._orders = {epoch: self.plan.samples(epoch)}
-        order = self._orders[epoch]
-        return positions if order is None else order[positions]
+        if epoch not in self._samples_at:
+            self._samples_at = {epoch: self.plan.samples_at(epoch)}
+        return self._samples_at[epoch](positions)
 
     def coords(self, batch: Any) -> dict[str, Any]:
         """Return the coordinates of the samples in a batch.
@@ -457,13 +457,13 @@ class SampleLoader(EpochLoader):
         """
         check_whole("epoch", epoch, 0)
         check_whole("batches", batches, 1)
-        share, order = self.plan.share(), self.plan.samples(epoch)
+        share, samples_at = self.plan.share(), self.plan.samples_at(epoch)
         if not len(share):
             raise InvalidValueError("the loader has no batch on this rank")
         chosen = set(np.linspace(0, len(share) - 1, batches).astype(int).tolist())
         block, unit = self.dataset.blocks(np.arange(self.plan.n))
         found = [
-            block[positions if order is None else order[positions]]
+            block[samples_at(positions)]
             for number, positions in enumerate(share.batches())
             if number in chosen
         ]
@@ -505,13 +505,15 @@ class SampleLoader(EpochLoader):
         if chunks is None:
             filled = self._through_ring(share, epoch, start, positions, make_arrays)
         else:
-            resident, order = self._resident_of(chunks), self.plan.samples(epoch)
-            filled = resident.batches(order, positions, make_arrays, self._gather_threads)
+            filled = self._resident_of(chunks).batches(
+                positions, self.plan.samples_at(epoch), make_arrays, self._gather_threads
+            )
         with closing(filled):
             for _ in filled:
                 yield groups.popleft()
 
     def _tensors(self, rows: int) -> list[Tensor]:
+        """Return tensors for some samples, one per field, of undefined values."""
         if torch.cuda.is_available():
             # torch does not reuse its pinned memory before copies to the GPU have ended
             return [
@@ -588,9 +590,9 @@ class ShareSampler(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Begin an epoch: the one that was set, else the next."""
         self.begun = epoch, start = self.plan.begin()
-        samples = self.plan.samples(epoch)
+        samples_at = self.plan.samples_at(epoch)
         for positions in self.plan.share().batches(start):
-            yield from (positions if samples is None else samples[positions]).tolist()
+            yield from samples_at(positions).tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.

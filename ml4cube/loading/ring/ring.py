@@ -9,10 +9,9 @@ processes. Does not use torch.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -22,10 +21,9 @@ from ml4cube.core.rank_shares import ChunkSchedule, Ints
 from ml4cube.loading.ring.arrays import Array, Field, SampleArray
 from ml4cube.loading.ring.gathering import BatchQueue
 
-# About so many positions are located at once.
-_LOCATED_TOGETHER = 4096
-
-# Takes the positions of a batch in the epoch, and returns its arrays, which are not filled yet.
+# Takes positions in an epoch, and returns the numbers of the samples that come there.
+SamplesAt = Callable[[Ints], Ints]
+# Takes the positions of a batch, and returns its arrays, which are not filled yet.
 MakeArrays = Callable[[Ints], list[Array]]
 
 
@@ -94,10 +92,10 @@ class Ring:
         try:
             with BatchQueue(self._gather_threads) as queue:
                 epoch = _RingEpoch(self, schedule, readers, queue)
-                for of_batch, visits, offsets in _located(schedule, positions):
+                for of_batch in positions:
                     while not epoch.is_ready_for(of_batch):
                         yield epoch.next_batch()
-                    epoch.append(of_batch, visits, offsets, make_arrays(of_batch))
+                    epoch.append(of_batch, make_arrays(of_batch))
                 while len(queue):
                     yield epoch.next_batch()
         finally:
@@ -120,19 +118,6 @@ class Ring:
         rows = self._shuffled_rows[slots * self._slot_size + offsets]
         for array, target in zip(self._arrays, out, strict=True):
             array.gather(rows, target)
-
-
-def _located(schedule: ChunkSchedule, batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Yield the positions of each batch with their visits and offsets, located many at a time."""
-    iterator = iter(batches)
-    for first in iterator:
-        more = max(0, _LOCATED_TOGETHER // len(first) - 1)
-        together = [first, *islice(iterator, more)]
-        visits, offsets = schedule.locate(np.concatenate(together))
-        stops = np.cumsum([len(batch) for batch in together]).tolist()
-        for batch, stop in zip(together, stops, strict=True):
-            rows = slice(stop - len(batch), stop)
-            yield batch, visits[rows], offsets[rows]
 
 
 class _RingEpoch:
@@ -179,8 +164,9 @@ class _RingEpoch:
             for read in self._reads[self._visits_loaded : needed]
         )
 
-    def append(self, positions: Ints, visits: Ints, offsets: Ints, out: list[Array]) -> None:
+    def append(self, positions: Ints, out: list[Array]) -> None:
         """Fill a batch, in as many steps as the slots need (as a rule, one)."""
+        visits, offsets = self._schedule.locate(positions)
 
         def gather(rows: slice) -> None:
             slots = self._slot_of_visit[visits[rows]]
@@ -283,23 +269,19 @@ class Resident:
 
     def batches(
         self,
-        order: Ints | None,
         positions: Iterable[Ints],
+        samples_at: SamplesAt,
         make_arrays: MakeArrays,
         gather_threads: int,
     ) -> Generator[list[Array]]:
-        """Gather batch after batch, some ahead of need.
-
-        `order` has the sample at each position of the epoch; None for the order of storage.
-        """
+        """Gather batch after batch, some ahead of need."""
         with BatchQueue(gather_threads) as queue:
             for of_batch in positions:
                 while not queue.has_room():
                     yield queue.pop()
-                samples = of_batch if order is None else order[of_batch]
                 out = make_arrays(of_batch)
                 queue.append(out)
-                gather = partial(self._gather, samples - self._first_sample, out)
+                gather = partial(self._gather, samples_at(of_batch) - self._first_sample, out)
                 queue.fill(of_batch, slice(0, len(of_batch)), gather)
             while len(queue):
                 yield queue.pop()
