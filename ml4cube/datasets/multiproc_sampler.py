@@ -341,7 +341,7 @@ class MultiProcSampler:
             {"train": train_cube, "test": test_cube, "val": val_cube},
             allow_memory=nproc == 1 or client is not None,
         )
-        # before any call of it, which may change its state
+        # Before any call of the callback, which may change its state.
         self._identity = checked_identity(callback, version)
         self.sampling = Sampling.of(
             ds, options if callback is None else replace(options, callback=copy_of(callback))
@@ -358,7 +358,7 @@ class MultiProcSampler:
         self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
         if callback is None:
             self._precision.check_names({n: self.sampling.ds[n].dtype for n in spec.variables})
-        # a callback may rename what the cube has, but not its dims
+        # A callback may rename variables of the cube, but not its dims.
         check_stored_names(spec, spec.variables if callback is None else ())
         self._chunk = chunk_samples(chunk_size, spec)
         self._settings = {
@@ -375,8 +375,8 @@ class MultiProcSampler:
         if (given := self.sampling.given) is not None:
             self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
         self._overwrite = overwrite
-        # the last plan, with the id of its call, which changes when the cube does
-        self._planned: tuple[str, _Planned] | None = None
+        # The last plan, by the id of its call, which changes when the cube does.
+        self._planned: dict[str, _Planned] = {}
 
     def plan(self) -> SamplePlan:
         """Count the samples of every part, without writing anything; reads the cube once.
@@ -402,7 +402,7 @@ class MultiProcSampler:
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
     def _plan_on(self, engine: TaskEngine, call: Call) -> _Planned:
-        if self._planned is None or self._planned[0] != call.id:
+        if call.id not in self._planned:
             tiles, show = len(self.sampling.extractor.tiles), self._options.progress
             with Stage("counting", tiles, "tiles", show=show) as stage:
                 extractor, plan = make_plan(
@@ -425,8 +425,8 @@ class MultiProcSampler:
                 )
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
             stored_plan = plan.stored_as(self._precision)
-            self._planned = call.id, _Planned(extractor, stored_plan, scaling)
-        return self._planned[1]
+            self._planned = {call.id: _Planned(extractor, stored_plan, scaling)}
+        return self._planned[call.id]
 
     def run(self) -> RunSummary | None:
         """Write the stores that do not exist yet; all of them, with ``overwrite=True``.
@@ -477,7 +477,7 @@ class MultiProcSampler:
                 summary = RunSummary(plan, nbytes, resumed, shards, seconds)
         for target in self.targets.values():
             remove_work_folder(target, call.id)
-        # get_datasets() now opens the stores, and does not replace them again
+        # From now on, get_datasets() opens the stores, and does not replace them again.
         self._overwrite = False
         logger.info("%s", summary or "every store exists already")
         return summary
@@ -485,12 +485,12 @@ class MultiProcSampler:
     def _drafts(self, call: Call, stack: contextlib.ExitStack) -> dict[str, Draft]:
         """Lock the stores that are to be written."""
         locked: dict[str, Draft] = {}
-        # in one order, so that two runs cannot block one another
+        # In one order, so that two runs cannot block one another.
         for part in sorted(self._unwritten(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
                 draft = open_draft(self.targets[part], call.id)
             locked[part] = stack.enter_context(draft)
-        # another run may have written some before this one got their locks
+        # Another run may have written some before this one got their locks.
         return {part: locked[part] for part in self._unwritten(call) if part in locked}
 
     def _unwritten(self, call: Call) -> list[str]:
@@ -530,7 +530,7 @@ class MultiProcSampler:
         """Write and publish the stores; return the plan and the number of shards found."""
         with self._engine() as engine:
             extractor, plan, scaling = self._plan_on(engine, call)
-            # only now is it certain that there is something to write
+            # Only now is it certain that there is something to write.
             for draft in drafts.values():
                 with WriteErrors.of(draft.target):
                     draft.begin(self._options.resume)
@@ -555,9 +555,11 @@ class MultiProcSampler:
             self._write_shards(engine, jobs, plan, drafts)
         named = zip(self.sampling.spec.dims, extractor.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
-        made_from = provenance(self.sampling, self._settings)
-        made_from |= {"call": call.id, "call_parts": call.parts}
-        made_from |= {"absent_chunks": {name: found.number for name, found in plan.absent.items()}}
+        made_from = provenance(self.sampling, self._settings) | {
+            "call": call.id,
+            "call_parts": call.parts,
+            "absent_chunks": {name: chunks.number for name, chunks in plan.absent.items()},
+        }
         for part, draft in drafts.items():
             metadata = StoreMetadata(
                 part=part,
@@ -591,7 +593,7 @@ class MultiProcSampler:
     ) -> None:
         recorded: deque[Future[None]] = deque()
         total = sum(job.layout.shard_count for job in jobs.values())
-        # recording waits for the disk, so it has a thread of its own
+        # Recording waits for the disk, so it has a thread of its own.
         with (
             Stage("writing", total, "shards", show=self._options.progress) as stage,
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,

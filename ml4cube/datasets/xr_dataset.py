@@ -203,7 +203,7 @@ class XrDataset:
         """Return the windows that start in a block, or None if there are none."""
         block = self._sampling.blocks.block(id)
         windows = self._sampling.spec.windows
-        # from cells to windows, rounded up: the first window that starts at this cell or later
+        # From cells to windows, rounded up: the first window that starts at this cell or later.
         start = -(-np.array(block.start) // windows.stride)
         stop = np.minimum(-(-np.array(block.stop) // windows.stride), windows.counts)
         if (start >= stop).any():

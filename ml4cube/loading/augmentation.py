@@ -193,11 +193,10 @@ class Rotate90(_Turn):
         self.dims = parse_names("dims", dims)
         if len(self.dims) != 2:
             raise InvalidValueError(f"dims must be two dims, got {dims!r}")
-        swapped = all(  # only the names of dims are known yet
-            any(alike(dim, {}, rotated=True) for dim in self.dims)
-            for alike in (is_latitude, is_longitude)
-        )
-        if swapped and not geographic:
+        # Only the names of dims are known yet.
+        has_latitude = any(is_latitude(dim, {}, rotated=True) for dim in self.dims)
+        has_longitude = any(is_longitude(dim, {}, rotated=True) for dim in self.dims)
+        if has_latitude and has_longitude and not geographic:
             raise InvalidValueError(
                 f"Rotate90(dims={list(self.dims)}) would swap latitude and longitude; use Flip, "
                 "or geographic=True if you want that"

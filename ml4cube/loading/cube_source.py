@@ -90,18 +90,18 @@ class CubeSource(SampleSource):
         part = metadata.part
         self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
         self._scaling = known_scaling(metadata)
-        self.cube_dims: Mapping[str, str] = {}  # the dims of these samples have the cube's names
+        self.cube_dims: Mapping[str, str] = {}  # Samples have dims of the same names as the cube.
         reader = sampling.reader
         self.lead: Lead = reader.lead if isinstance(reader, LeadReader) else {}
         self.axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
         self.remote = "://" in str(sampling.ds.encoding.get("source", ""))
-        # dims that a callback makes get new names
+        # `window_of` gives new names to dims that a callback makes.
         self.variables = {
             name: SampleVariable(_spec_of(extractor, name).window_of(name, window), np.dtype(dtype))
             for name, (window, dtype) in plan.schema.items()
         }
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
-        # of each tile that was classified, one bit per window: is it a sample?
+        # One bit per window of each tile that was classified: is it a sample?
         self._sample_bits: dict[int, NDArray[np.uint8]] = {}
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
@@ -109,7 +109,7 @@ class CubeSource(SampleSource):
         extractor, tile = self._extractor, self._extractor.tiles.block(chunk)
         extractor = extractor.only(out)
         if chunk in self._sample_bits:
-            # the other variables were read before, to look for gaps
+            # Variables that only decide about windows were read before.
             cells = self._reader.only(extractor.sample_variables).read(extractor.cells_of(tile))
         else:
             cells = self._classify(chunk, extractor.sample_variables)
@@ -207,7 +207,7 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
-    # the statistics of the inputs scale the targets at a lead time too
+    # The statistics of the inputs scale the targets at a lead time too.
     known = {name: stats for name, stats in plan.statistics.items() if not is_target(name)}
     statistics = Statistics(known, plan.statistics.part)
     scaling = of_inputs.scaling(statistics, plan.schema)
@@ -238,12 +238,12 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
     rules = extractor.outcome_variables(sampling.reader.dtypes)
     fills = sampling.spec.fills_from_train
     labels = {extractor.label, target_name(extractor.label)}
-    # labels alone are counted at once, without a progress bar or a plan to remember
+    # Labels alone are counted at once, without a progress bar or a plan to remember.
     reads_cells = fills or makes_samples(sampling) or not labels.issuperset(rules)
     call = _identity_of(sampling) if reads_cells else None
     if call is not None and (known := _counted.get(call)) is not None:
         return replace(extractor, fill=known[0]), known[1]
-    # without fractions, so that no other part is refused for being empty
+    # Without fractions, no other part is refused for being empty.
     sampling = replace(sampling, recipe={"plan": {"fractions": {}}})
     stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads_cells)
     with local_engine(nproc) as engine, stage:

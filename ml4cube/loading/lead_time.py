@@ -275,7 +275,7 @@ def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
     lead = options.lead_of(size, shape, "the cube")
     inputs = _InputSpec(**vars(spec), reach=tuple(along.reach for along in lead.values()))
     target_size = tuple(along.target_size for along in lead.values())
-    # with the stride of the inputs; negative where there are cells between windows of targets
+    # Targets have the stride of the inputs. Negative where cells lie between windows of targets.
     target_overlap = tuple(n - stride for n, stride in zip(target_size, spec.stride, strict=True))
     target_spec = replace(
         spec,
@@ -284,12 +284,12 @@ def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
         variables=targets,
         window_dims=(),
         array_dims=(),
-        fill_method=None,  # filled targets would be scored like measured ones
+        fill_method=None,  # Filled targets would be scored like measured ones.
         const=None,
     )
     counts = dict(zip(spec.dims, inputs.windows.counts, strict=True))
     tile = dict(zip(spec.dims, extractor.tiles.tile, strict=True))
-    # fewer windows than in the tiles of the extractor, by those without a whole target
+    # Windows without a whole target in the cube are left out.
     tiles = Grid.blocks(counts, {dim: min(n, counts[dim]) for dim, n in tile.items()})
     extractor = replace(extractor, tiles=tiles)
     target = replace(extractor, spec=target_spec, used_blocks=None)

@@ -84,7 +84,7 @@ class LoaderOptions:
         check_flags({name: getattr(self, name) for name in ("parallel", "shuffle", "drop_last")})
         for name, least in (("num_workers", 0), ("batch_size", 1), ("seed", 0)):
             check_whole(name, getattr(self, name), least)
-            # torch and the loader's state take no numpy numbers
+            # Neither torch nor JSON, in which states are saved, takes numbers of numpy.
             object.__setattr__(self, name, int(getattr(self, name)))
         check_megabytes("buffer_mb", self.buffer_mb)
         if self.callback is not None and not callable(self.callback):
@@ -124,9 +124,9 @@ class EpochPlan:
         if self.shuffle:
             order = memory.order_name if memory else "whole"
             self._identity |= {"seed": self.seed, "order": order}
-        # (epoch, samples done), of the iteration that began last and of the next one
+        # (epoch, samples done), of the iteration that began last and of the next one.
         self._now = self.upcoming = (0, 0)
-        self.share()  # refuses sizes that cannot work, before any work
+        self.share()  # Refuses sizes that cannot work, before any work.
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
@@ -144,7 +144,7 @@ class EpochPlan:
     def advance(self, share: Share, epoch: int, positions: Ints) -> None:
         """Count a batch as handed out, in training those of all ranks, else of this one."""
         if epoch != self._now[0]:
-            return  # another iteration has begun
+            return  # Another iteration has begun.
         last = int(positions[-1])
         if isinstance(share, TrainShare):
             # The last positions of all ranks are neighbours, in the order of the ranks.
@@ -342,22 +342,22 @@ class SampleLoader(EpochLoader):
     def __init__(
         self, dataset: PTXrDataset, plan: EpochPlan, handover: Handover, threads: int
     ) -> None:
-        assert plan.memory is not None  # the samples of a PTXrDataset have a size
+        assert plan.memory is not None  # The samples of a PTXrDataset have a size.
         self.dataset, self.plan, self.handover, self._memory = dataset, plan, handover, plan.memory
         self.callback = self.collate_fn = plan.options.callback
         self.num_workers, self.batch_size, self.drop_last = threads, plan.batch_size, plan.drop_last
         self._gather_threads = min(threads, _MOST_GATHER_THREADS)
         self._resident: Resident | None = None
-        # by number of slots, the ring of an epoch that ended, so that no thread writes into its
-        # slots; a dict, because `pop` is atomic and threads may share a loader
+        # The ring of an epoch that ended, so that no thread writes into its slots, by their number.
+        # A dict, because `pop` is atomic and threads may share a loader.
         self._idle_rings: dict[int, Ring] = {}
         batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
-        # several small batches are gathered at once, which takes as long as one
+        # Several small batches are gathered at once, which takes as long as one.
         fit = self._memory.group_bytes // max(batch_bytes, 1)
         self._batches_in_group = max(1, min(fit, _MOST_IN_GROUP))
         rows = min(self.batch_size * self._batches_in_group, plan.n)
         self._buffers = [Buffers(field, rows) for field in dataset._fields]
-        # of the epoch of the batch that `samples` was last asked about
+        # The order of the epoch whose batch `samples` was last asked about.
         self._samples_at: dict[int, SamplesAt] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -471,15 +471,14 @@ class SampleLoader(EpochLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over one epoch: the one that was set, else the next."""
-        # a generator, so that an iterator which is never used (Lightning makes one) begins none
+        # A generator, so that an iterator that is never used (Lightning makes one) begins no epoch.
         size, plan = self.batch_size, self.plan
         share = plan.share()
         epoch, start = plan.begin()
         with closing(self._groups(share, epoch, start)) as groups:
             for positions, tensors in groups:
                 batches = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
-                # arrays that nobody holds are used again for other batches
-                del tensors
+                del tensors  # Arrays that nobody holds are used again for other batches.
                 for first, arrays in zip(range(0, len(positions), size), batches, strict=True):
                     of_batch = positions[first : first + size]
                     plan.advance(share, epoch, of_batch)
@@ -492,7 +491,7 @@ class SampleLoader(EpochLoader):
 
     def _groups(self, share: Share, epoch: int, start: int) -> Generator[tuple[Ints, list[Tensor]]]:
         """Yield the positions and arrays of several batches at a time, end to end."""
-        # those whose arrays are being filled, in this order
+        # Groups whose arrays are being filled, in this order.
         groups: deque[tuple[Ints, list[Tensor]]] = deque()
 
         def make_arrays(positions: Ints) -> list[Array]:
@@ -515,7 +514,7 @@ class SampleLoader(EpochLoader):
     def _tensors(self, rows: int) -> list[Tensor]:
         """Return tensors for some samples, one per field, of undefined values."""
         if torch.cuda.is_available():
-            # torch does not reuse its pinned memory before copies to the GPU have ended
+            # Torch does not reuse its pinned memory before copies to the GPU have ended.
             return [
                 torch.from_numpy(field.empty(0)).new_empty((rows, *field.shape), pin_memory=True)
                 for field in self.dataset._fields
@@ -579,7 +578,7 @@ class ShareSampler(DistributedSampler[int]):
     """
 
     def __init__(self, plan: EpochPlan) -> None:
-        # DistributedSampler's own asks for a process group and copies the samples
+        # DistributedSampler's own __init__ asks for a process group.
         self.plan = plan
         self.begun = (0, 0)
 
@@ -617,7 +616,7 @@ class MapLoader(EpochLoader, DataLoader[Any]):
     """
 
     sampler: ShareSampler
-    # accelerate's `prepare` does not change a loader that has this mark
+    # Accelerate's `prepare` does not change a loader that has this mark.
     _is_accelerate_prepared: bool
 
     def share_out(self) -> None:
@@ -627,10 +626,11 @@ class MapLoader(EpochLoader, DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
-        # a generator, so that an iterator which is never used begins no epoch
+        # A generator, as in `SampleLoader`.
         plan, share = self.plan, self.plan.share()
-        epoch, start = plan.upcoming  # the sampler begins it when torch asks for the first sample
-        # torch draws the seed of its workers from this generator, not from the global one
+        # The sampler begins this epoch when torch asks for the first sample.
+        epoch, start = plan.upcoming
+        # Torch draws the seed of its workers from this generator, not from the global one.
         assert self.generator is not None
         self.generator.manual_seed(worker_seed(plan.seed, epoch))
         for batch, of_batch in zip(super().__iter__(), share.batches(start), strict=True):
@@ -655,7 +655,7 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
     if options.num_workers:
         from loky.backend import get_context
 
-        context = get_context("loky")  # never forks
+        context = get_context("loky")  # It never forks.
     loader = MapLoader(
         data,
         batch_size=options.batch_size,

@@ -87,7 +87,7 @@ def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
         return {}
     known = {}
     for name, stats in metadata.statistics.items():
-        if np.any(stats.count):  # else no cell was counted, so nothing was scaled
+        if np.any(stats.count):  # Without a cell that was counted, nothing was scaled.
             offset, scale = scale_parameters(stats, method)
             known[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), method)
     return known
@@ -152,7 +152,7 @@ class DatasetSource(SampleSource):
     def coords(self, samples: Ints) -> Arrays:
         """Return coordinates of samples, one array per coordinate."""
         along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
-        if not len(samples):  # xarray cannot decode dates of other calendars where there are none
+        if not len(samples):  # xarray cannot decode an empty array of dates of other calendars.
             return {str(name): np.zeros(0, self._coords[name].dtype) for name in along}
         chosen = self._coords[along].isel({self._dim: samples} if along else {})
         return {str(name): np.asarray(chosen[name].values) for name in along}
@@ -178,7 +178,7 @@ class DatasetSource(SampleSource):
             if origin is None or coords[name].dims != (self._dim,):
                 continue
             if origin.attrs.get("long_name") == NUMBERED:
-                continue  # the dim has no coordinate
+                continue  # The dim has no coordinate.
             window = max((v.sizes.get(dim, 1) for v in self.variables.values()), default=1)
             index, axis = np.asarray(coords[name].values), stored.get(dim)
             if axis is None or not _has_origins(axis, index, window, np.asarray(origin.values)):
@@ -215,7 +215,7 @@ def _axis_from_origins(
     if not len(index):
         return None
     values, n = np.asarray(origins.values), int(index.max()) + window
-    if window == 1:  # no sample uses the cells between, so any value does
+    if window == 1:  # No sample uses the cells between, so any value does.
         known, first = np.unique(index, return_index=True)
         axis: NDArray[Any] | None = values[first][np.searchsorted(known, np.arange(n))]
     else:
@@ -261,7 +261,7 @@ class StoreSource(DatasetSource):
             for name, target in out.items():
                 self._arrays[name].read(chunk, target)
             return
-        # remote reads mostly wait, so ask for all variables at once
+        # Remote reads mostly wait, so ask for all variables at once.
         arrays = [self._arrays[name] for name in out]
         with ThreadPoolExecutor(len(arrays), thread_name_prefix="ml4cube-fetch") as threads:
             fetched = list(threads.map(lambda array: array.fetch(chunk), arrays))
@@ -285,7 +285,7 @@ def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
         location_of("store", StorePath(array.store, array.path.rpartition("/")[0]))
         for array in arrays
     ]
-    # a location that needs storage options is not a str
+    # A location that needs storage options is not a str.
     if not isinstance(groups[0], str) or any(group != groups[0] for group in groups):
         logger.warning(
             "samples that were opened with storage options, or from several stores, are read "
@@ -300,5 +300,5 @@ def _array_behind(variable: xr.Variable) -> Any:
     """Return the zarr array that a lazy variable shows unchanged, or None."""
     file = None if variable.chunks is None else file_behind(variable.data)
     zarr = LazyZarr() if file is None else LazyZarr.behind(file, np.dtype(variable.dtype))
-    # without slicing, decoding or casting between array and variable
+    # Nothing is sliced, decoded or cast between array and variable.
     return zarr.array if zarr.is_undecoded and zarr.is_whole else None

@@ -171,7 +171,7 @@ class PTXrDataset(Dataset[Any]):
         cache_mb: float = 256,
         **cutting: Any,
     ) -> None:
-        options = DatasetOptions.of(locals())  # every argument by name; stays the first statement
+        options = DatasetOptions.of(locals())  # Must be first, while locals are the arguments.
         self.shifted = options.shifted
         self.weights = options.weights
         self._source: SampleSource
@@ -204,7 +204,7 @@ class PTXrDataset(Dataset[Any]):
             return None
         known = known_scaling(self.metadata)
         names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
-        if not len(self):  # then variables without a known scaling may have one in other parts
+        if not len(self):  # Variables without a known scaling may have one in other parts.
             return {name: known[name] for name in names if name in known}
         return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
 
@@ -433,13 +433,13 @@ class PTXrDataset(Dataset[Any]):
                 "give target_offset if the targets lie elsewhere"
             )
         self.targets = targets
-        # at a lead time, the values of y are variables of their own in the source
+        # At a lead time, the values of y are variables of their own in the source.
         self._y_names = tuple(map(target_name, targets)) if self.shifted else targets
         weights = options.weights_variable
         features = [name for name in stored if name not in self._y_names and name != weights]
         spec = self.metadata.spec if self.metadata else None
         if spec and spec.features and targets and targets == spec.targets and not self.shifted:
-            # the features that were sampled for these targets
+            # The store records the features that were sampled for these targets.
             features = [name for name in spec.features if name in stored]
         self.features = chosen or tuple(features)
         self._stacked = bool(chosen or targets)
@@ -452,10 +452,10 @@ class PTXrDataset(Dataset[Any]):
     def _warn_of_filled(self, ds: Any, options: DatasetOptions) -> None:
         """Warn of targets or weights whose gaps were filled when they were sampled."""
         advice = FILL_FEATURES
-        if self.metadata is None:  # samples made by hand
+        if self.metadata is None:  # The samples were made by hand.
             attrs = {name: ds[name].attrs for name in options.scored}
             filled = {n: found[FILLED_ATTR] for n, found in attrs.items() if FILLED_ATTR in found}
-        elif self._from_cube:  # this call asks for `metadata.filled`, so there is no warning of it
+        elif self._from_cube:  # This call asks for `metadata.filled`: no need to warn of that.
             filled = self.metadata.invented(options.scored)
             filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
         else:
@@ -489,7 +489,7 @@ class PTXrDataset(Dataset[Any]):
                 "variable of weights"
             )
         if self.shifted and isinstance(weights, str):
-            weights = target_name(weights)  # those of the cells of y
+            weights = target_name(weights)  # The weights of the cells of y are needed.
         scaling = known_scaling(self.metadata)
         self._source = add_weights(self._source, weights, self._y_names[0], scaling)
 
@@ -504,7 +504,7 @@ class PTXrDataset(Dataset[Any]):
         if self.targets:
             fields.append(self._stacked_field(self._y_names, target_dtype))
         if WEIGHT in self._source.variables:
-            # a weight per sample is a number; one per cell has one channel, whatever y has
+            # Weights of samples have no axes; those of cells have one channel, however many y has.
             window = self._window(WEIGHT)
             if window not in ((), fields[-1].window):
                 raise InvalidValueError(

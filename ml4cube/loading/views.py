@@ -121,10 +121,10 @@ def _cut(source: SampleSource, name: str, cells: Mapping[str, slice]) -> Compute
     sizes, dtype = source.variables[name]
     slices = {dim: cells.get(dim, slice(0, n)) for dim, n in sizes.items()}
     variable = SampleVariable({dim: s.stop - s.start for dim, s in slices.items()}, dtype)
-    return Computed(variable, (name,), partial(_at, (slice(None), *slices.values())))
+    return Computed(variable, (name,), partial(_indexed, (slice(None), *slices.values())))
 
 
-def _at(index: tuple[slice | None, ...], chunk: int, values: NDArray[Any]) -> NDArray[Any]:
+def _indexed(index: tuple[slice | None, ...], chunk: int, values: NDArray[Any]) -> NDArray[Any]:
     return values[index]
 
 
@@ -134,10 +134,11 @@ def repeat_along_missing_dims(source: SampleSource, names: Iterable[str]) -> Vie
     window = max((v.sizes for v in variables.values()), key=len)
     computed = {}
     for name, (sizes, dtype) in variables.items():
-        fits = sizes.items() <= window.items() and [d for d in window if d in sizes] == list(sizes)
-        if fits and sizes != window:
+        has_order_of_window = list(sizes) == [dim for dim in window if dim in sizes]
+        is_smaller = sizes.items() < window.items()
+        if is_smaller and has_order_of_window:
             axes = (slice(None) if dim in sizes else np.newaxis for dim in window)
-            repeated = partial(_at, (slice(None), *axes))
+            repeated = partial(_indexed, (slice(None), *axes))
             computed[name] = Computed(SampleVariable(window, dtype), (name,), repeated)
     return View(source, computed)
 
@@ -178,7 +179,7 @@ def add_weights(
             )
         if not weights:
             raise InvalidValueError("weights={} has no class; give {class: weight}")
-        # the target as stored, because the dtype of the batch may merge classes
+        # Classes of the target as stored, because the dtype of the batch may merge them.
         inputs, sizes = (target,), source.variables[target].sizes
         classes, order = np.unique(np.array(list(weights)), return_index=True)
         values = _checked(list(weights.values()))[order]

@@ -75,13 +75,13 @@ class Ring:
         gather_threads: int = 1,
     ) -> None:
         self.slots, self.decode_threads = slots, decode_threads
-        # the chunk in each slot, -1 for none or an incomplete one
+        # The chunk in each slot, -1 for none or an incomplete one.
         self.chunk_of_slot = np.full(slots, -1, np.int64)
         self._source, self._gather_threads = source, gather_threads
         self._slot_size = int(source.counts.max(initial=1))
         rows = slots * self._slot_size
         self._arrays = [SampleArray(field, rows) for field in fields]
-        # of every slot, the rows of its samples in the shuffled order of the chunk
+        # For every slot, the rows of its samples in the shuffled order of the chunk.
         self._shuffled_rows = np.zeros(rows, np.int64)
 
     def batches(
@@ -99,7 +99,7 @@ class Ring:
                 while len(queue):
                     yield epoch.next_batch()
         finally:
-            # running reads still write into the slots: wait for them, cancel the others
+            # Running reads still write into the slots: wait for them, cancel the others.
             readers.shutdown(wait=True, cancel_futures=True)
 
     def load(self, schedule: ChunkSchedule, chunk: int, slot: int) -> None:
@@ -128,24 +128,25 @@ class _RingEpoch:
     def __init__(
         self, ring: Ring, schedule: ChunkSchedule, readers: ThreadPoolExecutor, queue: BatchQueue
     ) -> None:
-        if ring.slots < schedule.in_use:  # would wait for a free slot forever
+        if ring.slots < schedule.in_use:  # It would wait for a free slot forever.
             raise InvalidValueError(
                 f"slots must be at least {schedule.in_use}, because so many chunks are needed at "
                 f"once, got {ring.slots}"
             )
         self._ring, self._schedule = ring, schedule
         self._readers, self._queue = readers, queue
-        self._next_position = 0  # the first position after those of all batches in the queue
+        # The first position after those of all batches in the queue.
+        self._next_position = 0
         self._slot_of_visit = np.full(len(schedule), -1, np.int64)
         self._reads: list[Future[None]] = []
         self._visits_loaded = 0
-        # lists, because numpy releases the interpreter lock even to look up one number
+        # Lists, because numpy releases the interpreter lock even to look up one number.
         self._first_positions = schedule.first.tolist()
         by_last = np.argsort(schedule.last, kind="stable")
         last_positions = schedule.last[by_last].tolist()
         self._visits_by_last = list(zip(by_last.tolist(), last_positions, strict=True))
         self._visits_released = 0
-        # slots that hold a chunk of this schedule already, by its visit, in order
+        # Slots that hold a chunk of this schedule already, by its visit, in order.
         slots = {int(chunk): slot for slot, chunk in enumerate(ring.chunk_of_slot) if chunk >= 0}
         visits = enumerate(schedule.chunks.tolist())
         self._filled_slots = {visit: slots[chunk] for visit, chunk in visits if chunk in slots}
@@ -178,7 +179,7 @@ class _RingEpoch:
             self._move_to(int(positions[start]))
             stop = self._reachable(positions)
             if stop == start:
-                # no slot is free: all hold chunks from which samples are still gathered
+                # No slot is free: all hold chunks from which samples are still gathered.
                 self._queue.wait_for_first()
                 continue
             self._wait_for_reads(int(positions[stop - 1]))
@@ -219,7 +220,7 @@ class _RingEpoch:
             elif self._free_slots:
                 slot = self._free_slots.pop()
             elif self._filled_slots and visit < needed_soon:
-                # replace the chunk that is needed last, but only by one that is needed soon
+                # Replace the chunk that is needed last, but only by one that is needed soon.
                 _, slot = self._filled_slots.popitem()
             else:
                 return
