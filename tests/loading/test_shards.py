@@ -33,7 +33,7 @@ def write(path: Path, values: np.ndarray, **layout: Any) -> ShardedArray:
     array[...] = values
     sizes = {str(p.relative_to(path)): p.stat().st_size for p in path.rglob("c/**/*")}
     metadata = json.loads((path / "zarr.json").read_text())
-    return ShardedArray.of(str(path), None, metadata, sizes)
+    return ShardedArray(str(path), None, metadata, sizes)
 
 
 @pytest.mark.parametrize("shards", [None, (12, 3)])
