@@ -27,6 +27,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
+from ml4cube.cube.reader import CubeReader
 from ml4cube.progress import Stage
 from ml4cube.sampling.extractor import Callback, Extractor
 from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
@@ -35,7 +36,7 @@ from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_task
 from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import entries_of
-from ml4cube.sampling.shards import ShardJob, make_shard
+from ml4cube.sampling.shards import Piece, ShardJob, make_shard
 from ml4cube.sampling.workers import DaskCluster, TaskEngine, check_client, choose_engine
 from ml4cube.store.folders import Files
 from ml4cube.store.format import (
@@ -611,7 +612,8 @@ class MultiProcSampler:
 
     def _shard_tasks(
         self, plan: SamplePlan, jobs: Mapping[str, ShardJob], drafts: Mapping[str, Draft]
-    ) -> Iterator[Any]:
+    ) -> Iterator[tuple[str, int, list[Piece], list[CubeReader]]]:
+        """Yield the shards that are still to be written, as `make_shard` takes them."""
         for part, job in jobs.items():
             done, order = set(drafts[part].finished_tasks), self._options.order
             for shard, pieces in shard_tasks(self.sampling, plan, part, job.layout, order):

@@ -22,10 +22,13 @@ with needs_torch("ml4cube.datasets.pytorch"):
     import torch
     from torch import Tensor
 
+# Cells along each dim of a window, for each tensor of a batch; dims in the order of the axes.
 Layout = tuple[Mapping[str, int], ...]
 
 
-def bind_augmentations(augment: Any, data: Any) -> tuple[Augment, ...]:
+def bind_augmentations(
+    augment: Augment | Sequence[Augment] | None, data: object
+) -> tuple[Augment, ...]:
     """Bind augmentations to the axes of a data set's batches."""
     if augment is None:
         return ()
@@ -52,7 +55,7 @@ class _Turn(ABC):
         self.p = float(p)
         self._layout: Layout = ()
 
-    def bind(self, data: Any) -> Self:
+    def bind(self, data: object) -> Self:
         """Return a copy that knows the dims of a data set's batches."""
         if not isinstance(data, PTXrDataset):
             raise InvalidTypeError(

@@ -5,9 +5,9 @@ Unlike the angle itself, they do not jump where the circle closes. Does not use 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TIME_FEATURES = ("dayofyear", "hour")
 
 
-def add_coordinates(source: SampleSource, names: Any, like: str) -> View:
+def add_coordinates(source: SampleSource, names: str | Sequence[str], like: str) -> View:
     """Add sine and cosine of coordinates, repeated over the window of the variable `like`."""
     sizes = source.variables[like].sizes
     window = {source.cube_dims.get(dim, dim): n for dim, n in sizes.items()}

@@ -84,7 +84,7 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
     part, cutting = options.part, options.for_cubes
     # `progress` may be given for a store too, which needs none.
     only_for_cubes = [name for name in cutting if name != "progress"]
-    ds = _opened(ds, cube=bool(only_for_cubes))
+    ds = _opened(ds, may_be_cube=bool(only_for_cubes))
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
     dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
     if metadata and dim not in ds.dims:
@@ -114,8 +114,8 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
     return source, metadata
 
 
-def _opened(source: Any, *, cube: bool) -> xr.Dataset:
-    """Open a sample store, or a cube if one is expected and there is no sample store."""
+def _opened(source: Any, *, may_be_cube: bool) -> xr.Dataset:
+    """Open a sample store, or a cube if there may be one and there is no sample store."""
     import xarray as xr
 
     if isinstance(source, xr.Dataset | xr.DataArray):
@@ -126,7 +126,7 @@ def _opened(source: Any, *, cube: bool) -> xr.Dataset:
         found = as_dataset(source)
         if "ml4cube_format" in found.attrs or not found.sizes:
             raise
-    if cube:
+    if may_be_cube:
         return found
     raise StoreError(
         f"{source} is a cube with dims {dict(found.sizes)}, not a sample store; to cut samples "

@@ -154,7 +154,7 @@ class DatasetSource(SampleSource):
         along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
         if not len(samples):  # xarray cannot decode an empty array of dates of other calendars.
             return {str(name): np.zeros(0, self._coords[name].dtype) for name in along}
-        chosen = self._coords[along].isel({self._dim: samples} if along else {})
+        chosen = self._coords[along].isel({self._dim: samples}, missing_dims="ignore")
         return {str(name): np.asarray(chosen[name].values) for name in along}
 
     def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:

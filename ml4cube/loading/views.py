@@ -162,7 +162,10 @@ def _without_gaps(
 
 
 def add_weights(
-    source: SampleSource, weights: Any, target: str, scaling: Mapping[str, Scaling]
+    source: SampleSource,
+    weights: str | Mapping[Any, float] | ArrayLike,
+    target: str,
+    scaling: Mapping[str, Scaling],
 ) -> View:
     """Add the variable `WEIGHT`: one number per sample, or one per cell of the target."""
     sizes: Mapping[str, int] = {}

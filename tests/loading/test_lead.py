@@ -52,7 +52,7 @@ def pairs(
             continue
         if mask is not None and not (inputs["m"].all() and answers["m"].all()):
             continue
-        found.append((start, inputs[["a", "b"]].to_array().values, answers["b"].values))
+        found.append((start, inputs[["a", "b"]].to_array(), answers["b"]))
     return found
 
 
@@ -86,10 +86,10 @@ def test_pairs_are_those_of_a_plain_loop(
         cube = cube.assign(m=("time", np.arange(13) != 3))
     size = {"time": steps, "lat": 2, "lon": 5}
     shared = steps // 2 if overlap else 0
-    stride = {"time": steps - (max(shared, 1) if overlap and steps > 1 else 0), "lat": 2, "lon": 5}
+    stride = {"time": steps - shared, "lat": 2, "lon": 5}
     target_size = size | ({"time": target_steps} if target_steps else {})
-    lost: Any = "m" if masked else None
-    wanted = pairs(cube, "train", size, stride, offset, target_size, lost)
+    mask: Any = "m" if masked else None
+    wanted = pairs(cube, "train", size, stride, offset, target_size, mask)
     if not wanted:
         return
     data = PTXrDataset(
@@ -97,13 +97,11 @@ def test_pairs_are_those_of_a_plain_loop(
         to_pred="b",
         features=["a", "b"],
         sample_size=size,
-        overlap={"time": shared / steps}
-        if overlap and shared
-        else ({"time": 0.01} if overlap else None),
+        overlap={"time": max(shared / steps, 0.01)} if overlap else None,
         target_offset=offset,
         target_size={"time": target_steps} if target_steps else None,
         scale_fn=None,
-        filter_var=lost,
+        filter_var=mask,
         part="train",
         dtype="float64",
     )
@@ -118,8 +116,6 @@ def test_pairs_are_those_of_a_plain_loop(
     kept_y = [d for d in (dim_order or ("time", "lat", "lon")) if target_size[d] > 1]
     for start, x_true, y_true in wanted:
         k = found[start]
-        x_true = xr.DataArray(x_true, dims=("variable", "time", "lat", "lon"))
-        y_true = xr.DataArray(y_true, dims=("time", "lat", "lon"))
         x_true = x_true.transpose("variable", *kept, ...).values.reshape(X[k].shape)
         y_true = y_true.transpose(*kept_y, ...).values.reshape(y[k].shape)
         np.testing.assert_array_equal(X[k].numpy(), x_true)
