@@ -124,6 +124,49 @@ def whole_cells(
     return {dim: int(value) for dim, value in pairs.items()}
 
 
+def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
+    """Return a sampling whose targets lie elsewhere than its inputs."""
+    spec, extractor, targets = sampling.spec, sampling.extractor, options.scored
+    check_known("to_pred", options.targets, spec.variables)
+    check_known("weights", targets, spec.variables)  # The variables of y are known by now.
+    if extractor.callback is not None:
+        raise InvalidTypeError(
+            "callback cannot be combined with target_offset or target_size, because it gets the "
+            "inputs without their targets; compute the variable on the cube, or use augment="
+        )
+    size, shape = (dict(zip(spec.dims, cells, strict=True)) for cells in (spec.size, spec.shape))
+    lead = options.lead_of(size, shape, "the cube")
+    inputs = _InputSpec(**vars(spec), reach=tuple(along.reach for along in lead.values()))
+    target_size = tuple(along.target_size for along in lead.values())
+    # Targets have the stride of the inputs. Negative where cells lie between windows of targets.
+    target_overlap = tuple(n - stride for n, stride in zip(target_size, spec.stride, strict=True))
+    target_spec = replace(
+        spec,
+        size=target_size,
+        overlap=target_overlap,
+        variables=targets,
+        window_dims=(),
+        array_dims=(),
+        fill_method=None,  # Filled targets would be scored like measured ones.
+        const=None,
+    )
+    counts = dict(zip(spec.dims, inputs.windows.counts, strict=True))
+    tile = dict(zip(spec.dims, extractor.tiles.tile, strict=True))
+    # Windows without a whole target in the cube are left out.
+    tiles = Grid.blocks(counts, {dim: min(n, counts[dim]) for dim, n in tile.items()})
+    extractor = replace(extractor, tiles=tiles)
+    target = replace(extractor, spec=target_spec, used_blocks=None)
+    pairs = LeadExtractor(**{**vars(extractor), "spec": inputs}, target=target)
+    needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
+    target_reader = sampling.reader.only(needed)
+    reader = LeadReader(**vars(sampling.reader), target_reader=target_reader, lead=lead)
+    given = sampling.given
+    if given is not None:  # The plan asks for statistics of every variable.
+        of_targets = {target_name(name): given[name] for name in targets if name in given}
+        given = Statistics({**given, **of_targets}, given.part)
+    return replace(sampling, reader=reader, extractor=pairs, given=given)
+
+
 @dataclass(frozen=True)
 class _InputSpec(SampleSpec):
     """A spec whose windows have their targets inside the cube; all others are `edge`."""
@@ -187,7 +230,8 @@ class LeadReader(CubeReader):
         result = {}
         for (dim, along), n in zip(self.lead.items(), self.shape, strict=True):
             start = min(inputs[dim].start + along.offset, n)
-            stop = inputs[dim].stop + along.offset + along.target_size - along.input_size
+            start_of_last_input = inputs[dim].stop - along.input_size
+            stop = start_of_last_input + along.offset + along.target_size
             result[dim] = slice(start, max(start, min(stop, n)))
         return result
 
@@ -215,8 +259,8 @@ class LeadExtractor(Extractor):
 
     def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
         """Variables of the reader that `outcomes` needs."""
-        far = self.target.outcome_variables(dtypes)
-        return (*super().outcome_variables(dtypes), *map(target_name, far))
+        of_targets = self.target.outcome_variables(dtypes)
+        return (*super().outcome_variables(dtypes), *map(target_name, of_targets))
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return window shape and dtype of samples without making one."""
@@ -233,6 +277,7 @@ class LeadExtractor(Extractor):
         input_cells, target_cells = _separate(cells)
         inputs = super().outcomes(input_cells, tile)
         targets = self.target.outcomes(target_cells, tile)
+        # A pair is dropped for the reason of its inputs, else for that of its targets.
         pairs = np.where(inputs == targets, inputs, OUTCOMES.index("straddle"))
         pairs = np.where(targets >= len(PARTS), targets, pairs)
         return np.where(inputs >= len(PARTS), inputs, pairs).astype(np.uint8)
@@ -246,8 +291,8 @@ class LeadExtractor(Extractor):
 
     def train_cell_statistics(self, reader: CubeReader, block: Block) -> Statistics:
         """Return the statistics of the train cells of a block, of inputs alone."""
-        inputs = reader.input_reader if isinstance(reader, LeadReader) else reader
-        return super().train_cell_statistics(inputs, block)
+        assert isinstance(reader, LeadReader)
+        return super().train_cell_statistics(reader.input_reader, block)
 
 
 def _separate_names(names: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -257,48 +302,6 @@ def _separate_names(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _separate(cells: Arrays) -> tuple[Arrays, Arrays]:
+    """Return the cells of inputs, and those of targets by the names that they have in the cube."""
     inputs, targets = _separate_names(cells)
     return {n: cells[n] for n in inputs}, {n: cells[target_name(n)] for n in targets}
-
-
-def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
-    """Return a sampling whose targets lie elsewhere than its inputs."""
-    spec, extractor, targets = sampling.spec, sampling.extractor, options.scored
-    check_known("to_pred", options.targets, spec.variables)
-    check_known("weights", targets, spec.variables)
-    if extractor.callback is not None:
-        raise InvalidTypeError(
-            "callback cannot be combined with target_offset or target_size, because it gets the "
-            "inputs without their targets; compute the variable on the cube, or use augment="
-        )
-    size, shape = (dict(zip(spec.dims, cells, strict=True)) for cells in (spec.size, spec.shape))
-    lead = options.lead_of(size, shape, "the cube")
-    inputs = _InputSpec(**vars(spec), reach=tuple(along.reach for along in lead.values()))
-    target_size = tuple(along.target_size for along in lead.values())
-    # Targets have the stride of the inputs. Negative where cells lie between windows of targets.
-    target_overlap = tuple(n - stride for n, stride in zip(target_size, spec.stride, strict=True))
-    target_spec = replace(
-        spec,
-        size=target_size,
-        overlap=target_overlap,
-        variables=targets,
-        window_dims=(),
-        array_dims=(),
-        fill_method=None,  # Filled targets would be scored like measured ones.
-        const=None,
-    )
-    counts = dict(zip(spec.dims, inputs.windows.counts, strict=True))
-    tile = dict(zip(spec.dims, extractor.tiles.tile, strict=True))
-    # Windows without a whole target in the cube are left out.
-    tiles = Grid.blocks(counts, {dim: min(n, counts[dim]) for dim, n in tile.items()})
-    extractor = replace(extractor, tiles=tiles)
-    target = replace(extractor, spec=target_spec, used_blocks=None)
-    pairs = LeadExtractor(**{**vars(extractor), "spec": inputs}, target=target)
-    needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
-    target_reader = sampling.reader.only(needed)
-    reader = LeadReader(**vars(sampling.reader), target_reader=target_reader, lead=lead)
-    given = sampling.given
-    if given is not None:
-        of_targets = {target_name(name): given[name] for name in targets if name in given}
-        given = Statistics({**given, **of_targets}, given.part)
-    return replace(sampling, reader=reader, extractor=pairs, given=given)

@@ -118,8 +118,9 @@ def _lead_in_windows(
 
 
 def _cut(source: SampleSource, name: str, cells: Mapping[str, slice]) -> Computed:
+    """Return a variable as some of its cells, given the slice along each stored dim."""
     sizes, dtype = source.variables[name]
-    slices = {dim: cells.get(dim, slice(0, n)) for dim, n in sizes.items()}
+    slices = {dim: cells[dim] for dim in sizes}
     variable = SampleVariable({dim: s.stop - s.start for dim, s in slices.items()}, dtype)
     return Computed(variable, (name,), partial(_indexed, (slice(None), *slices.values())))
 
