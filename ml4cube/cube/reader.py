@@ -227,7 +227,7 @@ class CubeReader:
         """Return a reader of only one region, cheap to pickle."""
         return replace(self, sources={n: s.narrow(slices) for n, s in self.sources.items()})
 
-    def only(self, names: Iterable[str]) -> CubeReader:
+    def only(self, names: Iterable[str]) -> Self:
         """Return a reader of some of the variables."""
         return replace(self, sources={name: self.sources[name] for name in names})
 

@@ -27,6 +27,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
+from ml4cube.cube.reader import CubeReader
 from ml4cube.progress import Stage
 from ml4cube.sampling.extractor import Callback, Extractor
 from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
@@ -35,7 +36,7 @@ from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_task
 from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import entries_of
-from ml4cube.sampling.shards import ShardJob, make_shard
+from ml4cube.sampling.shards import Piece, ShardJob, make_shard
 from ml4cube.sampling.workers import DaskCluster, TaskEngine, check_client, choose_engine
 from ml4cube.store.folders import Files
 from ml4cube.store.format import (
@@ -341,7 +342,7 @@ class MultiProcSampler:
             {"train": train_cube, "test": test_cube, "val": val_cube},
             allow_memory=nproc == 1 or client is not None,
         )
-        # before any call of it, which may change its state
+        # Before any call of the callback, which may change its state.
         self._identity = checked_identity(callback, version)
         self.sampling = Sampling.of(
             ds, options if callback is None else replace(options, callback=copy_of(callback))
@@ -358,7 +359,7 @@ class MultiProcSampler:
         self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
         if callback is None:
             self._precision.check_names({n: self.sampling.ds[n].dtype for n in spec.variables})
-        # a callback may rename what the cube has, but not its dims
+        # A callback may rename variables of the cube, but not its dims.
         check_stored_names(spec, spec.variables if callback is None else ())
         self._chunk = chunk_samples(chunk_size, spec)
         self._settings = {
@@ -375,8 +376,8 @@ class MultiProcSampler:
         if (given := self.sampling.given) is not None:
             self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
         self._overwrite = overwrite
-        # the last plan, with the id of its call, which changes when the cube does
-        self._planned: tuple[str, _Planned] | None = None
+        # The last plan, by the id of its call, which changes when the cube does.
+        self._planned: dict[str, _Planned] = {}
 
     def plan(self) -> SamplePlan:
         """Count the samples of every part, without writing anything; reads the cube once.
@@ -402,7 +403,7 @@ class MultiProcSampler:
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
     def _plan_on(self, engine: TaskEngine, call: Call) -> _Planned:
-        if self._planned is None or self._planned[0] != call.id:
+        if call.id not in self._planned:
             tiles, show = len(self.sampling.extractor.tiles), self._options.progress
             with Stage("counting", tiles, "tiles", show=show) as stage:
                 extractor, plan = make_plan(
@@ -425,8 +426,8 @@ class MultiProcSampler:
                 )
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
             stored_plan = plan.stored_as(self._precision)
-            self._planned = call.id, _Planned(extractor, stored_plan, scaling)
-        return self._planned[1]
+            self._planned = {call.id: _Planned(extractor, stored_plan, scaling)}
+        return self._planned[call.id]
 
     def run(self) -> RunSummary | None:
         """Write the stores that do not exist yet; all of them, with ``overwrite=True``.
@@ -477,7 +478,7 @@ class MultiProcSampler:
                 summary = RunSummary(plan, nbytes, resumed, shards, seconds)
         for target in self.targets.values():
             remove_work_folder(target, call.id)
-        # get_datasets() now opens the stores, and does not replace them again
+        # From now on, get_datasets() opens the stores, and does not replace them again.
         self._overwrite = False
         logger.info("%s", summary or "every store exists already")
         return summary
@@ -485,12 +486,12 @@ class MultiProcSampler:
     def _drafts(self, call: Call, stack: contextlib.ExitStack) -> dict[str, Draft]:
         """Lock the stores that are to be written."""
         locked: dict[str, Draft] = {}
-        # in one order, so that two runs cannot block one another
+        # In one order, so that two runs cannot block one another.
         for part in sorted(self._unwritten(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
                 draft = open_draft(self.targets[part], call.id)
             locked[part] = stack.enter_context(draft)
-        # another run may have written some before this one got their locks
+        # Another run may have written some before this one got their locks.
         return {part: locked[part] for part in self._unwritten(call) if part in locked}
 
     def _unwritten(self, call: Call) -> list[str]:
@@ -530,31 +531,36 @@ class MultiProcSampler:
         """Write and publish the stores; return the plan and the number of shards found."""
         with self._engine() as engine:
             extractor, plan, scaling = self._plan_on(engine, call)
-            # only now is it certain that there is something to write
+            # Only now is it certain that there is something to write.
             for draft in drafts.values():
                 with WriteErrors.of(draft.target):
                     draft.begin(self._options.resume)
             resumed = sum(len(draft.finished_tasks) for draft in drafts.values())
             chunk, precision, compressor = self._chunk, self._precision, self._compressor
-            jobs = {}
-            for part, draft in drafts.items():
-                jobs[part] = ShardJob(
-                    extractor,
-                    part,
-                    draft.folder_for_workers(isinstance(engine, DaskCluster)),
-                    WriteErrors.of(draft.target),
-                    layout_of(self.sampling, plan, part, chunk, scaling, precision, compressor),
-                    scaling,
-                    self._options.order == "shuffled",
-                    precision,
-                    self.sampling.reader.shared(),
+            jobs = {
+                part: ShardJob(
+                    extractor=extractor,
+                    part=part,
+                    folder=draft.folder_for_workers(isinstance(engine, DaskCluster)),
+                    write_errors=WriteErrors.of(draft.target),
+                    layout=layout_of(
+                        self.sampling, plan, part, chunk, scaling, precision, compressor
+                    ),
+                    scaling=scaling,
+                    is_shuffled=self._options.order == "shuffled",
+                    precision=precision,
+                    shared_reader=self.sampling.reader.shared(),
                 )
+                for part, draft in drafts.items()
+            }
             self._write_shards(engine, jobs, plan, drafts)
         named = zip(self.sampling.spec.dims, extractor.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
-        made_from = provenance(self.sampling, self._settings)
-        made_from |= {"call": call.id, "call_parts": call.parts}
-        made_from |= {"absent_chunks": {name: found.number for name, found in plan.absent.items()}}
+        made_from = provenance(self.sampling, self._settings) | {
+            "call": call.id,
+            "call_parts": call.parts,
+            "absent_chunks": {name: chunks.number for name, chunks in plan.absent.items()},
+        }
         for part, draft in drafts.items():
             metadata = StoreMetadata(
                 part=part,
@@ -588,7 +594,7 @@ class MultiProcSampler:
     ) -> None:
         recorded: deque[Future[None]] = deque()
         total = sum(job.layout.shard_count for job in jobs.values())
-        # recording waits for the disk, so it has a thread of its own
+        # Recording waits for the disk, so it has a thread of its own.
         with (
             Stage("writing", total, "shards", show=self._options.progress) as stage,
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
@@ -606,7 +612,8 @@ class MultiProcSampler:
 
     def _shard_tasks(
         self, plan: SamplePlan, jobs: Mapping[str, ShardJob], drafts: Mapping[str, Draft]
-    ) -> Iterator[Any]:
+    ) -> Iterator[tuple[str, int, list[Piece], list[CubeReader]]]:
+        """Yield the shards that are still to be written, as `make_shard` takes them."""
         for part, job in jobs.items():
             done, order = set(drafts[part].finished_tasks), self._options.order
             for shard, pieces in shard_tasks(self.sampling, plan, part, job.layout, order):

@@ -203,7 +203,7 @@ class XrDataset:
         """Return the windows that start in a block, or None if there are none."""
         block = self._sampling.blocks.block(id)
         windows = self._sampling.spec.windows
-        # from cells to windows, rounded up: the first window that starts at this cell or later
+        # From cells to windows, rounded up: the first window that starts at this cell or later.
         start = -(-np.array(block.start) // windows.stride)
         stop = np.minimum(-(-np.array(block.stop) // windows.stride), windows.counts)
         if (start >= stop).any():
@@ -221,10 +221,8 @@ class XrDataset:
         if not used or empty:
             refuse_empty(self._count_outcomes(), empty or list(PARTS))
         check_targets(self._sampling.spec, used[0].samples)
-        samples, origins = (
-            {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
-            for arrays in ([block.samples for block in used], [block.origins for block in used])
-        )
+        samples = _joined([block.samples for block in used])
+        origins = _joined([block.origins for block in used])
         return samples, origins, np.concatenate([block.labels for block in used])
 
     @property
@@ -312,6 +310,11 @@ class XrDataset:
         )
         train, test = (self._labels == PARTS[part] for part in ("train", "test"))
         return (x[train], y[train]), (x[test], y[test])
+
+
+def _joined(blocks: Sequence[Arrays]) -> Arrays:
+    """Return the arrays of all samples from those of each block."""
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _drop_replaceable(used: list[_BlockSamples]) -> None:

@@ -22,10 +22,13 @@ with needs_torch("ml4cube.datasets.pytorch"):
     import torch
     from torch import Tensor
 
+# Cells along each dim of a window, for each tensor of a batch; dims in the order of the axes.
 Layout = tuple[Mapping[str, int], ...]
 
 
-def bind_augmentations(augment: Any, data: Any) -> tuple[Augment, ...]:
+def bind_augmentations(
+    augment: Augment | Sequence[Augment] | None, data: object
+) -> tuple[Augment, ...]:
     """Bind augmentations to the axes of a data set's batches."""
     if augment is None:
         return ()
@@ -52,7 +55,7 @@ class _Turn(ABC):
         self.p = float(p)
         self._layout: Layout = ()
 
-    def bind(self, data: Any) -> Self:
+    def bind(self, data: object) -> Self:
         """Return a copy that knows the dims of a data set's batches."""
         if not isinstance(data, PTXrDataset):
             raise InvalidTypeError(
@@ -66,11 +69,9 @@ class _Turn(ABC):
         bound._layout = layout
         return bound
 
-    def _check_lead(self, lead: Lead | None) -> None:
+    def _check_lead(self, lead: Lead) -> None:
         """Refuse windows of X and y that have different centres, about which they would turn."""
-        if lead is None:
-            return
-        for dim, (offset, input_size, target_size) in lead.by_dim.items():
+        for dim, (offset, input_size, target_size) in lead.items():
             if dim in self.dims and 2 * offset + target_size != input_size:
                 raise InvalidValueError(
                     f"{type(self).__name__}(dims={list(self.dims)}): along {dim!r} the centre of "
@@ -195,11 +196,10 @@ class Rotate90(_Turn):
         self.dims = parse_names("dims", dims)
         if len(self.dims) != 2:
             raise InvalidValueError(f"dims must be two dims, got {dims!r}")
-        swapped = all(  # only the names of dims are known yet
-            any(alike(dim, {}, rotated=True) for dim in self.dims)
-            for alike in (is_latitude, is_longitude)
-        )
-        if swapped and not geographic:
+        # Only the names of dims are known yet.
+        has_latitude = any(is_latitude(dim, {}, rotated=True) for dim in self.dims)
+        has_longitude = any(is_longitude(dim, {}, rotated=True) for dim in self.dims)
+        if has_latitude and has_longitude and not geographic:
             raise InvalidValueError(
                 f"Rotate90(dims={list(self.dims)}) would swap latitude and longitude; use Flip, "
                 "or geographic=True if you want that"

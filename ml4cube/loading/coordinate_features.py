@@ -5,9 +5,9 @@ Unlike the angle itself, they do not jump where the circle closes. Does not use 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _TIME_FEATURES = ("dayofyear", "hour")
 
 
-def add_coordinates(source: SampleSource, names: Any, like: str) -> View:
+def add_coordinates(source: SampleSource, names: str | Sequence[str], like: str) -> View:
     """Add sine and cosine of coordinates, repeated over the window of the variable `like`."""
     sizes = source.variables[like].sizes
     window = {source.cube_dims.get(dim, dim): n for dim, n in sizes.items()}
     computed = {}
     for name in parse_names("coord_features", names):
         dim, angles = _angles(name, source.axes)
-        # samples have the coordinate <dim>_origin only where windows extend along the dim
+        # Samples have the coordinate <dim>_origin only where windows extend along the dim.
         if dim not in window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
             raise InvalidValueError(
                 f"coord_features={name!r}: windows extend along {dim!r}, but the samples have "
@@ -78,7 +78,7 @@ def _angles(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np
         dim: [kind for kind in (is_latitude, is_longitude) if kind(dim, axis.attrs, rotated=True)]
         for dim, axis in axes.items()
     }
-    # "lat" also means a dim of another name, such as nav_lat; a dim of that very name goes first
+    # "lat" also means a dim of another name, such as nav_lat, if no dim has that very name.
     alike = [d for d in axes if any(kind(name, {}, rotated=True) for kind in kinds[d])]
     dim = _only_one([name] if name in axes else alike, name, axes)
     axis = axes[dim]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from ml4cube.loading.lead_time import (
     is_target,
     target_name,
     with_lead,
-    without_targets,
 )
 from ml4cube.loading.sources import SampleSource, SampleVariable, known_scaling, windows_in_cube
 from ml4cube.progress import Stage
@@ -58,8 +57,8 @@ class CubeOptions(SamplingOptions):
 
     part: str = "train"
     data_split: float = 1.0
-    # Position of the targets, if it differs from that of the inputs.
-    lead: TargetOptions | None = None
+    # The options about targets, if these lie elsewhere than the inputs.
+    shifted_targets: TargetOptions | None = None
     nproc: int = 1
     progress: bool = True
 
@@ -72,10 +71,12 @@ class CubeOptions(SamplingOptions):
 
 
 # Options that `PTXrDataset` names itself or does not take.
-_NOT_CUTTING = {"part", "lead", "unfilled", "to_pred", "features", "array_dims", "max_chunk_mb"}
-_SIZES = {"sample_size", "overlap", "block_size"}
+_NOT_CUTTING = {
+    *("part", "shifted_targets", "unfilled", "to_pred", "features", "array_dims", "max_chunk_mb"),
+    *("sample_size", "overlap", "block_size"),
+}
 #: Arguments that `PTXrDataset` takes by ``**cutting``.
-CUTTING = tuple(f.name for f in fields(CubeOptions) if f.name not in _NOT_CUTTING | _SIZES)
+CUTTING = tuple(f.name for f in fields(CubeOptions) if f.name not in _NOT_CUTTING)
 
 
 class CubeSource(SampleSource):
@@ -89,18 +90,18 @@ class CubeSource(SampleSource):
         part = metadata.part
         self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
         self._scaling = known_scaling(metadata)
-        self.cube_dims: Mapping[str, str] = {}  # the dims of these samples have the cube's names
+        self.cube_dims: Mapping[str, str] = {}  # Samples have dims of the same names as the cube.
         reader = sampling.reader
-        self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
+        self.lead: Lead = reader.lead if isinstance(reader, LeadReader) else {}
         self.axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
         self.remote = "://" in str(sampling.ds.encoding.get("source", ""))
-        # dims that a callback makes get new names
+        # `window_of` gives new names to dims that a callback makes.
         self.variables = {
             name: SampleVariable(_spec_of(extractor, name).window_of(name, window), np.dtype(dtype))
             for name, (window, dtype) in plan.schema.items()
         }
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
-        # of each tile that was classified, one bit per window: is it a sample?
+        # One bit per window of each tile that was classified: is it a sample?
         self._sample_bits: dict[int, NDArray[np.uint8]] = {}
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
@@ -108,21 +109,21 @@ class CubeSource(SampleSource):
         extractor, tile = self._extractor, self._extractor.tiles.block(chunk)
         extractor = extractor.only(out)
         if chunk in self._sample_bits:
-            # the other variables were read before, to look for gaps
+            # Variables that only decide about windows were read before.
             cells = self._reader.only(extractor.sample_variables).read(extractor.cells_of(tile))
         else:
             cells = self._classify(chunk, extractor.sample_variables)
         keep = self._sample_windows(chunk)
         samples = extractor.samples(cells, tile, keep)
-        first: Arrays = {}
+        origins: Arrays = {}
         for name, target in out.items():
             values, scaling = samples[name], self._scaling.get(base_name(name))
             if scaling is not None:
-                if scaling.dims and not first:
-                    origins = extractor.origins(tile, keep)
-                    first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
-                windows = windows_in_cube(self, name, first)
-                values = scaling.scaled(values, *windows, values.dtype)
+                if scaling.dims and not origins:
+                    coords = extractor.origins(tile, keep)
+                    origins = {dim: coords[f"{dim}_index"] for dim in extractor.spec.dims}
+                first_cells, window = windows_in_cube(self, name, origins)
+                values = scaling.scaled(values, first_cells, window, values.dtype)
             target[...] = values
 
     def _sample_windows(self, chunk: int) -> NDArray[np.intp]:
@@ -192,31 +193,33 @@ def _spec_of(extractor: Extractor, name: str) -> SampleSpec:
 def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMetadata]:
     """Count the windows of a cube; without a split, all are training samples."""
     # Only variables that decide about windows, fills and scaling are read, once for all parts.
-    part, lead = options.part, options.lead
+    part = options.part
     unsplit = options.data_split == 1.0 and not options.val_split
     if part != "train" and unsplit and split_label(ds) is None:
         raise InvalidValueError(
             f"part={part!r}, but the cube has no split, so all its windows are training samples; "
             "label it first (ml4cube.splits), or give data_split="
         )
-    sampling = without_lead = Sampling.of(ds, options)
-    if lead is not None:
-        sampling = with_lead(without_lead, lead)
+    sampling = of_inputs = Sampling.of(ds, options)
+    if options.shifted_targets is not None:
+        sampling = with_lead(of_inputs, options.shifted_targets)
     extractor, plan = _planned(sampling, int(options.nproc), options.progress)
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
-    statistics = without_targets(plan.statistics)
-    scaling = without_lead.scaling(statistics, plan.schema)
+    # The statistics of the inputs scale the targets at a lead time too.
+    known = {name: stats for name, stats in plan.statistics.items() if not is_target(name)}
+    statistics = Statistics(known, plan.statistics.part)
+    scaling = of_inputs.scaling(statistics, plan.schema)
     settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
     metadata = StoreMetadata(
         part=part,
-        spec=without_lead.spec,
+        spec=of_inputs.spec,
         statistics=statistics,
         accounting=plan.accounting,
-        split=without_lead.recipe,
-        provenance=provenance(without_lead, settings),
-        variables=without_lead.spec.variables if lead is not None else tuple(plan.schema),
+        split=of_inputs.recipe,
+        provenance=provenance(of_inputs, settings),
+        variables=tuple(name for name in plan.schema if not is_target(name)),
         fill=extractor.fill,
         filled=plan.filled,
         places=entries_of(scaling),
@@ -235,11 +238,12 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
     rules = extractor.outcome_variables(sampling.reader.dtypes)
     fills = sampling.spec.fills_from_train
     labels = {extractor.label, target_name(extractor.label)}
+    # Labels alone are counted at once, without a progress bar or a plan to remember.
     reads_cells = fills or makes_samples(sampling) or not labels.issuperset(rules)
     call = _identity_of(sampling) if reads_cells else None
     if call is not None and (known := _counted.get(call)) is not None:
         return replace(extractor, fill=known[0]), known[1]
-    # without fractions, so that no other part is refused for being empty
+    # Without fractions, no other part is refused for being empty.
     sampling = replace(sampling, recipe={"plan": {"fractions": {}}})
     stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads_cells)
     with local_engine(nproc) as engine, stage:
@@ -258,7 +262,7 @@ def _identity_of(sampling: Sampling) -> str | None:
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
     if isinstance(reader, LeadReader):
-        settings["lead"] = [asdict(reader.lead), list(reader.target_reader.variables)]
+        settings["lead"] = [reader.lead, list(reader.target_reader.variables)]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
         return Call.of(sampling, settings, callback, may_read=False).id

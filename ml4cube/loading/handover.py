@@ -25,22 +25,20 @@ _MOST_REMEMBERED = 64
 
 
 class Handover:
-    """The last steps of a batch: callback, device, augmentation; remembers the latest ones."""
+    """The last steps of a collated batch: device and augmentation; remembers the latest ones."""
 
     def __init__(
         self,
-        items: Callable[[Any], list[Any]] | None,
         callback: Collate | None,
         device: torch.device | None,
         augment: Sequence[Augment],
         seed: int,
     ) -> None:
-        self.callback, self._items = callback, items
         self._device, self._augment, self._seed = device, augment, seed
-        # a callback or an augmentation of the user may leave out samples
+        # A callback or an augmentation of the user may leave out samples.
         augment_keeps = all(getattr(step, "keeps_samples", False) for step in augment)
         self.keeps_samples = callback is None and augment_keeps
-        # first tensor, epoch and positions of the latest batches
+        # First tensor, epoch and positions of the latest batches.
         self._recent: deque[tuple[Any, int, Ints]] = deque(maxlen=_MOST_REMEMBERED)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -49,12 +47,10 @@ class Handover:
 
     def complete(self, batch: Any, epoch: int, positions: Ints) -> Any:
         """Return a batch in its last form, and remember its positions."""
-        if self.callback is not None and self._items is not None:
-            batch = self.callback(self._items(batch))
         if self._device is not None:
             batch = to_device(batch, self._device)
         if self._augment:
-            # positions differ between the batches of an epoch, on all ranks
+            # The first positions of the batches of an epoch differ, on all ranks.
             key = np.random.SeedSequence([self._seed, epoch, int(positions[0])])
             generator = torch.Generator(self._device or "cpu")
             generator.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
@@ -112,7 +108,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
         moved = [to_device(value, device) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     if is_dataclass(batch) and not isinstance(batch, type):
-        other = copy.copy(batch)  # works for frozen ones and those with an __init__ of their own
+        # Works for frozen dataclasses and those with an __init__ of their own.
+        other = copy.copy(batch)
         for field in fields(batch):
             object.__setattr__(other, field.name, to_device(getattr(batch, field.name), device))
         return other

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,39 +56,8 @@ class DimLead(NamedTuple):
         return max(0, self.offset + self.target_size - self.input_size)
 
 
-@dataclass(frozen=True)
-class Lead:
-    """Position of the targets relative to the inputs, and their size, along every dim."""
-
-    # Made by `parse`. By dim of the cube, or of stored windows.
-    by_dim: Mapping[str, DimLead]
-
-    @classmethod
-    def parse(
-        cls, offset: SizesLike | None, size: SizesLike | None, window: Mapping[str, int]
-    ) -> Lead:
-        """Make a lead from a user's arguments and the window of the inputs."""
-        offsets = whole_cells("target_offset", offset, window, least=0)
-        sizes = whole_cells("target_size", size, window, least=1)
-        return cls({d: DimLead(offsets.get(d, 0), n, sizes.get(d, n)) for d, n in window.items()})
-
-    def check_fits(self, sizes: Mapping[str, int], what: str) -> None:
-        """Refuse inputs and targets that together are longer than the cube, or a window."""
-        for dim, along in self.by_dim.items():
-            if (span := along.input_size + along.reach) > sizes[dim]:
-                raise InvalidValueError(
-                    f"inputs and targets together span {span} cells along {dim!r}, and {what} has "
-                    f"{sizes[dim]}; choose a smaller target_offset, target_size or sample_size"
-                )
-
-    def targets_of(self, inputs: Slices, shape: tuple[int, ...]) -> dict[str, slice]:
-        """Return the cells of targets that belong to cells of inputs, cut at the cube's end."""
-        result = {}
-        for (dim, along), n in zip(self.by_dim.items(), shape, strict=True):
-            start = min(inputs[dim].start + along.offset, n)
-            stop = inputs[dim].stop + along.offset + along.target_size - along.input_size
-            result[dim] = slice(start, max(start, min(stop, n)))
-        return result
+# By dim of the cube or of stored windows; empty if the targets are in the same cells as the inputs.
+Lead = Mapping[str, DimLead]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +97,22 @@ class TargetOptions:
         weights = () if self.weights_variable is None else (self.weights_variable,)
         return tuple(dict.fromkeys((*self.targets, *weights)))
 
+    def lead_of(self, inputs: Mapping[str, int], available: Mapping[str, int], where: str) -> Lead:
+        """Return the lead for windows of inputs, by dim; pairs must fit into the available cells.
+
+        `where` names in messages what has these cells.
+        """
+        offset = whole_cells("target_offset", self.target_offset, inputs, least=0)
+        size = whole_cells("target_size", self.target_size, inputs, least=1)
+        lead = {d: DimLead(offset.get(d, 0), n, size.get(d, n)) for d, n in inputs.items()}
+        for dim, along in lead.items():
+            if (span := along.input_size + along.reach) > available[dim]:
+                raise InvalidValueError(
+                    f"inputs and targets together span {span} cells along {dim!r}, and {where} has "
+                    f"{available[dim]}; choose a smaller target_offset, target_size or sample_size"
+                )
+        return lead
+
 
 def whole_cells(
     argument: str, given: SizesLike | None, dims: Mapping[str, int], least: int
@@ -137,6 +122,49 @@ def whole_cells(
     for dim, value in pairs.items():
         check_whole(f"{argument} along {dim!r}", value, least)
     return {dim: int(value) for dim, value in pairs.items()}
+
+
+def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
+    """Return a sampling whose targets lie elsewhere than its inputs."""
+    spec, extractor, targets = sampling.spec, sampling.extractor, options.scored
+    check_known("to_pred", options.targets, spec.variables)
+    check_known("weights", targets, spec.variables)  # The variables of y are known by now.
+    if extractor.callback is not None:
+        raise InvalidTypeError(
+            "callback cannot be combined with target_offset or target_size, because it gets the "
+            "inputs without their targets; compute the variable on the cube, or use augment="
+        )
+    size, shape = (dict(zip(spec.dims, cells, strict=True)) for cells in (spec.size, spec.shape))
+    lead = options.lead_of(size, shape, "the cube")
+    inputs = _InputSpec(**vars(spec), reach=tuple(along.reach for along in lead.values()))
+    target_size = tuple(along.target_size for along in lead.values())
+    # Targets have the stride of the inputs. Negative where cells lie between windows of targets.
+    target_overlap = tuple(n - stride for n, stride in zip(target_size, spec.stride, strict=True))
+    target_spec = replace(
+        spec,
+        size=target_size,
+        overlap=target_overlap,
+        variables=targets,
+        window_dims=(),
+        array_dims=(),
+        fill_method=None,  # Filled targets would be scored like measured ones.
+        const=None,
+    )
+    counts = dict(zip(spec.dims, inputs.windows.counts, strict=True))
+    tile = dict(zip(spec.dims, extractor.tiles.tile, strict=True))
+    # Windows without a whole target in the cube are left out.
+    tiles = Grid.blocks(counts, {dim: min(n, counts[dim]) for dim, n in tile.items()})
+    extractor = replace(extractor, tiles=tiles)
+    target = replace(extractor, spec=target_spec, used_blocks=None)
+    pairs = LeadExtractor(**{**vars(extractor), "spec": inputs}, target=target)
+    needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
+    target_reader = sampling.reader.only(needed)
+    reader = LeadReader(**vars(sampling.reader), target_reader=target_reader, lead=lead)
+    given = sampling.given
+    if given is not None:  # The plan asks for statistics of every variable.
+        of_targets = {target_name(name): given[name] for name in targets if name in given}
+        given = Statistics({**given, **of_targets}, given.part)
+    return replace(sampling, reader=reader, extractor=pairs, given=given)
 
 
 @dataclass(frozen=True)
@@ -149,10 +177,8 @@ class _InputSpec(SampleSpec):
     @property
     def windows(self) -> Grid:
         """The grid of windows whose targets lie inside the cube."""
-        rows = zip(self.dims, self.shape, self.reach, strict=True)
-        size = dict(zip(self.dims, self.size, strict=True))
-        overlap = dict(zip(self.dims, self.overlap, strict=True))
-        return Grid.windows({dim: n - reach for dim, n, reach in rows}, size, overlap)
+        shape = tuple(n - reach for n, reach in zip(self.shape, self.reach, strict=True))
+        return Grid.windows(*map(self._by_dim, (shape, self.size, self.overlap)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,15 +197,15 @@ class LeadReader(CubeReader):
 
     def read(self, slices: Slices) -> Arrays:
         """Read the cells of some inputs and of their targets; cells of both are read once."""
-        target_slices = self.lead.targets_of(slices, self.shape)
-        shared: list[str] = []
-        if not self.is_narrowed and _overlap(slices, target_slices):
-            shared = [name for name in self.target_reader.variables if name in self.sources]
+        target_slices = self._target_slices(slices)
         union = {
             dim: slice(min(s.start, target_slices[dim].start), max(s.stop, target_slices[dim].stop))
             for dim, s in slices.items()
         }
-        read_once = self.target_reader.only(shared).read(union)
+        read_once: Arrays = {}
+        if not self.is_narrowed and _overlap(slices, target_slices):
+            shared = [name for name in self.target_reader.variables if name in self.sources]
+            read_once = self.target_reader.only(shared).read(union)
 
         def cells_of(reader: CubeReader, region: Slices) -> Arrays:
             cells = reader.only([n for n in reader.sources if n not in read_once]).read(region)
@@ -189,17 +215,25 @@ class LeadReader(CubeReader):
         inputs = cells_of(self.input_reader, slices)
         return inputs | {target_name(name): cells for name, cells in targets.items()}
 
-    def narrow(self, slices: Slices) -> LeadReader:
+    def narrow(self, slices: Slices) -> Self:
         """Return a reader of one region of inputs and of their targets."""
-        targets = self.target_reader.narrow(self.lead.targets_of(slices, self.shape))
-        sources = self.input_reader.narrow(slices).sources
-        return replace(self, sources=sources, target_reader=targets, is_narrowed=True)
+        targets = self.target_reader.narrow(self._target_slices(slices))
+        return replace(super().narrow(slices), target_reader=targets, is_narrowed=True)
 
-    def only(self, names: Iterable[str]) -> LeadReader:
+    def only(self, names: Iterable[str]) -> Self:
         """Return a reader of some variables."""
         inputs, targets = _separate_names(names)
-        sources = self.input_reader.only(inputs).sources
-        return replace(self, sources=sources, target_reader=self.target_reader.only(targets))
+        return replace(super().only(inputs), target_reader=self.target_reader.only(targets))
+
+    def _target_slices(self, inputs: Slices) -> dict[str, slice]:
+        """Return the cells of targets that belong to cells of inputs, cut at the cube's end."""
+        result = {}
+        for (dim, along), n in zip(self.lead.items(), self.shape, strict=True):
+            start = min(inputs[dim].start + along.offset, n)
+            start_of_last_input = inputs[dim].stop - along.input_size
+            stop = start_of_last_input + along.offset + along.target_size
+            result[dim] = slice(start, max(start, min(stop, n)))
+        return result
 
 
 def _overlap(a: Slices, b: Slices) -> bool:
@@ -225,8 +259,8 @@ class LeadExtractor(Extractor):
 
     def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
         """Variables of the reader that `outcomes` needs."""
-        far = self.target.outcome_variables(dtypes)
-        return (*super().outcome_variables(dtypes), *map(target_name, far))
+        of_targets = self.target.outcome_variables(dtypes)
+        return (*super().outcome_variables(dtypes), *map(target_name, of_targets))
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return window shape and dtype of samples without making one."""
@@ -243,6 +277,7 @@ class LeadExtractor(Extractor):
         input_cells, target_cells = _separate(cells)
         inputs = super().outcomes(input_cells, tile)
         targets = self.target.outcomes(target_cells, tile)
+        # A pair is dropped for the reason of its inputs, else for that of its targets.
         pairs = np.where(inputs == targets, inputs, OUTCOMES.index("straddle"))
         pairs = np.where(targets >= len(PARTS), targets, pairs)
         return np.where(inputs >= len(PARTS), inputs, pairs).astype(np.uint8)
@@ -256,8 +291,8 @@ class LeadExtractor(Extractor):
 
     def train_cell_statistics(self, reader: CubeReader, block: Block) -> Statistics:
         """Return the statistics of the train cells of a block, of inputs alone."""
-        inputs = reader.input_reader if isinstance(reader, LeadReader) else reader
-        return super().train_cell_statistics(inputs, block)
+        assert isinstance(reader, LeadReader)
+        return super().train_cell_statistics(reader.input_reader, block)
 
 
 def _separate_names(names: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -267,63 +302,6 @@ def _separate_names(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _separate(cells: Arrays) -> tuple[Arrays, Arrays]:
+    """Return the cells of inputs, and those of targets by the names that they have in the cube."""
     inputs, targets = _separate_names(cells)
     return {n: cells[n] for n in inputs}, {n: cells[target_name(n)] for n in targets}
-
-
-def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
-    """Return a sampling whose targets lie elsewhere than its inputs."""
-    spec, extractor, targets = sampling.spec, sampling.extractor, options.scored
-    check_known("to_pred", options.targets, spec.variables)
-    check_known("weights", targets, spec.variables)
-    if extractor.callback is not None:
-        raise InvalidTypeError(
-            "callback cannot be combined with target_offset or target_size, because it gets the "
-            "inputs without their targets; compute the variable on the cube, or use augment="
-        )
-    lead = Lead.parse(
-        options.target_offset, options.target_size, dict(zip(spec.dims, spec.size, strict=True))
-    )
-    lead.check_fits(dict(zip(spec.dims, spec.shape, strict=True)), "the cube")
-    fields = {name: getattr(spec, name) for name in SampleSpec.__dataclass_fields__}
-    inputs = _InputSpec(**fields, reach=tuple(along.reach for along in lead.by_dim.values()))
-    target_size = tuple(along.target_size for along in lead.by_dim.values())
-    # with the stride of the inputs; negative where there are cells between windows of targets
-    overlap = tuple(n - stride for n, stride in zip(target_size, spec.stride, strict=True))
-    target_spec = replace(
-        spec,
-        size=target_size,
-        overlap=overlap,
-        variables=targets,
-        window_dims=(),
-        array_dims=(),
-        fill_method=None,  # filled targets would be scored like measured ones
-        const=None,
-    )
-    counts = dict(zip(spec.dims, inputs.windows.counts, strict=True))
-    tile = dict(zip(spec.dims, extractor.tiles.tile, strict=True))
-    tiles = Grid.blocks(counts, {dim: min(n, counts[dim]) for dim, n in tile.items()})
-    shared: dict[str, Any] = {
-        "tiles": tiles,
-        "axes": extractor.axes,
-        "label": extractor.label,
-        "seed": extractor.seed,
-    }
-    target = Extractor(spec=target_spec, **shared)
-    pairs = LeadExtractor(spec=inputs, used_blocks=extractor.used_blocks, target=target, **shared)
-    needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
-    cube = sampling.reader
-    reader = LeadReader(
-        cube.dims, cube.shape, cube.sources, target_reader=cube.only(needed), lead=lead
-    )
-    given = sampling.given
-    if given is not None:
-        of_targets = {target_name(name): given[name] for name in targets if name in given}
-        given = Statistics({**given, **of_targets}, given.part)
-    return replace(sampling, reader=reader, extractor=pairs, given=given)
-
-
-def without_targets(statistics: Statistics) -> Statistics:
-    """Drop the statistics of targets, so that those of the inputs scale both."""
-    known = {name: statistics[name] for name in statistics if not is_target(name)}
-    return Statistics(known, statistics.part)

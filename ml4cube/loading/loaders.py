@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -31,8 +30,8 @@ from ml4cube.core.rank_shares import (
 from ml4cube.loading.augmentation import bind_augmentations
 from ml4cube.loading.handover import Augment, Collate, Handover
 from ml4cube.loading.memory import Memory, check_megabytes
-from ml4cube.loading.ring.arrays import Buffers
-from ml4cube.loading.ring.ring import Resident, Ring
+from ml4cube.loading.ring.arrays import Array, Buffers
+from ml4cube.loading.ring.ring import MakeArrays, Resident, Ring, SamplesAt
 from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Share = TrainShare | EvalShare
-Arrays = list[NDArray[Any]]
-Take = Callable[[int], Arrays]
 
 # Most batches that are gathered together.
 _MOST_IN_GROUP = 1024
@@ -87,7 +84,7 @@ class LoaderOptions:
         check_flags({name: getattr(self, name) for name in ("parallel", "shuffle", "drop_last")})
         for name, least in (("num_workers", 0), ("batch_size", 1), ("seed", 0)):
             check_whole(name, getattr(self, name), least)
-            # torch and the loader's state take no numpy numbers
+            # Neither torch nor JSON, in which states are saved, takes numbers of numpy.
             object.__setattr__(self, name, int(getattr(self, name)))
         check_megabytes("buffer_mb", self.buffer_mb)
         if self.callback is not None and not callable(self.callback):
@@ -127,36 +124,33 @@ class EpochPlan:
         if self.shuffle:
             order = memory.order_name if memory else "whole"
             self._identity |= {"seed": self.seed, "order": order}
-        # (epoch, samples done), of the iteration that began last and of the next one
-        self._now = self._next = (0, 0)
-        self.share()  # refuses sizes that cannot work, before any work
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._next[0]
+        # (epoch, samples done), of the iteration that began last and of the next one.
+        self._now = self.upcoming = (0, 0)
+        self.share()  # Refuses sizes that cannot work, before any work.
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
         check_whole("epoch", epoch, 0)
-        if epoch != self._next[0]:
-            self._next = (int(epoch), 0)
-        self._now = self._next
+        if epoch != self.upcoming[0]:
+            self.upcoming = (int(epoch), 0)
+        self._now = self.upcoming
 
     def begin(self) -> tuple[int, int]:
         """Begin an iteration: return its epoch and the samples of it that are done."""
-        self._now = self._next
-        self._next = (self._now[0] + 1, 0)
+        self._now = self.upcoming
+        self.upcoming = (self._now[0] + 1, 0)
         return self._now
 
-    def advance(self, share: Share, epoch: int, start: int, batches: int) -> None:
-        """Count batches as handed out, in training those of all ranks, else of this one."""
+    def advance(self, share: Share, epoch: int, positions: Ints) -> None:
+        """Count a batch as handed out, in training those of all ranks, else of this one."""
         if epoch != self._now[0]:
-            return  # another iteration has begun
+            return  # Another iteration has begun.
+        last = int(positions[-1])
         if isinstance(share, TrainShare):
-            done = min(start + batches * share.global_batch, share.stop(start))
+            # The last positions of all ranks are neighbours, in the order of the ranks.
+            done = last - share.rank + share.world
         else:
-            done = min(start + batches * share.batch_size, share.num_samples)
+            done = last + 1 - share.begin
         self._now = (epoch, done)
 
     def finish(self, epoch: int) -> None:
@@ -164,13 +158,13 @@ class EpochPlan:
         if epoch == self._now[0]:
             self._now = (epoch + 1, 0)
 
-    def samples(self, epoch: int) -> Ints | None:
-        """Return all samples in the order of an epoch; None for the order they are stored in."""
+    def samples_at(self, epoch: int) -> SamplesAt:
+        """Return the function of positions that gives the samples of an epoch."""
         if not self.shuffle:
-            return None
+            return lambda positions: positions
         if self.memory is None or self.memory.fits:
-            return permutation(self.n, self.seed, epoch)
-        return self.memory.order(self.seed).samples(epoch)
+            return permutation(self.n, self.seed, epoch).__getitem__
+        return self.memory.order(self.seed).samples(epoch).__getitem__
 
     def share(self) -> Share:
         """Return this rank's positions, for the process group as it is now."""
@@ -219,7 +213,7 @@ class EpochPlan:
                 f"the loader's state has {state['done']} of {self.n} samples done; give one that "
                 "state_dict returned"
             )
-        self._next = self._now = (int(state["epoch"]), int(state["done"]))
+        self.upcoming = self._now = (int(state["epoch"]), int(state["done"]))
 
 
 class EpochLoader:
@@ -348,26 +342,27 @@ class SampleLoader(EpochLoader):
     def __init__(
         self, dataset: PTXrDataset, plan: EpochPlan, handover: Handover, threads: int
     ) -> None:
-        assert plan.memory is not None  # the samples of a PTXrDataset have a size
+        assert plan.memory is not None  # The samples of a PTXrDataset have a size.
         self.dataset, self.plan, self.handover, self._memory = dataset, plan, handover, plan.memory
-        self.callback = self.collate_fn = handover.callback
+        self.callback = self.collate_fn = plan.options.callback
         self.num_workers, self.batch_size, self.drop_last = threads, plan.batch_size, plan.drop_last
         self._gather_threads = min(threads, _MOST_GATHER_THREADS)
         self._resident: Resident | None = None
-        # by number of slots, the ring of an epoch that ended, so that no thread writes into its
-        # slots; a dict, because `pop` is atomic and threads may share a loader
+        # The ring of an epoch that ended, so that no thread writes into its slots, by their number.
+        # A dict, because `pop` is atomic and threads may share a loader.
         self._idle_rings: dict[int, Ring] = {}
         batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
-        # several small batches are gathered at once, which takes as long as one
+        # Several small batches are gathered at once, which takes as long as one.
         fit = self._memory.group_bytes // max(batch_bytes, 1)
         self._batches_in_group = max(1, min(fit, _MOST_IN_GROUP))
         rows = min(self.batch_size * self._batches_in_group, plan.n)
         self._buffers = [Buffers(field, rows) for field in dataset._fields]
-        self._orders: dict[int, Ints | None] = {}
+        # The order of the epoch whose batch `samples` was last asked about.
+        self._samples_at: dict[int, SamplesAt] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is in memory, which is read again."""
-        return {**self.__dict__, "_resident": None, "_idle_rings": {}, "_orders": {}}
+        return {**self.__dict__, "_resident": None, "_idle_rings": {}, "_samples_at": {}}
 
     def __len__(self) -> int:
         """Batches of this rank in one epoch."""
@@ -393,10 +388,9 @@ class SampleLoader(EpochLoader):
             If this loader did not hand it out, or too many batches ago.
         """
         epoch, positions = self.handover.find(batch)
-        if epoch not in self._orders:
-            self._orders = {epoch: self.plan.samples(epoch)}
-        order = self._orders[epoch]
-        return positions if order is None else order[positions]
+        if epoch not in self._samples_at:
+            self._samples_at = {epoch: self.plan.samples_at(epoch)}
+        return self._samples_at[epoch](positions)
 
     def coords(self, batch: Any) -> dict[str, Any]:
         """Return the coordinates of the samples in a batch.
@@ -463,13 +457,13 @@ class SampleLoader(EpochLoader):
         """
         check_whole("epoch", epoch, 0)
         check_whole("batches", batches, 1)
-        share, order = self.plan.share(), self.plan.samples(epoch)
+        share, samples_at = self.plan.share(), self.plan.samples_at(epoch)
         if not len(share):
             raise InvalidValueError("the loader has no batch on this rank")
         chosen = set(np.linspace(0, len(share) - 1, batches).astype(int).tolist())
         block, unit = self.dataset.blocks(np.arange(self.plan.n))
         found = [
-            block[positions if order is None else order[positions]]
+            block[samples_at(positions)]
             for number, positions in enumerate(share.batches())
             if number in chosen
         ]
@@ -477,52 +471,50 @@ class SampleLoader(EpochLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over one epoch: the one that was set, else the next."""
-        # a generator, so that an iterator which is never used (Lightning makes one) begins none
-        size, pack, plan = self.batch_size, self.dataset.pack, self.plan
+        # A generator, so that an iterator that is never used (Lightning makes one) begins no epoch.
+        size, plan = self.batch_size, self.plan
         share = plan.share()
         epoch, start = plan.begin()
-        number = 0
         with closing(self._groups(share, epoch, start)) as groups:
             for positions, tensors in groups:
-                parts: Iterable[Sequence[Tensor]] = [tuple(tensors)]
-                if len(positions) > size:
-                    parts = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
-                # arrays that nobody holds are used again for other batches
-                del tensors
-                for first, arrays in zip(range(0, len(positions), size), parts, strict=True):
-                    number += 1
-                    plan.advance(share, epoch, start, number)
-                    batch_positions = positions[first : first + size]
-                    yield self.handover.complete(pack(arrays), epoch, batch_positions)
-                del arrays, parts
+                batches = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+                del tensors  # Arrays that nobody holds are used again for other batches.
+                for first, arrays in zip(range(0, len(positions), size), batches, strict=True):
+                    of_batch = positions[first : first + size]
+                    plan.advance(share, epoch, of_batch)
+                    batch = self.dataset.pack(arrays)
+                    if self.callback is not None:
+                        batch = self.callback(self.dataset._items(batch))
+                    yield self.handover.complete(batch, epoch, of_batch)
+                del arrays, batch, batches
         plan.finish(epoch)
 
     def _groups(self, share: Share, epoch: int, start: int) -> Generator[tuple[Ints, list[Tensor]]]:
         """Yield the positions and arrays of several batches at a time, end to end."""
-        tensors: deque[list[Tensor]] = deque()
-        waiting: deque[Ints] = deque()
+        # Groups whose arrays are being filled, in this order.
+        groups: deque[tuple[Ints, list[Tensor]]] = deque()
 
-        def take(rows: int) -> Arrays:
-            tensors.append(self._tensors(rows))
-            return [tensor.numpy() for tensor in tensors[-1]]
+        def make_arrays(positions: Ints) -> list[Array]:
+            tensors = self._tensors(len(positions))
+            groups.append((positions, tensors))
+            return [tensor.numpy() for tensor in tensors]
 
-        def positions() -> Iterator[Ints]:
-            for group in share.batches(start, self._batches_in_group):
-                waiting.append(group)
-                yield group
-
+        positions = share.batches(start, self._batches_in_group)
         chunks = self._memory.resident_chunks(share)
         if chunks is None:
-            arrays = self._through_ring(share, epoch, start, positions(), take)
+            filled = self._through_ring(share, epoch, start, positions, make_arrays)
         else:
-            arrays = self._from_memory(chunks, epoch, positions(), take)
-        with closing(arrays):
-            for _ in arrays:
-                yield waiting.popleft(), tensors.popleft()
+            filled = self._resident_of(chunks).batches(
+                positions, self.plan.samples_at(epoch), make_arrays, self._gather_threads
+            )
+        with closing(filled):
+            for _ in filled:
+                yield groups.popleft()
 
     def _tensors(self, rows: int) -> list[Tensor]:
+        """Return tensors for some samples, one per field, of undefined values."""
         if torch.cuda.is_available():
-            # torch does not reuse its pinned memory before copies to the GPU have ended
+            # Torch does not reuse its pinned memory before copies to the GPU have ended.
             return [
                 torch.from_numpy(field.empty(0)).new_empty((rows, *field.shape), pin_memory=True)
                 for field in self.dataset._fields
@@ -535,21 +527,24 @@ class SampleLoader(EpochLoader):
             return max(self.num_workers, min(_REMOTE_READS, chunks))
         return self.num_workers
 
-    def _from_memory(
-        self, chunks: range, epoch: int, groups: Iterator[Ints], take: Take
-    ) -> Generator[Arrays]:
+    def _resident_of(self, chunks: range) -> Resident:
+        """Return the samples of some chunks in memory, read if they are not there yet."""
         resident = self._resident
         if resident is None or resident.chunks != chunks:
             source, fields = self.dataset._source, self.dataset._fields
             resident = Resident(source, fields, chunks, self._reads_at_once(len(chunks)))
             self._resident = resident
-        order = self.plan.samples(epoch)
-        samples = groups if order is None else (order[positions] for positions in groups)
-        return resident.batches(samples, take, self._gather_threads)
+        return resident
 
     def _through_ring(
-        self, share: Share, epoch: int, start: int, groups: Iterator[Ints], take: Take
-    ) -> Generator[Arrays]:
+        self,
+        share: Share,
+        epoch: int,
+        start: int,
+        positions: Iterator[Ints],
+        make_arrays: MakeArrays,
+    ) -> Generator[list[Array]]:
+        """Gather batches from chunks that pass through a ring."""
         order = self._memory.order(self.plan.seed if self.plan.shuffle else None)
         if isinstance(share, TrainShare):
             schedule = order.schedule(epoch, start, share.stop(start), share.rank, share.world)
@@ -560,8 +555,8 @@ class SampleLoader(EpochLoader):
         if ring is None:
             source, fields = self.dataset._source, self.dataset._fields
             ring = Ring(source, fields, slots, self._reads_at_once(slots), self._gather_threads)
-        with closing(ring.batches(schedule, groups, take)) as arrays:
-            yield from arrays
+        with closing(ring.batches(schedule, positions, make_arrays)) as filled:
+            yield from filled
         self._idle_rings = {slots: ring}
 
 
@@ -583,7 +578,7 @@ class ShareSampler(DistributedSampler[int]):
     """
 
     def __init__(self, plan: EpochPlan) -> None:
-        # DistributedSampler's own asks for a process group and copies the samples
+        # DistributedSampler's own __init__ asks for a process group.
         self.plan = plan
         self.begun = (0, 0)
 
@@ -594,9 +589,9 @@ class ShareSampler(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Begin an epoch: the one that was set, else the next."""
         self.begun = epoch, start = self.plan.begin()
-        samples = self.plan.samples(epoch)
+        samples_at = self.plan.samples_at(epoch)
         for positions in self.plan.share().batches(start):
-            yield from (positions if samples is None else samples[positions]).tolist()
+            yield from samples_at(positions).tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -621,7 +616,7 @@ class MapLoader(EpochLoader, DataLoader[Any]):
     """
 
     sampler: ShareSampler
-    # accelerate's `prepare` does not change a loader that has this mark
+    # Accelerate's `prepare` does not change a loader that has this mark.
     _is_accelerate_prepared: bool
 
     def share_out(self) -> None:
@@ -631,19 +626,17 @@ class MapLoader(EpochLoader, DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
-        # a generator, so that an iterator which is never used begins no epoch
+        # A generator, as in `SampleLoader`.
         plan, share = self.plan, self.plan.share()
-        # torch draws the seed of its workers from this generator, not from the global one
+        # The sampler begins this epoch when torch asks for the first sample.
+        epoch, start = plan.upcoming
+        # Torch draws the seed of its workers from this generator, not from the global one.
         assert self.generator is not None
-        self.generator.manual_seed(worker_seed(plan.seed, plan.next_epoch))
-        begun, positions = None, None
-        for number, batch in enumerate(super().__iter__(), 1):
-            # the sampler has just begun the epoch; a later iteration may begin another one
-            begun = begun or self.sampler.begun
-            positions = positions or share.batches(begun[1])
-            plan.advance(share, *begun, number)
-            yield self.handover.complete(batch, begun[0], next(positions))
-        plan.finish((begun or self.sampler.begun)[0])
+        self.generator.manual_seed(worker_seed(plan.seed, epoch))
+        for batch, of_batch in zip(super().__iter__(), share.batches(start), strict=True):
+            plan.advance(share, epoch, of_batch)
+            yield self.handover.complete(batch, epoch, of_batch)
+        plan.finish(epoch)
 
 
 def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoader:
@@ -654,20 +647,15 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
         memory = Memory(data._source.counts, sample_bytes, options.buffer_mb)
     plan = EpochPlan(len(data), options, memory, train=train)
     threads = memory is not None and options.workers == "threads"
-    handover = Handover(
-        data._items if threads else None,
-        options.callback,
-        options.device,
-        bind_augmentations(options.augment, data) if train else (),
-        options.seed,
-    )
+    augment = bind_augmentations(options.augment, data) if train else ()
+    handover = Handover(options.callback, options.device, augment, options.seed)
     if threads:
         return SampleLoader(data, plan, handover, options.num_workers or _useful_threads())
     context = None
     if options.num_workers:
         from loky.backend import get_context
 
-        context = get_context("loky")  # never forks
+        context = get_context("loky")  # It never forks.
     loader = MapLoader(
         data,
         batch_size=options.batch_size,

@@ -70,7 +70,7 @@ class Memory:
 
     def slots(self, order: ChunkOrder, share: TrainShare | EvalShare) -> int:
         """Return the number of chunks in one rank's ring: its share of the memory, if enough."""
-        used, most = order.streams, self._chunks_that_fit
-        if isinstance(share, TrainShare) and used % share.world == 0:
-            used, most = used // share.world, most // share.world
-        return min(max(used + 1, most), max(len(self._counts), used + 1))
+        in_use, fit = order.streams, self._chunks_that_fit
+        if isinstance(share, TrainShare) and in_use % share.world == 0:
+            in_use, fit = in_use // share.world, fit // share.world
+        return max(in_use + 1, min(fit, len(self._counts)))

@@ -63,7 +63,7 @@ class DatasetOptions(TargetOptions):
                     f"PTXrDataset has no argument {name!r}; for cubes it takes sample_size, "
                     f"overlap, block_size, {', '.join(CUTTING)}"
                 )
-        _ = self.targets, self.chosen  # checks them
+        _ = self.targets, self.chosen  # Parsing checks them.
 
     @cached_property
     def chosen(self) -> tuple[str, ...]:
@@ -82,8 +82,9 @@ class DatasetOptions(TargetOptions):
 def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMetadata | None]:
     """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut."""
     part, cutting = options.part, options.for_cubes
-    only_for_cubes = [name for name in cutting if name != "progress"]  # harmless for a store
-    ds = _opened(ds, cube=bool(only_for_cubes))
+    # `progress` may be given for a store too, which needs none.
+    only_for_cubes = [name for name in cutting if name != "progress"]
+    ds = _opened(ds, may_be_cube=bool(only_for_cubes))
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
     dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
     if metadata and dim not in ds.dims:
@@ -92,15 +93,16 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
             f"back, or select one sample by isel({dim}=[0])"
         )
     if dim not in ds.dims:
-        # at a lead time, targets have windows of their own, which are never filled
-        lead, unfilled = (options, ()) if options.shifted else (None, options.scored)
-        return cut_cube(
-            ds, CubeOptions(part=part or "train", lead=lead, unfilled=unfilled, **cutting)
-        )
+        cutting["part"] = part or "train"
+        if options.shifted:  # Targets have windows of their own, which are never filled.
+            cutting["shifted_targets"] = options
+        else:
+            cutting["unfilled"] = options.scored
+        return cut_cube(ds, CubeOptions(**cutting))
     if part is not None and (metadata is None or metadata.part != part):
         found = f"the store of {metadata.part!r}" if metadata else "made by hand"
         raise InvalidValueError(f"part={part!r}, but ds is {found}; open that of {part!r}")
-    # at a lead time, the sample size is that of the inputs in a stored window
+    # At a lead time, `sample_size` is that of the inputs in a stored window.
     if only_for_cubes and not (options.shifted and only_for_cubes == ["sample_size"]):
         raise InvalidTypeError(
             f"{', '.join(only_for_cubes)} can be given for a cube only, and ds holds samples "
@@ -112,8 +114,8 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
     return source, metadata
 
 
-def _opened(source: Any, *, cube: bool) -> xr.Dataset:
-    """Open a sample store, or a cube if one is expected and there is no sample store."""
+def _opened(source: Any, *, may_be_cube: bool) -> xr.Dataset:
+    """Open a sample store, or a cube if there may be one and there is no sample store."""
     import xarray as xr
 
     if isinstance(source, xr.Dataset | xr.DataArray):
@@ -124,7 +126,7 @@ def _opened(source: Any, *, cube: bool) -> xr.Dataset:
         found = as_dataset(source)
         if "ml4cube_format" in found.attrs or not found.sizes:
             raise
-    if cube:
+    if may_be_cube:
         return found
     raise StoreError(
         f"{source} is a cube with dims {dict(found.sizes)}, not a sample store; to cut samples "

@@ -57,14 +57,9 @@ class SampleSource(ChunkSource, Protocol):
 
     variables: dict[str, SampleVariable]
     # Position of the targets, if it differs from that of the inputs.
-    lead: Lead | None
+    lead: Lead
     # Cube dim of each sample dim whose name differs from it.
     cube_dims: Mapping[str, str]
-
-    @cached_property
-    def starts(self) -> Ints:
-        """The first sample of each chunk, and the number of samples."""
-        return np.concatenate([[0], np.cumsum(self.counts)])
 
     def rows(self, chunk: int) -> Ints:
         """Return the numbers of a chunk's samples."""
@@ -92,7 +87,7 @@ def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
         return {}
     known = {}
     for name, stats in metadata.statistics.items():
-        if np.any(stats.count):  # else no cell was counted, so nothing was scaled
+        if np.any(stats.count):  # Without a cell that was counted, nothing was scaled.
             offset, scale = scale_parameters(stats, method)
             known[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), method)
     return known
@@ -102,33 +97,34 @@ def unscaled(
     scaling: Scaling, name: str, values: NDArray[Any], source: SampleSource, samples: Ints
 ) -> NDArray[Any]:
     """Undo the scaling of a variable's samples."""
-    first = source.first_cells(samples, scaling.dims) if scaling.dims else {}
-    return scaling.unscaled(values, *windows_in_cube(source, name, first))
+    origins = source.first_cells(samples, scaling.dims) if scaling.dims else {}
+    first_cells, window = windows_in_cube(source, name, origins)
+    return scaling.unscaled(values, first_cells, window)
 
 
 def windows_in_cube(
-    source: SampleSource, name: str, first: Mapping[str, NDArray[Any]]
+    source: SampleSource, name: str, origins: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
     """Return the first cells of a variable's windows and the window's size, by cube dim.
 
-    Given the first cells of the samples, which those of targets at a lead time follow.
+    Windows begin at the origins of the samples, or later if they are targets at a lead time.
     """
     cube_dims, sizes = source.cube_dims, source.variables[name].sizes
-    lead = source.lead.by_dim if source.lead is not None and is_target(name) else {}
+    lead = source.lead if is_target(name) else {}
     offsets = {cube_dims.get(dim, dim): along.offset for dim, along in lead.items()}
-    first = {dim: cells + offsets.get(dim, 0) for dim, cells in first.items()}
-    return first, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
+    first_cells = {dim: cells + offsets.get(dim, 0) for dim, cells in origins.items()}
+    return first_cells, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
 
 
 class DatasetSource(SampleSource):
     """Samples of an xarray Dataset, whatever backs it: numpy, dask, a lazily opened file."""
 
     remote: bool = False
-    lead: Lead | None = None
 
     def __init__(self, ds: xr.Dataset, spec: SampleSpec | None = None) -> None:
         self._dim = dim = spec.array_dims[0] if spec else SAMPLE_DIM
         self.cube_dims = spec.cube_dims if spec else {}
+        self.lead: Lead = {}
         self._first_cells: dict[str, Ints] = {}
         self._coords = ds.drop_vars(list(ds.data_vars))
         self.variables = {
@@ -156,9 +152,9 @@ class DatasetSource(SampleSource):
     def coords(self, samples: Ints) -> Arrays:
         """Return coordinates of samples, one array per coordinate."""
         along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
-        if not len(samples):  # xarray cannot decode dates of other calendars where there are none
+        if not len(samples):  # xarray cannot decode an empty array of dates of other calendars.
             return {str(name): np.zeros(0, self._coords[name].dtype) for name in along}
-        chosen = self._coords[along].isel({self._dim: samples} if along else {})
+        chosen = self._coords[along].isel({self._dim: samples}, missing_dims="ignore")
         return {str(name): np.asarray(chosen[name].values) for name in along}
 
     def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
@@ -175,14 +171,14 @@ class DatasetSource(SampleSource):
         coords = self._coords.coords
         stored = _stored_axes(self._coords.encoding.get("source"))
         found = {}
-        # every coordinate <dim>_index gives one dim, whose values are <dim>_origin or <dim>
-        for name in map(str, coords):
+        indices = [n for n in map(str, coords) if n.endswith("_index")]
+        for name in indices:
             dim = name.removesuffix("_index")
-            origin = next((coords[n] for n in (f"{dim}_origin", dim) if n in coords), None)
-            if name == dim or origin is None or coords[name].dims != (self._dim,):
+            origin = coords.get(f"{dim}_origin", coords.get(dim))
+            if origin is None or coords[name].dims != (self._dim,):
                 continue
             if origin.attrs.get("long_name") == NUMBERED:
-                continue  # the dim has no coordinate
+                continue  # The dim has no coordinate.
             window = max((v.sizes.get(dim, 1) for v in self.variables.values()), default=1)
             index, axis = np.asarray(coords[name].values), stored.get(dim)
             if axis is None or not _has_origins(axis, index, window, np.asarray(origin.values)):
@@ -219,7 +215,7 @@ def _axis_from_origins(
     if not len(index):
         return None
     values, n = np.asarray(origins.values), int(index.max()) + window
-    if window == 1:  # no sample uses the cells between, so any value does
+    if window == 1:  # No sample uses the cells between, so any value does.
         known, first = np.unique(index, return_index=True)
         axis: NDArray[Any] | None = values[first][np.searchsorted(known, np.arange(n))]
     else:
@@ -265,7 +261,7 @@ class StoreSource(DatasetSource):
             for name, target in out.items():
                 self._arrays[name].read(chunk, target)
             return
-        # remote reads mostly wait, so ask for all variables at once
+        # Remote reads mostly wait, so ask for all variables at once.
         arrays = [self._arrays[name] for name in out]
         with ThreadPoolExecutor(len(arrays), thread_name_prefix="ml4cube-fetch") as threads:
             fetched = list(threads.map(lambda array: array.fetch(chunk), arrays))
@@ -289,7 +285,7 @@ def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
         location_of("store", StorePath(array.store, array.path.rpartition("/")[0]))
         for array in arrays
     ]
-    # a location that needs storage options is not a str
+    # A location that needs storage options is not a str.
     if not isinstance(groups[0], str) or any(group != groups[0] for group in groups):
         logger.warning(
             "samples that were opened with storage options, or from several stores, are read "
@@ -304,5 +300,5 @@ def _array_behind(variable: xr.Variable) -> Any:
     """Return the zarr array that a lazy variable shows unchanged, or None."""
     file = None if variable.chunks is None else file_behind(variable.data)
     zarr = LazyZarr() if file is None else LazyZarr.behind(file, np.dtype(variable.dtype))
-    # without slicing, decoding or casting between array and variable
+    # Nothing is sliced, decoded or cast between array and variable.
     return zarr.array if zarr.is_undecoded and zarr.is_whole else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -21,52 +20,63 @@ from ml4cube.cube.chunks.codecs import CHECKSUM_BYTES, Bytes, ChunkCodecs
 from ml4cube.loading.ring.arrays import Scratch
 from ml4cube.store.format import read_manifest, read_metadata
 
-_UNUSED = np.iinfo(np.uint64).max
+# Zarr's offset of a chunk that a shard lacks.
+_ABSENT = np.iinfo(np.uint64).max
 
 
-@dataclass
+def sharded_arrays(path: str, names: Mapping[str, str]) -> dict[str, ShardedArray]:
+    """Make a reader of each variable of a sample store, whose array in the store is given."""
+    fs, root = url_to_fs(path)
+    files = read_manifest(path)
+    local = isinstance(fs, LocalFileSystem)
+    arrays = {}
+    for name, stored in names.items():
+        sizes = {
+            key.removeprefix(f"{stored}/"): size
+            for key, (size, _) in files.items()
+            if key.startswith(f"{stored}/c/")
+        }
+        metadata = read_metadata(path, files, f"{stored}/zarr.json")
+        where = f"{root.rstrip('/')}/{stored}"
+        arrays[name] = ShardedArray(where, None if local else fs, metadata, sizes)
+        if local:
+            arrays[name].note_files()
+    return arrays
+
+
 class ShardedArray:
-    """Reader of chunks along the first axis of an array; picklable, for any thread.
+    """Reader of chunks along the first axis of an array; picklable, for any thread."""
 
-    Made by `of`.
-    """
+    def __init__(
+        self, root: str, fs: Any, metadata: Mapping[str, Any], file_sizes: Mapping[str, int]
+    ) -> None:
+        """Make a reader from an array's ``zarr.json``, as a store's format has it.
 
-    # Path of the array inside the file system.
-    root: str
-    # An fsspec file system; None for local files.
-    fs: Any
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    # In samples; a shard is a file.
-    chunk_size: int
-    shard_size: int
-    # How a chunk is encoded.
-    codecs: ChunkCodecs
-    # Bytes of every file of the array, by its path inside the array.
-    file_sizes: Mapping[str, int]
-    # By number of a shard: offset and size of each of its chunks in the file.
-    _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, init=False, repr=False)
-    # By path inside the array: inode, time of change and size of a local file.
-    _identities: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
-    _scratch: Scratch = field(default_factory=Scratch, init=False, repr=False)
-
-    @classmethod
-    def of(
-        cls, root: str, fs: Any, metadata: Mapping[str, Any], file_sizes: Mapping[str, int]
-    ) -> ShardedArray:
-        """Make a reader from an array's ``zarr.json``, as a store's format has it."""
-        shard_size = metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
-        encoding, chunk_size = metadata["codecs"], shard_size
+        `root` is the path of the array inside the fsspec file system `fs`, None for local files;
+        `file_sizes` are the bytes of its files by their path inside the array.
+        """
+        self.root, self.fs = root, fs
+        self.file_sizes, self._metadata = file_sizes, metadata
+        self.shape = tuple(metadata["shape"])
+        self.dtype = np.dtype(metadata["data_type"]).newbyteorder("<")
+        # In samples. A shard is a file.
+        shard_shape = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        self.chunk_size = self.shard_size = shard_shape[0]
+        encoding = metadata["codecs"]
         if encoding[0]["name"] == "sharding_indexed":
             sharding = encoding[0]["configuration"]
-            encoding, chunk_size = sharding["codecs"], sharding["chunk_shape"][0]
+            encoding, self.chunk_size = sharding["codecs"], sharding["chunk_shape"][0]
         codecs = ChunkCodecs.of_v3(encoding)
         assert codecs is not None, encoding
-        shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
-        return cls(root, fs, shape, dtype, chunk_size, shard_size, codecs, file_sizes)
+        self.codecs = codecs
+        # By number of a shard: offset and size of each of its chunks in the file.
+        self._indices: dict[int, NDArray[np.uint64]] = {}
+        # By path inside the array: inode, time of change and size of a local file.
+        self._identities: dict[str, tuple[int, ...]] = {}
+        self._scratch = Scratch()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardedArray, tuple(getattr(self, f.name) for f in fields(self) if f.init)
+        return ShardedArray, (self.root, self.fs, self._metadata, self.file_sizes)
 
     def note_files(self) -> None:
         """Remember the present local files, to refuse others that replace them."""
@@ -90,7 +100,7 @@ class ShardedArray:
             if shard not in self._indices:
                 self._indices[shard] = self._read_index(key)
             offset, size = self._indices[shard][chunk_in_shard].tolist()
-        if offset == _UNUSED or offset + size > self.file_sizes[key]:
+        if offset == _ABSENT or offset + size > self.file_sizes[key]:
             raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
         return self._read_range(key, offset, size)
 
@@ -127,12 +137,12 @@ class ShardedArray:
 
     def _read_range(self, key: str, offset: int, size: int) -> Bytes:
         """Return bytes of a file, valid until the next read by the same thread."""
-        # because page faults of a new array take as long as reading
         path = f"{self.root}/{key}"
         if self.fs is not None:
             raw = np.frombuffer(self.fs.cat_file(path, start=offset, end=offset + size), np.uint8)
         else:
-            # larger than needed, so that it soon has the size of the largest chunk
+            # Used again, because page faults of a new array take as long as reading. Larger than
+            # needed, so that it soon has the size of the largest chunk.
             raw = self._scratch.take("file", (size + size // 4,), np.dtype(np.uint8))[:size]
             with open(path, "rb") as file:
                 self._check_same(key, os.fstat(file.fileno()))
@@ -159,23 +169,3 @@ def _decode(what: str, codecs: ChunkCodecs, data: Bytes, out: NDArray[Any]) -> N
         codecs.decode(data, out)
     except ValueError as error:
         raise StoreError(f"{what} cannot be decoded: {error}; make the store again") from error
-
-
-def sharded_arrays(path: str, names: Mapping[str, str]) -> dict[str, ShardedArray]:
-    """Make a reader of each variable of a sample store, whose array in the store is given."""
-    fs, root = url_to_fs(path)
-    files = read_manifest(path)
-    local = isinstance(fs, LocalFileSystem)
-    arrays = {}
-    for name, stored in names.items():
-        sizes = {
-            key.removeprefix(f"{stored}/"): size
-            for key, (size, _) in files.items()
-            if key.startswith(f"{stored}/c/")
-        }
-        metadata = read_metadata(path, files, f"{stored}/zarr.json")
-        where = f"{root.rstrip('/')}/{stored}"
-        arrays[name] = ShardedArray.of(where, None if local else fs, metadata, sizes)
-        if local:
-            arrays[name].note_files()
-    return arrays

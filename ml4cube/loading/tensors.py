@@ -171,15 +171,13 @@ class PTXrDataset(Dataset[Any]):
         cache_mb: float = 256,
         **cutting: Any,
     ) -> None:
-        options = DatasetOptions.of(locals())  # every argument by name; stays the first statement
+        options = DatasetOptions.of(locals())  # Must be first, while locals are the arguments.
         self.shifted = options.shifted
         self.weights = options.weights
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
-        lead = self._source.lead
-        self.lead = None
-        if lead is not None:
-            self.lead = {dim: [a.offset, a.target_size] for dim, a in lead.by_dim.items()}
+        lead = {dim: [a.offset, a.target_size] for dim, a in self._source.lead.items()}
+        self.lead = lead or None
         self._from_cube = isinstance(self._source, CubeSource)
         self._choose_variables(options)
         self._warn_of_filled(ds, options)
@@ -206,7 +204,7 @@ class PTXrDataset(Dataset[Any]):
             return None
         known = known_scaling(self.metadata)
         names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
-        if not len(self):  # then variables without a known scaling may have one in other parts
+        if not len(self):  # Variables without a known scaling may have one in other parts.
             return {name: known[name] for name in names if name in known}
         return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
 
@@ -308,15 +306,22 @@ class PTXrDataset(Dataset[Any]):
         """
         rows = np.atleast_1d(self._rows(index))
         arrays = [tensor.detach().cpu().numpy() for tensor in self.unpack(batch)]
-        if unscale and self.metadata:  # without metadata, `to_dataset` raises
-            stored = self.metadata.variables
-            renamed = [name for name in (*self.features, *self.targets) if name not in stored]
-            if renamed:
-                raise InvalidValueError(
-                    f"unscale=True, but the store has no scaling of {renamed}, only of "
-                    f"{list(stored)}; rename the variables back"
-                )
+        if unscale:
+            self._check_scaling_known()
         return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)
+
+    def _check_scaling_known(self) -> None:
+        if self.metadata is None:
+            raise InvalidValueError(
+                "unscale=True, but the scaling of samples made by hand is not known; undo it with "
+                "their own statistics"
+            )
+        stored = self.metadata.variables
+        if renamed := [n for n in (*self.features, *self.targets) if n not in stored]:
+            raise InvalidValueError(
+                f"unscale=True, but the store has no scaling of {renamed}, only of "
+                f"{list(stored)}; rename the variables back"
+            )
 
     def _rows(self, indices: Any) -> Ints:
         """Return the numbers of samples, negative ones counted from the end."""
@@ -428,13 +433,13 @@ class PTXrDataset(Dataset[Any]):
                 "give target_offset if the targets lie elsewhere"
             )
         self.targets = targets
-        # at a lead time, the values of y are variables of their own in the source
+        # At a lead time, the values of y are variables of their own in the source.
         self._y_names = tuple(map(target_name, targets)) if self.shifted else targets
         weights = options.weights_variable
         features = [name for name in stored if name not in self._y_names and name != weights]
         spec = self.metadata.spec if self.metadata else None
         if spec and spec.features and targets and targets == spec.targets and not self.shifted:
-            # the features that were sampled for these targets
+            # The store records the features that were sampled for these targets.
             features = [name for name in spec.features if name in stored]
         self.features = chosen or tuple(features)
         self._stacked = bool(chosen or targets)
@@ -447,10 +452,10 @@ class PTXrDataset(Dataset[Any]):
     def _warn_of_filled(self, ds: Any, options: DatasetOptions) -> None:
         """Warn of targets or weights whose gaps were filled when they were sampled."""
         advice = FILL_FEATURES
-        if self.metadata is None:  # samples made by hand
+        if self.metadata is None:  # The samples were made by hand.
             attrs = {name: ds[name].attrs for name in options.scored}
             filled = {n: found[FILLED_ATTR] for n, found in attrs.items() if FILLED_ATTR in found}
-        elif self._from_cube:  # this call asks for `metadata.filled`, so there is no warning of it
+        elif self._from_cube:  # This call asks for `metadata.filled`: no need to warn of that.
             filled = self.metadata.invented(options.scored)
             filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
         else:
@@ -484,7 +489,7 @@ class PTXrDataset(Dataset[Any]):
                 "variable of weights"
             )
         if self.shifted and isinstance(weights, str):
-            weights = target_name(weights)  # those of the cells of y
+            weights = target_name(weights)  # The weights of the cells of y are needed.
         scaling = known_scaling(self.metadata)
         self._source = add_weights(self._source, weights, self._y_names[0], scaling)
 
@@ -493,21 +498,13 @@ class PTXrDataset(Dataset[Any]):
         dtype = target_dtype = _numpy_dtype("dtype", options.dtype)
         if options.target_dtype is not None:
             target_dtype = _numpy_dtype("target_dtype", options.target_dtype)
-        windows = {name: self._window(name) for name in (*self.channels, *self._y_names)}
         if not self._stacked:
-            return tuple(Field((n,), windows[n], dtype, stacked=False) for n in self.features)
-        fields = []
-        for names, kind in ((self.channels, dtype), (self._y_names, target_dtype)):
-            sizes = {name: windows[name] for name in names}
-            if len(set(sizes.values())) > 1:
-                raise InvalidValueError(
-                    f"variables with different windows cannot be stacked: {sizes}; choose some "
-                    "with features="
-                )
-            if names:
-                fields.append(Field(names, windows[names[0]], kind))
+            return tuple(Field((n,), self._window(n), dtype, stacked=False) for n in self.features)
+        fields = [self._stacked_field(self.channels, dtype)]
+        if self.targets:
+            fields.append(self._stacked_field(self._y_names, target_dtype))
         if WEIGHT in self._source.variables:
-            # a weight per sample is a number; one per cell has one channel, whatever y has
+            # Weights of samples have no axes; those of cells have one channel, however many y has.
             window = self._window(WEIGHT)
             if window not in ((), fields[-1].window):
                 raise InvalidValueError(
@@ -516,6 +513,15 @@ class PTXrDataset(Dataset[Any]):
                 )
             fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
         return tuple(fields)
+
+    def _stacked_field(self, names: tuple[str, ...], dtype: np.dtype[Any]) -> Field:
+        windows = {name: self._window(name) for name in names}
+        if len(set(windows.values())) > 1:
+            raise InvalidValueError(
+                f"variables with different windows cannot be stacked: {windows}; choose some "
+                "with features="
+            )
+        return Field(names, windows[names[0]], dtype)
 
     def _window(self, name: str) -> tuple[int, ...]:
         variable = self._source.variables[name]

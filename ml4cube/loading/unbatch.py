@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from ml4cube.loading.lead_time import DimLead, base_name, is_target
 from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.sources import SampleSource, known_scaling, unscaled
 from ml4cube.loading.views import WEIGHT
+from ml4cube.sampling.extractor import Arrays
 from ml4cube.store.format import StoreMetadata
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ def to_dataset(
                 f"the array of {list(field.variables)} must have the shape "
                 f"{(len(samples), *field.shape)} for {len(samples)} samples, got {array.shape}"
             )
-    if unscale and metadata is None:
-        raise InvalidValueError(
-            "unscale=True, but the scaling of samples made by hand is not known; undo it with "
-            "their own statistics"
-        )
     scaling = known_scaling(metadata)
     described = metadata.provenance.get("variables", {}) if metadata else {}
     inputs = {name for field in fields for name in field.variables if not is_target(name)}
@@ -51,40 +47,37 @@ def to_dataset(
     windows: dict[str, _WindowDim] = {}
     for field, array in zip(fields, arrays, strict=True):
         for name, values in field.views(array).items():
-            base, dims = base_name(name), _window_dims(source, name)
+            cube_name, dims = base_name(name), _window_dims(source, name)
             windows |= dims
-            if unscale and base in scaling:
-                values = unscaled(scaling[base], name, values, source, samples)
-            shown = f"{base}_target" if is_target(name) and base in inputs else base
-            if name == WEIGHT:
-                shown = "weights" if "weights" not in inputs else "sample_weights"
-            is_scaled = base in scaling and not unscale
-            attrs = {} if is_scaled else dict(described.get(base, {}).get("attrs", {}))
-            variables[shown] = xr.Variable((SAMPLE_DIM, *dims), values, attrs)
+            if unscale and cube_name in scaling:
+                values = unscaled(scaling[cube_name], name, values, source, samples)
+            is_scaled = cube_name in scaling and not unscale
+            attrs = {} if is_scaled else dict(described.get(cube_name, {}).get("attrs", {}))
+            variables[_shown_name(name, inputs)] = xr.Variable((SAMPLE_DIM, *dims), values, attrs)
     ds = xr.Dataset(variables)
     coords = {k: v for k, v in source.coords(samples).items() if k not in ds.variables}
     ds = ds.assign_coords({name: (SAMPLE_DIM, values) for name, values in coords.items()})
     ds = ds.assign_coords({"sample": (SAMPLE_DIM, samples)})
-    for dim, along in (source.lead.by_dim if source.lead else {}).items():
-        if along.offset and f"{dim}_target" not in windows:  # targets without cells along the dim
+    for dim, along in source.lead.items():
+        if along.offset and f"{dim}_target" not in windows:
+            # Targets without an axis along the dim; the coordinate still says where they lie.
             windows[f"{dim}_target"] = _WindowDim(source.cube_dims.get(dim, dim), 0, along.offset)
-    for shown, window in windows.items():
-        if window.cube_dim in source.axes and f"{window.cube_dim}_index" in coords:
-            axis = np.asarray(source.axes[window.cube_dim].values)
-            first = np.asarray(coords[f"{window.cube_dim}_index"]) + window.offset
-            if window.cells:
-                cells = axis[first[:, None] + np.arange(window.cells)]
-                ds = ds.assign_coords({f"{shown}_cells": ((SAMPLE_DIM, shown), cells)})
-            else:
-                ds = ds.assign_coords({shown: (SAMPLE_DIM, axis[first])})
-    return ds
+    return ds.assign_coords(_coords_of_cells(source, windows, coords))
+
+
+def _shown_name(name: str, inputs: Collection[str]) -> str:
+    """Return the name that a variable of a batch has in the Dataset."""
+    if name == WEIGHT:
+        return "weights" if "weights" not in inputs else "sample_weights"
+    cube_name = base_name(name)
+    return f"{cube_name}_target" if is_target(name) and cube_name in inputs else cube_name
 
 
 class _WindowDim(NamedTuple):
     """A dim of windows, as it is in the cube."""
 
     cube_dim: str
-    # Number of cells of a window.
+    # Number of cells of a window; 0 if its arrays lack the dim.
     cells: int
     # Cells from the sample's origin to the first cell of the window.
     offset: int
@@ -92,7 +85,7 @@ class _WindowDim(NamedTuple):
 
 def _window_dims(source: SampleSource, name: str) -> dict[str, _WindowDim]:
     """Return the dims of a variable in a Dataset; those where targets differ get another name."""
-    lead = source.lead.by_dim if source.lead is not None and is_target(name) else {}
+    lead = source.lead if is_target(name) else {}
     dims = {}
     for dim, cells in source.variables[name].sizes.items():
         along = lead.get(dim, DimLead(0, cells, cells))
@@ -100,3 +93,21 @@ def _window_dims(source: SampleSource, name: str) -> dict[str, _WindowDim]:
         shown = f"{dim}_target" if differs else dim
         dims[shown] = _WindowDim(source.cube_dims.get(dim, dim), cells, along.offset)
     return dims
+
+
+def _coords_of_cells(
+    source: SampleSource, windows: Mapping[str, _WindowDim], origins: Arrays
+) -> dict[str, Any]:
+    """Return the coordinates of the cells of every window, along dims where they are known."""
+    found: dict[str, Any] = {}
+    for shown, window in windows.items():
+        axis, index = source.axes.get(window.cube_dim), origins.get(f"{window.cube_dim}_index")
+        if axis is None or index is None:
+            continue
+        first_cells, values = index + window.offset, np.asarray(axis.values)
+        if window.cells:
+            cells = first_cells[:, None] + np.arange(window.cells)
+            found[f"{shown}_cells"] = ((SAMPLE_DIM, shown), values[cells])
+        else:
+            found[shown] = (SAMPLE_DIM, values[first_cells])
+    return found

@@ -94,8 +94,8 @@ def cut_windows(
     check_known("to_pred", options.targets, source.variables)
     check_known("weights", options.scored, source.variables)
     lead = _lead_in_windows(source, options, sample_size)
-    inputs = {dim: slice(0, along.input_size) for dim, along in lead.by_dim.items()}
-    targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.by_dim.items()}
+    inputs = {dim: slice(0, along.input_size) for dim, along in lead.items()}
+    targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.items()}
     computed = {name: _cut(source, name, inputs) for name in source.variables}
     computed |= {target_name(name): _cut(source, name, targets) for name in options.scored}
     view = View(source, computed)
@@ -114,19 +114,18 @@ def _lead_in_windows(
     inputs = {dim: max(1, n - offset.get(dim, 0)) for dim, n in stored.items()}
     if sample_size is not None:
         inputs |= parse_sizes("sample_size", sample_size, stored)
-    lead = Lead.parse(options.target_offset, options.target_size, inputs)
-    lead.check_fits(stored, "a stored window")
-    return lead
+    return options.lead_of(inputs, stored, "a stored window")
 
 
 def _cut(source: SampleSource, name: str, cells: Mapping[str, slice]) -> Computed:
+    """Return a variable as some of its cells, given the slice along each stored dim."""
     sizes, dtype = source.variables[name]
-    slices = {dim: cells.get(dim, slice(0, n)) for dim, n in sizes.items()}
+    slices = {dim: cells[dim] for dim in sizes}
     variable = SampleVariable({dim: s.stop - s.start for dim, s in slices.items()}, dtype)
-    return Computed(variable, (name,), partial(_at, (slice(None), *slices.values())))
+    return Computed(variable, (name,), partial(_indexed, (slice(None), *slices.values())))
 
 
-def _at(index: tuple[slice | None, ...], chunk: int, values: NDArray[Any]) -> NDArray[Any]:
+def _indexed(index: tuple[slice | None, ...], chunk: int, values: NDArray[Any]) -> NDArray[Any]:
     return values[index]
 
 
@@ -136,10 +135,11 @@ def repeat_along_missing_dims(source: SampleSource, names: Iterable[str]) -> Vie
     window = max((v.sizes for v in variables.values()), key=len)
     computed = {}
     for name, (sizes, dtype) in variables.items():
-        fits = sizes.items() <= window.items() and [d for d in window if d in sizes] == list(sizes)
-        if fits and sizes != window:
+        has_order_of_window = list(sizes) == [dim for dim in window if dim in sizes]
+        is_smaller = sizes.items() < window.items()
+        if is_smaller and has_order_of_window:
             axes = (slice(None) if dim in sizes else np.newaxis for dim in window)
-            repeated = partial(_at, (slice(None), *axes))
+            repeated = partial(_indexed, (slice(None), *axes))
             computed[name] = Computed(SampleVariable(window, dtype), (name,), repeated)
     return View(source, computed)
 
@@ -163,7 +163,10 @@ def _without_gaps(
 
 
 def add_weights(
-    source: SampleSource, weights: Any, target: str, scaling: Mapping[str, Scaling]
+    source: SampleSource,
+    weights: str | Mapping[Any, float] | ArrayLike,
+    target: str,
+    scaling: Mapping[str, Scaling],
 ) -> View:
     """Add the variable `WEIGHT`: one number per sample, or one per cell of the target."""
     sizes: Mapping[str, int] = {}
@@ -180,7 +183,7 @@ def add_weights(
             )
         if not weights:
             raise InvalidValueError("weights={} has no class; give {class: weight}")
-        # the target as stored, because the dtype of the batch may merge classes
+        # Classes of the target as stored, because the dtype of the batch may merge them.
         inputs, sizes = (target,), source.variables[target].sizes
         classes, order = np.unique(np.array(list(weights)), return_index=True)
         values = _checked(list(weights.values()))[order]

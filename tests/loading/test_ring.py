@@ -42,8 +42,8 @@ class Counting:
         return f"chunk number {chunk}"
 
 
-def take(rows: int) -> list[Any]:
-    return [FIELD.empty(rows)]
+def take(positions: Any) -> list[Any]:
+    return [FIELD.empty(len(positions))]
 
 
 def through(

@@ -60,31 +60,23 @@ def labelled(cube):
 def by_loop(cube, form):
     """The cube scaled by hand: each value by those of its level, pixel or month in train."""
     t, train = cube["t"], cube["split"].broadcast_like(cube["t"]) == 1
-    known, result = t.where(train), t.copy(deep=True)
+    known, result = t.where(train).values, t.copy(deep=True)
     months = t["time"].dt.month.values
     for i, k, y, x in np.ndindex(*t.shape):
-        if form in ("level", "robust"):
-            cells = known.values[:, k]
+        cells = known[months == months[i]] if form.startswith("month") else known
+        if form in ("level", "month and level", "robust"):
+            cells = cells[:, k]
         elif form == "pixel":
-            cells = known.values[:, :, y, x]
-        elif form.startswith("month"):
-            cells = known.values[months == months[i]]
-            cells = cells[:, k] if "level" in form else cells
-        else:
-            cells = known.values
-        weights = np.broadcast_to(np.cos(np.radians(t.lat.values))[:, None], known.shape)
-        cells, weights = (
-            (cells[np.isfinite(cells)], weights[np.isfinite(known.values)])
-            if form == "area"
-            else (cells[np.isfinite(cells)], None)
-        )
-        offset, scale = np.average(cells, weights=weights), cells.std()
+            cells = cells[:, :, y, x]
+        offset, scale = np.nanmean(cells), np.nanstd(cells)
         if form == "area":
-            scale = np.sqrt(np.average((cells - offset) ** 2, weights=weights))
-        if form == "month and level":
-            offset, scale = cells.min(), np.ptp(cells)
-        if form == "robust":
-            low, offset, high = np.quantile(cells, [0.25, 0.5, 0.75], method="inverted_cdf")
+            areas = np.cos(np.radians(t.lat.values))[:, None] * np.isfinite(cells)
+            offset = np.nansum(areas * cells) / areas.sum()
+            scale = np.sqrt(np.nansum(areas * (cells - offset) ** 2) / areas.sum())
+        elif form == "month and level":
+            offset, scale = np.nanmin(cells), np.nanmax(cells) - np.nanmin(cells)
+        elif form == "robust":
+            low, offset, high = np.nanquantile(cells, [0.25, 0.5, 0.75], method="inverted_cdf")
             scale = high - low
         result[i, k, y, x] = (t.values[i, k, y, x] - offset) / scale
     return cube.assign(t=result)

@@ -255,7 +255,6 @@ def test_weights_by_variable_class_and_sample(store: Path, form: str) -> None:
     _, y, w = data.take(range(len(data)))
     assert w.shape == y.shape == (len(data), 1, 2, 2, 3)
     whole = data_of(form, store, features="trust").take(range(len(data)))
-    assert data.statistics is not None
     plain = whole * data.statistics["trust"].std + data.statistics["trust"].mean
     np.testing.assert_allclose(w, plain, rtol=1e-5)
 

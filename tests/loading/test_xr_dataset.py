@@ -33,7 +33,6 @@ def test_same_samples_as_the_oracle(size: Any, at_random: bool) -> None:
         ds, sample_size=size, block_size=BLOCKS, rand_chunk=at_random, scale_fn=None, overlap=0.5
     )
     data = made.get_datasets()
-    assert isinstance(data, dict)
     full = {d: (size or {}).get(d, 1) for d in SHAPE}
     cells = {d: int(np.floor(n * 0.5 + 0.5)) if n > 1 else 0 for d, n in full.items()}
     counts, samples = sample_cube(ds, ["a", "b"], full, cells)
@@ -78,7 +77,6 @@ def test_scaled_by_given_statistics(tmp_path: Path, form: str) -> None:
     own = MultiProcSampler(ds, **options, statistics=given, nproc=1, order="grid", **stores)
     made = XrDataset(ds, **options, statistics=given, rand_chunk=False)
     data = made.get_datasets()
-    assert isinstance(data, dict)
     assert abs(data["a"].mean()) > 0.05  # not by its own statistics
     for store, label in zip(own.get_datasets(), (1, 0), strict=True):
         wanted = np.sort(store["a"].values.reshape(len(store.samples), -1), axis=0)
@@ -107,6 +105,15 @@ def test_num_chunks_uses_that_many_blocks_of_both_parts() -> None:
     assert made.accounting["unused"] == 5 * 24
     again = XrDataset(ds, num_chunks=5, rand_chunk=True, to_pred="b", seed=1)
     assert sum(len(pair[0]) for pair in again.get_datasets()) == 120
+
+
+def test_a_later_block_replaces_the_last_one_where_a_part_would_be_empty() -> None:
+    ds = cell_id_cube({"time": 40}, "float64", names=("a", "b"), dask_chunks={"time": 4})
+    ds["split"] = ("time", np.repeat(np.uint8([1, 0]), [36, 4]))
+    made = XrDataset(ds, num_chunks=3, rand_chunk=False, to_pred="b", scale_fn=None)
+    (x, _), (x2, _) = made.get_datasets()
+    assert (x.ravel().tolist(), x2.ravel().tolist()) == ([*range(8)], [*range(36, 40)])
+    assert (made.accounting["train"], made.accounting["unused"]) == (8, 28)
 
 
 def test_all_of_a_cube_without_label() -> None:

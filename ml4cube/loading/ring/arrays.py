@@ -82,7 +82,7 @@ class SampleArray:
         """Copy samples into a batch (samples, [channels,] *window)."""
         if self._channel_starts is not None:
             rows = (rows[:, None] + self._channel_starts).reshape(-1)
-        # mode="clip" lets numpy write straight into the target; all rows are in range
+        # All rows are in range, so `mode` changes no value, but lets numpy write into the target.
         target = out.reshape(len(rows), self._rows.shape[1])
         np.take(self._rows, rows, axis=0, out=target, mode="clip")
 
@@ -105,7 +105,7 @@ class Buffers:
     def take(self, rows: int) -> Array:
         """Return an array for a batch."""
         try:
-            base = self._idle.pop()  # atomic, because several threads may call this
+            base = self._idle.pop()  # Atomic, because several threads may call this.
         except IndexError:
             base = self._field.empty(self._samples)
         lent = base[:rows]

@@ -25,9 +25,9 @@ class BatchQueue:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-gather")
-        # arrays of each batch, and the tasks that fill them
+        # Arrays of each batch, and the tasks that fill them.
         self._batches: deque[tuple[list[Array], list[Future[None]]]] = deque()
-        # tasks of all batches, each with the first position in the epoch that it fills
+        # Tasks of all batches, each with the first position in the epoch that it fills.
         self._tasks: deque[tuple[int, Future[None]]] = deque()
 
     def __enter__(self) -> Self:

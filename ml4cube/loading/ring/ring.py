@@ -9,10 +9,9 @@ processes. Does not use torch.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from itertools import islice
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +21,10 @@ from ml4cube.core.rank_shares import ChunkSchedule, Ints
 from ml4cube.loading.ring.arrays import Array, Field, SampleArray
 from ml4cube.loading.ring.gathering import BatchQueue
 
-# About so many positions are located at once.
-_LOCATED_TOGETHER = 4096
+# Takes positions in an epoch, and returns the numbers of the samples that come there.
+SamplesAt = Callable[[Ints], Ints]
+# Takes the positions of a batch, and returns its arrays, which are not filled yet.
+MakeArrays = Callable[[Ints], list[Array]]
 
 
 class ChunkSource(Protocol):
@@ -33,6 +34,11 @@ class ChunkSource(Protocol):
     counts: Ints
     # Whether reads mostly wait for a network.
     remote: bool
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The first sample of each chunk, and the number of samples."""
+        return np.concatenate([[0], np.cumsum(self.counts)])
 
     def read(self, chunk: int, out: Mapping[str, Array]) -> None:
         """Write the samples of a chunk into one array (samples, ...) per variable."""
@@ -69,37 +75,31 @@ class Ring:
         gather_threads: int = 1,
     ) -> None:
         self.slots, self.decode_threads = slots, decode_threads
-        # the chunk in each slot, -1 for none or an incomplete one
+        # The chunk in each slot, -1 for none or an incomplete one.
         self.chunk_of_slot = np.full(slots, -1, np.int64)
         self._source, self._gather_threads = source, gather_threads
         self._slot_size = int(source.counts.max(initial=1))
         rows = slots * self._slot_size
         self._arrays = [SampleArray(field, rows) for field in fields]
-        # of every slot, the rows of its samples in the shuffled order of the chunk
+        # For every slot, the rows of its samples in the shuffled order of the chunk.
         self._shuffled_rows = np.zeros(rows, np.int64)
 
     def batches(
-        self,
-        schedule: ChunkSchedule,
-        positions: Iterable[Ints],
-        take: Callable[[int], list[Array]],
+        self, schedule: ChunkSchedule, positions: Iterable[Ints], make_arrays: MakeArrays
     ) -> Generator[list[Array]]:
-        """Gather batch after batch, some ahead of need; one such iteration at a time.
-
-        `take` returns the arrays for a batch of so many samples.
-        """
+        """Gather batch after batch, some ahead of need; one such iteration at a time."""
         readers = ThreadPoolExecutor(self.decode_threads, thread_name_prefix="ml4cube-decode")
         try:
             with BatchQueue(self._gather_threads) as queue:
                 epoch = _RingEpoch(self, schedule, readers, queue)
-                for wanted, visits, offsets in _located(schedule, positions):
-                    while not epoch.is_ready_for(wanted):
+                for of_batch in positions:
+                    while not epoch.is_ready_for(of_batch):
                         yield epoch.next_batch()
-                    epoch.append(wanted, visits, offsets, take(len(wanted)))
+                    epoch.append(of_batch, make_arrays(of_batch))
                 while len(queue):
                     yield epoch.next_batch()
         finally:
-            # running reads still write into the slots: wait for them, cancel the others
+            # Running reads still write into the slots: wait for them, cancel the others.
             readers.shutdown(wait=True, cancel_futures=True)
 
     def load(self, schedule: ChunkSchedule, chunk: int, slot: int) -> None:
@@ -120,19 +120,6 @@ class Ring:
             array.gather(rows, target)
 
 
-def _located(schedule: ChunkSchedule, batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Yield the positions of each batch with their visits and offsets, located many at a time."""
-    iterator = iter(batches)
-    for first in iterator:
-        more = max(0, _LOCATED_TOGETHER // len(first) - 1)
-        together = [first, *islice(iterator, more)]
-        visits, offsets = schedule.locate(np.concatenate(together))
-        stops = np.cumsum([len(batch) for batch in together]).tolist()
-        for batch, stop in zip(together, stops, strict=True):
-            rows = slice(stop - len(batch), stop)
-            yield batch, visits[rows], offsets[rows]
-
-
 class _RingEpoch:
     """One epoch of a ring: the slot of every visit of a chunk. Used by one thread only."""
 
@@ -141,24 +128,25 @@ class _RingEpoch:
     def __init__(
         self, ring: Ring, schedule: ChunkSchedule, readers: ThreadPoolExecutor, queue: BatchQueue
     ) -> None:
-        if ring.slots < schedule.in_use:  # would wait for a free slot forever
+        if ring.slots < schedule.in_use:  # It would wait for a free slot forever.
             raise InvalidValueError(
                 f"slots must be at least {schedule.in_use}, because so many chunks are needed at "
                 f"once, got {ring.slots}"
             )
         self._ring, self._schedule = ring, schedule
         self._readers, self._queue = readers, queue
-        self._next_position = 0  # the first position after those of all batches in the queue
+        # The first position after those of all batches in the queue.
+        self._next_position = 0
         self._slot_of_visit = np.full(len(schedule), -1, np.int64)
         self._reads: list[Future[None]] = []
         self._visits_loaded = 0
-        # lists, because numpy releases the interpreter lock even to look up one number
+        # Lists, because numpy releases the interpreter lock even to look up one number.
         self._first_positions = schedule.first.tolist()
         by_last = np.argsort(schedule.last, kind="stable")
         last_positions = schedule.last[by_last].tolist()
         self._visits_by_last = list(zip(by_last.tolist(), last_positions, strict=True))
         self._visits_released = 0
-        # slots that hold a chunk of this schedule already, by its visit, in order
+        # Slots that hold a chunk of this schedule already, by its visit, in order.
         slots = {int(chunk): slot for slot, chunk in enumerate(ring.chunk_of_slot) if chunk >= 0}
         visits = enumerate(schedule.chunks.tolist())
         self._filled_slots = {visit: slots[chunk] for visit, chunk in visits if chunk in slots}
@@ -177,8 +165,9 @@ class _RingEpoch:
             for read in self._reads[self._visits_loaded : needed]
         )
 
-    def append(self, positions: Ints, visits: Ints, offsets: Ints, out: list[Array]) -> None:
+    def append(self, positions: Ints, out: list[Array]) -> None:
         """Fill a batch, in as many steps as the slots need (as a rule, one)."""
+        visits, offsets = self._schedule.locate(positions)
 
         def gather(rows: slice) -> None:
             slots = self._slot_of_visit[visits[rows]]
@@ -190,7 +179,7 @@ class _RingEpoch:
             self._move_to(int(positions[start]))
             stop = self._reachable(positions)
             if stop == start:
-                # no slot is free: all hold chunks from which samples are still gathered
+                # No slot is free: all hold chunks from which samples are still gathered.
                 self._queue.wait_for_first()
                 continue
             self._wait_for_reads(int(positions[stop - 1]))
@@ -222,16 +211,16 @@ class _RingEpoch:
 
     def _read_ahead(self, position: int) -> None:
         """Start to read the next chunks, while there are free slots."""
-        in_use = max(self._visits_needed(position), self._schedule.in_use)
-        soon = in_use + 2 * self._ring.decode_threads
+        needed = max(self._visits_needed(position), self._schedule.in_use)
+        needed_soon = needed + 2 * self._ring.decode_threads
         while len(self._reads) < len(self._schedule):
             visit = len(self._reads)
             if visit in self._filled_slots:
                 slot = self._filled_slots.pop(visit)
             elif self._free_slots:
                 slot = self._free_slots.pop()
-            elif self._filled_slots and visit < soon:
-                # replace the chunk that is needed last, but only by one that is needed soon
+            elif self._filled_slots and visit < needed_soon:
+                # Replace the chunk that is needed last, but only by one that is needed soon.
                 _, slot = self._filled_slots.popitem()
             else:
                 return
@@ -264,13 +253,12 @@ class Resident:
         self, source: ChunkSource, fields: Sequence[Field], chunks: range, decode_threads: int
     ) -> None:
         self.chunks = chunks
-        ends = np.concatenate([[0], np.cumsum(source.counts)]).tolist()
-        self._first_sample = ends[chunks.start]
-        samples = ends[chunks.stop] - self._first_sample
-        self._arrays = [SampleArray(field, samples) for field in fields]
+        self._first_sample = int(source.starts[chunks.start])
+        first_rows = (source.starts - self._first_sample).tolist()
+        self._arrays = [SampleArray(field, first_rows[chunks.stop]) for field in fields]
 
         def load(chunk: int) -> None:
-            rows = slice(ends[chunk] - self._first_sample, ends[chunk + 1] - self._first_sample)
+            rows = slice(first_rows[chunk], first_rows[chunk + 1])
             read_chunk(source, chunk, [array.views(rows) for array in self._arrays])
 
         pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="ml4cube-decode")
@@ -281,17 +269,21 @@ class Resident:
             pool.shutdown(cancel_futures=True)
 
     def batches(
-        self, samples: Iterable[Ints], take: Callable[[int], list[Array]], gather_threads: int
+        self,
+        positions: Iterable[Ints],
+        samples_at: SamplesAt,
+        make_arrays: MakeArrays,
+        gather_threads: int,
     ) -> Generator[list[Array]]:
-        """Gather batch after batch of the given samples, some ahead of need."""
+        """Gather batch after batch, some ahead of need."""
         with BatchQueue(gather_threads) as queue:
-            for wanted in samples:
+            for of_batch in positions:
                 while not queue.has_room():
                     yield queue.pop()
-                out = take(len(wanted))
+                out = make_arrays(of_batch)
                 queue.append(out)
-                gather = partial(self._gather, wanted - self._first_sample, out)
-                queue.fill(wanted, slice(0, len(wanted)), gather)
+                gather = partial(self._gather, samples_at(of_batch) - self._first_sample, out)
+                queue.fill(of_batch, slice(0, len(of_batch)), gather)
             while len(queue):
                 yield queue.pop()
 
