@@ -26,7 +26,7 @@ from ml4cube.core.split_plan import (
     label_box,
 )
 from ml4cube.cube.masks_and_labels import NAME_ATTR, RECIPE_ATTR, is_label
-from ml4cube.splits.block_sizes import SPLIT_SAMPLES, caller_level
+from ml4cube.splits.block_sizes import ADVICE_FOR_SAMPLES, caller_level
 from ml4cube.splits.buffers import cut_dims, reaches_of
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import slabs
@@ -119,7 +119,7 @@ def _warn_of_overlapping_samples(view: CubeView, plan: SplitPlan | CellPlan) -> 
         cells = dict(zip(spec["dims"], overlap, strict=True))
         warnings.warn(
             f"the samples are windows that overlap by {cells} cells, and are split by their order "
-            f"in the store. {SPLIT_SAMPLES}",
+            f"in the store. {ADVICE_FOR_SAMPLES}",
             UserWarning,
             stacklevel=caller_level(),
         )

@@ -25,7 +25,7 @@ from ml4cube.core.missing import find_gaps
 from ml4cube.core.partition import partition
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions
 from ml4cube.splits.assign import check_train_left
-from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
+from ml4cube.splits.buffers import BufferLike, CyclicLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube, check_name, with_label
 from ml4cube.splits.validity import ValidLike, count_by_block, on_cube, valid_mask
@@ -82,10 +82,10 @@ class RegionMap:
 
     def find(self, argument: str, wanted: Any) -> list[int]:
         """Return the indices of regions, given by one id or several."""
-        single = isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable)
+        is_one = isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable)
         indices: list[int] = []
-        for id in [wanted] if single else list(wanted):
-            # ids of several types are held as texts
+        for id in [wanted] if is_one else wanted:
+            # Ids of several types are held as texts.
             matches = np.flatnonzero(self.ids == (str(id) if self.ids.dtype.kind == "U" else id))
             if not matches.size:
                 choices = textwrap.shorten(", ".join(map(str, self.ids.tolist())), 200)
@@ -101,9 +101,10 @@ class RegionMap:
         sums = np.bincount(self.region[has_id], counts[has_id], minlength=self.ids.size)
         return sums.astype(np.int64)
 
-    def label(self, region_labels: NDArray[np.uint8], background: int) -> NDArray[np.uint8]:
-        """Return for every cell of the map the label of its region."""
-        return np.where(self.region < 0, np.uint8(background), region_labels[self.region])
+    def label(self, region_labels: NDArray[np.uint8], background: str) -> NDArray[np.uint8]:
+        """Return for every cell of the map the label of its region, or that of the background."""
+        without_region = np.uint8(TRAIN if background == "train" else EXCLUDED)
+        return np.where(self.region < 0, without_region, region_labels[self.region])
 
 
 def assign_region_split(
@@ -116,7 +117,7 @@ def assign_region_split(
     seed: int = 42,
     background: str = "excluded",
     buffer: BufferLike | None = None,
-    cyclic: Any = None,
+    cyclic: CyclicLike | None = None,
     valid: ValidLike | None = None,
     name: str = "split",
 ) -> xr.Dataset:
@@ -189,27 +190,25 @@ def assign_region_split(
     at_random, fractions = _check_parts(split, test, val)
     region_map = RegionMap.of(regions, view)
     if at_random and region_map.ids.dtype.kind == "b" and split is None and not val:
-        at_random, test = False, True
+        at_random, test = False, True  # The test part is the region of the true cells.
     parsed_buffer, cyclic_dims = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
     mask = valid_mask(valid, view)
     weights = count_by_block(mask, region_map.grid).ravel()
     if at_random:
-        part_of_region = partition(
-            region_map.sum(weights),
-            list(fractions.values()),
-            seed,
-            what=f"regions of {region_map.name!r}",
-        )
+        region_weights, what = region_map.sum(weights), f"regions of {region_map.name!r}"
+        part_of_region = partition(region_weights, list(fractions.values()), seed, what=what)
         codes = np.array([PARTS[part] for part in fractions], dtype=np.uint8)
         region_labels = codes[part_of_region]
     else:
         region_labels = _label_named(region_map, test, [] if val is None else val)
-    labels = region_map.label(region_labels, TRAIN if background == "train" else EXCLUDED)
+    labels = region_map.label(region_labels, background)
+    if not at_random:
+        fractions = _fractions(labels, weights)
     plan = SplitPlan(
         grid=region_map.grid,
         labels=labels.tobytes(),
-        seed=int(seed) if at_random else None,
-        fractions=tuple((fractions if at_random else _fractions(labels, weights)).items()),
+        seed=seed if at_random else None,
+        fractions=tuple(fractions.items()),
         buffer=parsed_buffer,
         cyclic=cyclic_dims,
         note=_note(region_map, region_labels),
