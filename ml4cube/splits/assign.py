@@ -11,7 +11,7 @@ from ml4cube.core.distance.reach import AxisReach
 from ml4cube.core.errors import EmptyPartError, check_seed
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
-from ml4cube.splits.block_sizes import block_sizes
+from ml4cube.splits.block_sizes import block_sizes, caller_level
 from ml4cube.splits.buffers import (
     BufferLike,
     CyclicLike,
@@ -142,7 +142,7 @@ def assign_block_split(
         note=f"stratified by {strata.request}" if strata else None,
     )
     if strata:
-        strata.warn_of_missing(plan.table.ravel(), stacklevel=3)
+        strata.warn_of_missing(plan.table.ravel())
     check_train_left(view, plan, weights, mask)
     return with_label(view, plan, name, "assign_block_split")
 
@@ -205,7 +205,7 @@ def assign_rand_split(
         "parts, so the test score will be too optimistic. Use assign_block_split with a buffer, "
         "assign_time_split or assign_region_split instead.",
         UserWarning,
-        stacklevel=2,
+        stacklevel=caller_level(),
     )
     return with_label(view, plan, name, "assign_rand_split")
 

@@ -72,7 +72,7 @@ def count_values(
     n_blocks = [grid.counts[grid.dims.index(dim)] for dim in dims]
     if mask is None:
         mask = xr.ones_like(values, dtype=bool)
-    # in one graph, so that dask reads only once what values and mask share
+    # In one graph, so that dask reads only once what values and mask share.
     arrays = xr.unify_chunks(values.transpose(*dims).chunk(), mask.transpose(*dims).chunk())
     axes = tuple(range(len(dims)))
     arrays_and_axes: list[Any] = []
@@ -147,9 +147,11 @@ def _sum_classes(block: Ints, key: NDArray[Any], count: Ints) -> ValueCounts:
 
 
 def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int = 0) -> ValueCounts:
-    """Add up the counts of equal pairs of block and integer, several times as fast as pandas."""
+    """Add up the counts of equal pairs of block and integer."""
+    # They are sorted, because `rounded` adds up the sorted result again and again, which is then
+    # several times as fast as with pandas.
     if all((part == part.astype(np.int32)).all() for part in (block, key)):
-        # both fit into one integer, which is faster to sort
+        # Both fit into one integer, which is faster to sort.
         order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
     else:
         order = np.lexsort((key, block))
@@ -179,6 +181,7 @@ def _keys(values: NDArray[Any], classes: bool, name: str) -> tuple[NDArray[np.bo
         return known, values.astype(values.dtype.newbyteorder("="))
     if values.dtype.kind != "f":
         return known, values.astype(np.int64)
-    # as integers, the bits of floats ascend with the value; for negative floats they descend
+    # As integers, the bits of floats ascend with the value, but those of negative floats descend.
+    # Adding 0 makes -0.0 equal to 0.0.
     bits = (values + 0).view(f"i{values.itemsize}")
     return known, np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype(np.int64)

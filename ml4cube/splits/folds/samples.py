@@ -30,9 +30,9 @@ Columns = dict[str, NDArray[Any]]
 _CELLS_AT_ONCE = 1 << 23
 
 # How far coordinates may lie off a straight line and still count as evenly spaced: relative to the
-# largest, from rounding to float32; a millisecond by unit, from dates stored as float days.
+# largest, from rounding to float32; and dates, from their storage as float days.
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
-_ROUNDING_OF_DATES = {"ns": 1e6, "us": 1e3, "ms": 1.0}
+_ROUNDING_OF_DATES = np.timedelta64(1, "ms")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class Samples:
         reaches, dims = reaches_of(plan, self.view), plan.grid.dims
         size = [self.size.get(dim, 1) for dim in dims]
         for samples in self._near_one_another(np.arange(self.n), dims):
-            # label the cells of all these samples at once, then look up the window of each
+            # Label the cells of all these samples at once, then look up the window of each.
             cells, window_starts = {}, []
             for dim, n in zip(dims, size, strict=True):
                 origin = self.origin[dim][samples] if dim in self.origin else np.zeros_like(samples)
@@ -135,9 +135,9 @@ class Samples:
         origins = {dim: np.unique(self.origin[dim][samples]) for dim in dims if dim in self.origin}
         cells = math.prod(starts.size * self.size[dim] for dim, starts in origins.items())
         longest = max(origins, key=lambda dim: origins[dim].size, default=None)
-        # a box with few samples is mostly empty and is worth cutting further
-        enough = max(1 << 16, 8 * samples.size * math.prod(self.size.values()))
-        fits = cells <= min(_CELLS_AT_ONCE, enough)
+        # A large box with few samples is mostly empty and is worth cutting further.
+        most_cells = max(1 << 16, 8 * samples.size * math.prod(self.size.values()))
+        fits = cells <= min(_CELLS_AT_ONCE, most_cells)
         if longest is None or fits or origins[longest].size < 2:
             if samples.size:
                 yield samples
@@ -225,12 +225,12 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
     """Return the positions along the dims that have a column, and reasons why some have none."""
     positions: dict[str, Ints] = {}
     unknown: dict[str, str] = {}
-    # a table of all dims, as ds.to_dataframe() makes it, has positions where there is no
-    # coordinate; a single column with the name of such a dim may be any feature
+    # A table of all dims, as ds.to_dataframe() makes it, has positions where there is no
+    # coordinate. A single column with the name of such a dim may be any feature.
     complete = all(dim in table for dim in view.sizes)
     index_columns = _index_columns(table)
     for dim, n in view.sizes.items():
-        # stores call the column `<dim>_origin` if the name of the dim is taken
+        # Stores call the column `<dim>_origin` if the name of the dim is taken.
         values = table.get(dim, table.get(f"{dim}_origin"))
         if dim in index_columns:
             index = index_columns[dim]
@@ -258,7 +258,7 @@ def _look_up(values: NDArray[Any], axis: pd.Index[Any]) -> Ints | None:
     if values.dtype.kind not in "fiu" or axis.dtype.kind not in "fiu":
         found = axis.get_indexer(pd.Index(values))
         return None if (found < 0).any() else found.astype(np.int64)
-    # coordinates may be float32 in one place and float64 in the other
+    # Coordinates may be float32 in one place and float64 in the other.
     order = np.argsort(axis.values)
     ascending = axis.values[order].astype(float)
     found = pd.Index(ascending).get_indexer(
@@ -277,23 +277,23 @@ def _bare_view(
     """Return a cube without data around samples with known positions, or known times."""
     shape: dict[str, int] = {}
     coords: dict[str, Any] = {}
-    index_columns = _index_columns(table)
-    any_size = dict.fromkeys(index_columns, 1 << 62)  # no limit, since the cube is not known
-    size = _sample_size(sample_size, spec, any_size) if index_columns else {}
-    cube_shape = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
-    for dim, index in index_columns.items():
-        shape[dim] = int(cube_shape.get(dim, index.max(initial=0) + size.get(dim, 1)))
-        name = dim if dim in table else f"{dim}_origin"
-        axis = whole_axis(index, table[name], shape[dim]) if name in table else None
-        if axis is not None:
-            coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
     time_dim = next((dim for dim in time_dims if dim in table), None)
-    if not index_columns and time_dim is not None:
+    if index_columns := _index_columns(table):
+        no_limit = dict.fromkeys(index_columns, 1 << 62)  # Because the cube is not known.
+        size = _sample_size(sample_size, spec, no_limit)
+        cube_shape = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
+        for dim, index in index_columns.items():
+            shape[dim] = int(cube_shape.get(dim, index.max(initial=0) + size.get(dim, 1)))
+            name = dim if dim in table else f"{dim}_origin"
+            axis = whole_axis(index, table[name], shape[dim]) if name in table else None
+            if axis is not None:
+                coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
+    elif time_dim is not None:
         if pd.isnull(table[time_dim]).any():
             raise InvalidValueError(f"{time_dim!r} has missing times; fill or drop them")
         coords[time_dim] = np.unique(table[time_dim])
         shape[time_dim] = coords[time_dim].size
-    if not shape:
+    else:
         raise InvalidTypeError(
             "the positions of the samples are unknown: construct the splitter with the cube "
             "(cube=ds) whose cells are the rows of X, or pass X or groups with columns of "
@@ -312,15 +312,17 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
     if len(known) < 2 or values.dtype.kind not in "fiuM":
         return None
     has_dates = values.dtype.kind == "M"
-    # relative to the first value, so that dates stay exact
+    # Dates are counted from the first one, so that they stay exact.
     offsets = values - values[0] if has_dates else values
     numbers = offsets.astype(float)
     step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
     line = numbers[0] + step * (np.arange(n) - known[0])
     rounding = _ROUNDING * np.abs(numbers).max()
     if has_dates:
-        rounding = _ROUNDING_OF_DATES.get(np.datetime_data(values.dtype)[0], 1e-3)
-    if not np.abs(line[known] - numbers).max() <= rounding:  # NaN is not even either
+        unit = np.ones((), offsets.dtype)
+        rounding = _ROUNDING_OF_DATES / unit
+    # Written so that it also refuses NaN.
+    if not np.abs(line[known] - numbers).max() <= rounding:
         return None
     if values.dtype.kind != "f":
         line = np.round(line)
@@ -332,14 +334,11 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
 
 def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str, Ints]:
     """Return the positions of rows that are the cells of the cube, or its valid cells, in order."""
-    shape = tuple(view.sizes.values())
-    n_cells = math.prod(shape)
-    has_row = np.ones(shape, dtype=bool)
+    n_cells = math.prod(view.sizes.values())
     mask = valid_mask(valid, view)
-    if n != n_cells and mask is not None:
-        missing = {dim: view.sizes[dim] for dim in view.dims if dim not in mask.dims}
-        has_row = mask.expand_dims(missing).transpose(*view.dims).values
-    positions = np.nonzero(has_row)
+    if n == n_cells or mask is None:
+        mask = xr.DataArray(True)
+    positions = np.nonzero(mask.variable.set_dims(view.sizes).values)  # type: ignore[no-untyped-call]
     if n != positions[0].size:
         valid_too = "" if valid is None else f" and {positions[0].size} valid cells"
         raise InvalidValueError(
