@@ -20,8 +20,8 @@ from ml4cube.splits.buffers import (
     plan_buffer,
     reaches_of,
 )
-from ml4cube.splits.cube import CubeView
-from ml4cube.splits.label import Cube, check_name, with_label
+from ml4cube.splits.cube import Cube, CubeView
+from ml4cube.splits.label import check_name, with_label
 from ml4cube.splits.strata import Strata, StratifyLike, class_counts
 from ml4cube.splits.validity import Counts, ValidLike, count_by_block, slabs, valid_mask
 

@@ -69,7 +69,7 @@ def _map_dims(view: CubeView) -> list[str]:
     """Return the dims along which neighbouring cells are neighbours on the map."""
     lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is not None and lon is not None and lat.dims == lon.dims:
-        return []  # stations, a track or a mesh: neighbours in the file may be far apart
+        return []  # Neighbours in a list of stations, or along a track, may be far apart.
     found = {dim for dim in view.dims if dim.lower() in _MAP_DIMS or _is_horizontal(dim, {})}
     for coord in view.ds.coords.values():
         is_axis = coord.ndim == 1 and str(coord.attrs.get("axis")).upper() in ("X", "Y")
@@ -91,14 +91,14 @@ def _ordered_time_dims(view: CubeView) -> list[str]:
     try:
         dim = view.time_dim("block_size")
         view.time_ranks(dim)
-    except InvalidValueError:  # none, or its times are not sorted
+    except InvalidValueError:  # There is none, or its times are not sorted.
         return []
     return [] if view.repeated_times(dim) else [dim]
 
 
 def _describe(blocks: LargeBlocks, too_few: bool, view: CubeView) -> str:
     """Return a warning that names the chosen blocks, and how to choose better ones."""
-    if SAMPLE_DIM in blocks.sizes:  # neighbours in a store are not neighbours in the cube
+    if SAMPLE_DIM in blocks.sizes:  # Neighbours in a store are not neighbours in the cube.
         return (
             f"no block_size is given: the samples are split into {blocks.count} blocks of "
             f"{blocks.sizes}, by their order in the store. {ADVICE_FOR_SAMPLES}"

@@ -29,6 +29,7 @@ _CELLS_IN_MEMORY, _CELLS_IN_CHUNK = 1 << 24, 1 << 21
 # Labels (one byte each) of a chunk, for a cube opened without dask.
 _LABELS_IN_CHUNK = 1 << 24
 
+Cube = xr.Dataset | xr.DataArray
 # Lengths of the chunks along each dim.
 Chunks = dict[str, tuple[int, ...]]
 
@@ -53,7 +54,7 @@ class CubeView:
     chunks: Chunks | None
 
     @classmethod
-    def of(cls, cube: xr.Dataset | xr.DataArray) -> CubeView:
+    def of(cls, cube: Cube) -> CubeView:
         """Make a view of a cube."""
         ds = as_dataset(cube)
         dims = cube_dims(ds)

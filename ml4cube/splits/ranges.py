@@ -18,12 +18,10 @@ from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits import residuals
-from ml4cube.splits.cube import CubeView, in_chunks
+from ml4cube.splits.cube import Cube, CubeView, in_chunks
 from ml4cube.splits.residuals import Residuals, remove_trend_and_season, sample_lines
 
 logger = logging.getLogger(__name__)
-
-Cube = xr.Dataset | xr.DataArray
 
 
 class Ranges(dict[str, float]):
@@ -133,7 +131,7 @@ def estimate_range(
     Examples
     --------
     >>> steps = np.random.default_rng(0).normal(size=(40, 500)).cumsum(axis=1)
-    >>> smooth = steps[:, 10:] - steps[:, :-10]  # alike over 10 cells
+    >>> smooth = steps[:, 10:] - steps[:, :-10]  # Alike over 10 cells.
     >>> ds = xr.Dataset({"a": (("y", "x"), smooth)})
     >>> 8 < estimate_range(ds, "a", "x")["x"] < 12
     True
@@ -319,7 +317,7 @@ def _dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[str]:
 
 def station_dim(array: xr.DataArray) -> str | None:
     """Return the dim of stations, along which both latitude and longitude lie, or None."""
-    view = CubeView.of(array.rename(None))  # by its name it might be taken for bounds
+    view = CubeView.of(array.rename(None))  # A name could make it bounds.
     lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is None or lon is None or lat.dims != lon.dims:
         return None

@@ -26,8 +26,8 @@ from ml4cube.core.partition import partition
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions
 from ml4cube.splits.assign import check_train_left
 from ml4cube.splits.buffers import BufferLike, CyclicLike, cut_dims, plan_buffer
-from ml4cube.splits.cube import CubeView
-from ml4cube.splits.label import Cube, check_name, with_label
+from ml4cube.splits.cube import Cube, CubeView
+from ml4cube.splits.label import check_name, with_label
 from ml4cube.splits.validity import ValidLike, count_by_block, on_cube, valid_mask
 
 # The map is held in memory, and its labels, one byte per cell, go into the recipe.

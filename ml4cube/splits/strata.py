@@ -127,6 +127,13 @@ def _parse(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | 
             "stratify must be the name of a class variable, a DataArray of classes, 'season', "
             f"'month', or {{'t2m': 4}} for quantile bins, got {type(stratify).__name__}"
         )
+    if not array.ndim:
+        raise InvalidValueError(f"stratify: {request!r} must have dims of the cube, got a scalar")
+    if array.dtype.kind not in "biufmMOUST":
+        raise InvalidTypeError(
+            f"stratify: {request!r} must hold integers, floats, bools, dates or texts, got "
+            f"{array.dtype}"
+        )
     return on_cube(array, view, "stratify").rename(request), bins, request
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import find_gaps
 
@@ -83,7 +83,7 @@ def count_values(
         blocks = da.from_array(grid.tile_of_cells(dim), chunks=(chunks,))  # type: ignore[no-untyped-call]
         arrays_and_axes += [blocks, (axis,)]
     counts = da.blockwise(  # type: ignore[no-untyped-call]
-        partial(_count_chunk, n_blocks=n_blocks, classes=classes, name=name),
+        partial(_count_chunk, n_blocks=n_blocks, classes=classes),
         axes,
         *arrays_and_axes,
         adjust_chunks=dict.fromkeys(axes, 1),
@@ -105,14 +105,14 @@ def _count_chunk(
     *blocks: NDArray[np.intp],
     n_blocks: Sequence[int],
     classes: bool,
-    name: str,
 ) -> NDArray[Any]:
     """Count one chunk; return the counts in an object array of one element, as dask needs."""
+    # The id of each cell's block, from its index along every axis.
     ids: Ints = np.zeros((), dtype=np.int64)
     for block, n in zip(blocks, n_blocks, strict=True):
         ids = ids[..., None] * n + block
     values, ids = values[mask], ids[mask]
-    known, key = _keys(values, classes, name)
+    known, key = _keys(values, classes)
     ids = np.where(known, ids, ~ids)
     result = np.empty((1,) * len(blocks), dtype=object)
     ones = np.ones(ids.size, dtype=np.int64)
@@ -163,17 +163,12 @@ def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int = 0) -> V
     return ValueCounts(block[starts], key[starts], sums, digits_removed)
 
 
-def _keys(values: NDArray[Any], classes: bool, name: str) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+def _keys(values: NDArray[Any], classes: bool) -> tuple[NDArray[np.bool_], NDArray[Any]]:
     """Return which cells have values, and their classes, or integers in the order of the values."""
     if values.dtype.kind in "OUST":
         words = values.astype(object)
         known = np.asarray(pd.notnull(words))
         return known, np.where(known, words, "").astype(str).astype(object)
-    if values.dtype.kind not in "biufmM":
-        raise InvalidTypeError(
-            f"stratify: {name!r} must hold integers, floats, bools, dates or texts, got "
-            f"{values.dtype}"
-        )
     if values.dtype.kind == "f" or (values.dtype == np.uint64 and not classes):
         values = values.astype(np.float32 if values.dtype.itemsize <= 4 else np.float64)
     known = ~find_gaps(values)

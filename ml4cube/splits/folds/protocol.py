@@ -17,9 +17,9 @@ from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TEST, TRAIN, SplitPlan
 from ml4cube.splits.assign import check_train_left, weigh_blocks
 from ml4cube.splits.buffers import cut_dims
-from ml4cube.splits.cube import CubeView
+from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.folds.samples import Samples
-from ml4cube.splits.label import Cube, check_name, with_label
+from ml4cube.splits.label import check_name, with_label
 from ml4cube.splits.regions import check_recipe_size
 from ml4cube.splits.strata import StratifyLike, class_counts
 from ml4cube.splits.validity import ValidLike, valid_mask

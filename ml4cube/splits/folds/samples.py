@@ -19,11 +19,12 @@ from ml4cube.core.missing import window_all
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan
 from ml4cube.splits.buffers import reaches_of
-from ml4cube.splits.cube import CubeView
+from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
 Labels = NDArray[np.uint8]
+# One value per sample in each column.
 Columns = dict[str, NDArray[Any]]
 
 # Cells whose labels are computed at once.
@@ -41,12 +42,13 @@ class Samples:
 
     # The cube; if none was given, a cube of the same shape without data.
     view: CubeView
-    # Position of each sample's first cell along every dim that is known.
+    # Position of each sample's first cell along every dim; 0 where it is unknown.
     origin: dict[str, Ints]
-    # Cells that a sample covers along each of these dims.
+    # Cells that a sample covers along every dim; 1 where its position is unknown.
     size: dict[str, int]
+    # Number of samples.
     n: int
-    # Why the positions along other dims are unknown, although a column has the dim's name.
+    # The dims along which positions are unknown, and the reason if a column has the dim's name.
     unknown: dict[str, str]
 
     @classmethod
@@ -54,7 +56,7 @@ class Samples:
         cls,
         X: Any,
         groups: Any = None,
-        cube: xr.Dataset | xr.DataArray | None = None,
+        cube: Cube | None = None,
         valid: ValidLike | None = None,
         sample_size: SizesLike | None = None,
         time_dims: Sequence[str] = (),
@@ -79,48 +81,47 @@ class Samples:
         else:
             view = CubeView.of(cube)
         size = _sample_size(sample_size, spec, view.sizes)
-        origin, unknown = _positions(table, view)
-        if not origin and not unknown and groups is None:
+        origin, reasons = _positions(table, view)
+        if not origin and not reasons and groups is None:
             origin = _row_positions(n, view, valid)
         if not origin:
-            reasons = (
-                "; ".join(unknown.values()) or f"none of the columns {list(table)} is named so"
-            )
+            reason = "; ".join(reasons.values()) or f"none of the columns {list(table)} is named so"
             raise InvalidValueError(
                 f"the samples need columns named like the cube's dims {view.dims}, or "
-                f"'{view.dims[0]}_index' with positions: {reasons}"
+                f"'{view.dims[0]}_index' with positions: {reason}"
             )
-        return cls(view, origin, {dim: size.get(dim, 1) for dim in origin}, n, unknown)
+        unknown = {dim: reasons.get(dim, "") for dim in view.dims if dim not in origin}
+        origin |= dict.fromkeys(unknown, np.zeros(n, dtype=np.int64))
+        size = {dim: 1 if dim in unknown else size.get(dim, 1) for dim in view.dims}
+        return cls(view, origin, size, n, unknown)
 
     def count(self, grid: Grid) -> Ints:
         """Count the samples that begin in each block."""
-        ids: Ints = np.zeros(self.n, dtype=np.int64)
-        for dim, count in zip(grid.dims, grid.counts, strict=True):
-            known = dim in self.origin
-            ids = ids * count + (grid.tile_of_cells(dim, self.origin[dim]) if known else 0)
+        index = [grid.tile_of_cells(dim, self.origin[dim]) for dim in grid.dims]
+        ids = np.ravel_multi_index(index, grid.counts)
         return np.bincount(ids, minlength=len(grid)).astype(np.int64)
 
     def check_known(self, dims: Sequence[str]) -> None:
         """Refuse to split along dims along which the samples' positions are unknown."""
         for dim in dims:
-            if dim not in self.origin:
-                reason = f" ({self.unknown[dim]})" if dim in self.unknown else ""
+            if dim in self.unknown:
+                reason = f" ({self.unknown[dim]})" if self.unknown[dim] else ""
+                known = [dim for dim in self.origin if dim not in self.unknown]
                 raise InvalidValueError(
                     f"the split needs the samples' positions along {dim!r}, but they are known "
-                    f"only along {list(self.origin)}{reason}; add a column '{dim}_index', or do "
-                    "not cut the dim"
+                    f"only along {known}{reason}; add a column '{dim}_index', or do not cut the dim"
                 )
 
     def labels(self, plan: SplitPlan) -> Labels:
         """Return the part of each sample; a sample with cells of several parts is excluded."""
         result = np.full(self.n, EXCLUDED, dtype=np.uint8)
         reaches, dims = reaches_of(plan, self.view), plan.grid.dims
-        size = [self.size.get(dim, 1) for dim in dims]
-        for samples in self._near_one_another(np.arange(self.n), dims):
+        size = [self.size[dim] for dim in dims]
+        for samples in self._near_one_another(np.arange(self.n)):
             # Label the cells of all these samples at once, then look up the window of each.
             cells, window_starts = {}, []
             for dim, n in zip(dims, size, strict=True):
-                origin = self.origin[dim][samples] if dim in self.origin else np.zeros_like(samples)
+                origin = self.origin[dim][samples]
                 covered = np.unique(np.unique(origin)[:, None] + np.arange(n))
                 cells[dim] = covered[covered < plan.cube_shape[dim]]
                 window_starts.append(np.searchsorted(cells[dim], origin))
@@ -130,22 +131,22 @@ class Samples:
                 result[samples[in_part]] = part
         return result
 
-    def _near_one_another(self, samples: Ints, dims: Sequence[str]) -> Iterator[Ints]:
+    def _near_one_another(self, samples: Ints) -> Iterator[Ints]:
         """Yield groups of samples whose bounding boxes fit in memory."""
-        origins = {dim: np.unique(self.origin[dim][samples]) for dim in dims if dim in self.origin}
+        origins = {dim: np.unique(origin[samples]) for dim, origin in self.origin.items()}
         cells = math.prod(starts.size * self.size[dim] for dim, starts in origins.items())
-        longest = max(origins, key=lambda dim: origins[dim].size, default=None)
+        longest = max(origins, key=lambda dim: origins[dim].size)
         # A large box with few samples is mostly empty and is worth cutting further.
         most_cells = max(1 << 16, 8 * samples.size * math.prod(self.size.values()))
         fits = cells <= min(_CELLS_AT_ONCE, most_cells)
-        if longest is None or fits or origins[longest].size < 2:
+        if fits or origins[longest].size < 2:
             if samples.size:
                 yield samples
             return
         middle = origins[longest][origins[longest].size // 2]
         is_before = self.origin[longest][samples] < middle
-        yield from self._near_one_another(samples[is_before], dims)
-        yield from self._near_one_another(samples[~is_before], dims)
+        yield from self._near_one_another(samples[is_before])
+        yield from self._near_one_another(samples[~is_before])
 
 
 def _whole_windows(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.bool_]:
