@@ -47,7 +47,7 @@ class CubeView:
     """A cube as the splits see it."""
 
     ds: xr.Dataset
-    # Dims of its largest data variable, in that variable's order.
+    # Dims of the data variable with most dims, in that variable's order.
     dims: tuple[str, ...]
     # Chunks for a label along every dim: dask's, or several file chunks together for a large cube
     # opened without dask; None for other cubes.
@@ -219,19 +219,17 @@ def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
 def _chunks(dims: tuple[str, ...], ds: xr.Dataset) -> Chunks | None:
     """Return chunks for a label along every dim, or None if it needs none."""
     variables = [ds[name].variable for name in cube_variables(ds)[0]]
-    # Chunks of larger variables, which come last, overwrite those of smaller ones.
-    variables = sorted(variables, key=lambda variable: variable.size, reverse=True)[::-1]
-    dask_chunks = {k: v for variable in variables for k, v in variable.chunksizes.items()}
-    if dask_chunks:
-        return {dim: dask_chunks.get(dim, (ds.sizes[dim],)) for dim in dims}
+    whole = [variable for variable in variables if set(variable.dims) == set(dims)]
+    chunked = next((variable for variable in whole if variable.chunksizes), None)
+    if chunked is not None:
+        return {dim: chunked.chunksizes[dim] for dim in dims}
     # Opened without dask, and not read yet: a label of all cells might not fit in memory.
-    unread = [variable for variable in variables if not variable._in_memory]
-    sizes = {dim: ds.sizes[dim] for dim in dims}
-    if not unread or math.prod(sizes.values()) <= _LABELS_IN_CHUNK:
+    unread = next((variable for variable in whole if not variable._in_memory), None)
+    if unread is None or unread.size <= _LABELS_IN_CHUNK:
         return None
-    file_chunks = {k: v for variable in unread for k, v in _file_chunks(variable).items()}
     # Labels are small, so a chunk of labels covers several chunks of the file.
-    return _join_file_chunks(sizes, file_chunks, _LABELS_IN_CHUNK)
+    sizes = {dim: ds.sizes[dim] for dim in dims}
+    return _join_file_chunks(sizes, _file_chunks(unread), _LABELS_IN_CHUNK)
 
 
 def in_chunks(array: xr.DataArray) -> xr.DataArray:

@@ -187,28 +187,26 @@ def assign_region_split(
     check_name(name, view)
     seed = check_seed(seed)
     check_choice("background", background, ("excluded", "train"))
-    at_random, fractions = _check_parts(split, test, val)
+    drawn_fractions = _check_parts(split, test, val)
     region_map = RegionMap.of(regions, view)
-    if at_random and region_map.ids.dtype.kind == "b" and split is None and not val:
-        at_random, test = False, True  # The test part is the region of the true cells.
+    if drawn_fractions and region_map.ids.dtype.kind == "b" and split is None and not val:
+        drawn_fractions, test = None, True  # The true cells of a mask are the test part.
     parsed_buffer, cyclic_dims = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
     mask = valid_mask(valid, view)
     weights = count_by_block(mask, region_map.grid).ravel()
-    if at_random:
-        region_weights, what = region_map.sum(weights), f"regions of {region_map.name!r}"
-        part_of_region = partition(region_weights, list(fractions.values()), seed, what=what)
-        codes = np.array([PARTS[part] for part in fractions], dtype=np.uint8)
-        region_labels = codes[part_of_region]
-    else:
+    if drawn_fractions is None:
         region_labels = _label_named(region_map, test, [] if val is None else val)
+    else:
+        region_weights, what = region_map.sum(weights), f"regions of {region_map.name!r}"
+        part_of_region = partition(region_weights, list(drawn_fractions.values()), seed, what=what)
+        codes = np.array([PARTS[part] for part in drawn_fractions], dtype=np.uint8)
+        region_labels = codes[part_of_region]
     labels = region_map.label(region_labels, background)
-    if not at_random:
-        fractions = _fractions(labels, weights)
     plan = SplitPlan(
         grid=region_map.grid,
         labels=labels.tobytes(),
-        seed=seed if at_random else None,
-        fractions=tuple(fractions.items()),
+        seed=None if drawn_fractions is None else seed,
+        fractions=tuple((drawn_fractions or _fractions(labels, weights)).items()),
         buffer=parsed_buffer,
         cyclic=cyclic_dims,
         note=_note(region_map, region_labels),
@@ -218,17 +216,17 @@ def assign_region_split(
     return with_label(view, plan, name, "assign_region_split")
 
 
-def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[str, float]]:
-    """Return True if regions are drawn at random, and the fractions of the parts."""
+def _check_parts(split: float | None, test: Any, val: Any) -> dict[str, float] | None:
+    """Return the fractions of the parts if regions are drawn at random, None if they are named."""
     if test is None and not isinstance(val, str | Iterable):
-        return True, check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
+        return check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
     if test is None or split is not None or isinstance(val, float):
         raise InvalidValueError(
             "either test and val must name regions, or split and val must be the fractions by "
             f"which they are drawn, got split={split!r}, test={test!r} and val={val!r}; if a "
             "region's id is a number, use val=[id]"
         )
-    return False, {}
+    return None
 
 
 def _label_named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:

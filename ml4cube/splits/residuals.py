@@ -123,10 +123,12 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     equally_spaced = np.arange(float(n))
     if coord is None or n < 2 or coord.isnull().any():
         return equally_spaced
-    has_dates = is_time(coord)
-    if not has_dates and coord.dtype.kind not in "fiu":
+    if is_time(coord):
+        numbers = microseconds(coord).astype(float)
+    elif coord.dtype.kind in "fiu":
+        numbers = coord.values.astype(float)
+    else:
         return equally_spaced
-    numbers = np.asarray(microseconds(coord) if has_dates else coord, dtype=float)
     step = float(np.median(np.abs(np.diff(numbers)))) if np.isfinite(numbers).all() else 0.0
     if step == 0:
         return equally_spaced

@@ -64,11 +64,11 @@ class _BlockSplitter(CubeSplitter):
 
     @abstractmethod
     def _shares(self) -> list[float]:
-        """Return the fraction of the cells in each group of blocks."""
+        """Return the fraction of the cells in each fold, or in train and test."""
 
     @abstractmethod
     def _test_blocks(
-        self, weights: Ints, classes: NDArray[np.float64] | None
+        self, weights: Ints, class_weights: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         """Yield for each fold which blocks are the test part."""
 
@@ -133,9 +133,9 @@ class BlockKFold(_BlockSplitter):
         return [1 / self.n_splits] * self.n_splits
 
     def _test_blocks(
-        self, weights: Ints, classes: NDArray[np.float64] | None
+        self, weights: Ints, class_weights: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        fold = partition(weights, self._shares(), int(self.seed), classes)
+        fold = partition(weights, self._shares(), int(self.seed), class_weights)
         for k in range(self.n_splits):
             yield fold == k
 
@@ -185,10 +185,10 @@ class BlockShuffleSplit(_BlockSplitter):
         return [1 - self.test_size, self.test_size]
 
     def _test_blocks(
-        self, weights: Ints, classes: NDArray[np.float64] | None
+        self, weights: Ints, class_weights: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         for seed in hash_ids(int(self.seed), np.arange(self.n_splits)).tolist():
-            yield partition(weights, self._shares(), seed, classes) == 1
+            yield partition(weights, self._shares(), seed, class_weights) == 1
 
 
 @dataclass(eq=False, repr=False)
