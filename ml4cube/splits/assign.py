@@ -130,7 +130,7 @@ def assign_block_split(
     grid = Grid.blocks(view.canonical, sizes)
     parsed_buffer, cyclic_dims = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
     mask = valid_mask(valid, view)
-    weights, strata = weigh_blocks(view, grid, mask, stratify)
+    weights, strata = weigh_blocks(view, mask, grid, stratify)
     plan = SplitPlan.assign(
         grid,
         weights,
@@ -285,7 +285,7 @@ def assign_time_split(
 
 
 def weigh_blocks(
-    view: CubeView, grid: Grid, mask: xr.DataArray | None, stratify: StratifyLike | None
+    view: CubeView, mask: xr.DataArray | None, grid: Grid, stratify: StratifyLike | None
 ) -> tuple[Counts, Strata | None]:
     """Count the valid cells of each block and of each class in it; read the data once."""
     if stratify is None:

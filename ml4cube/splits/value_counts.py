@@ -42,22 +42,8 @@ class ValueCounts:
     key: NDArray[Any]
     # Cells of the block with the value.
     count: Ints
-    # Binary digits that were removed from the keys by rounding.
+    # Binary digits that were removed from the keys of bins by rounding.
     digits_removed: int = 0
-
-    def rounded_to(self, digits_removed: int) -> ValueCounts:
-        """Round keys, and add up pairs that become equal."""
-        if digits_removed == self.digits_removed:
-            return self
-        keys = self.key >> (digits_removed - self.digits_removed)
-        return _sum_bins(self.block, keys, self.count, digits_removed)
-
-    def rounded(self) -> ValueCounts:
-        """Round keys until at most `MAX_PAIRS` are left, or one per block."""
-        result = self
-        while result.block.size > MAX_PAIRS and result.digits_removed < 63:
-            result = result.rounded_to(result.digits_removed + 1)
-        return result
 
 
 def count_values(
@@ -116,21 +102,20 @@ def _count_chunk(
     ids = np.where(known, ids, ~ids)
     result = np.empty((1,) * len(blocks), dtype=object)
     ones = np.ones(ids.size, dtype=np.int64)
-    result[...] = _sum_classes(ids, key, ones) if classes else _sum_bins(ids, key, ones).rounded()
+    result[...] = _sum_classes(ids, key, ones) if classes else _sum_bins(ids, key, ones, 0)
     return result
 
 
 def _merge(counts: Sequence[ValueCounts | NDArray[Any]], classes: bool, name: str) -> ValueCounts:
     """Add up counts; rounding depends only on the sum, so the order does not matter."""
     parts = [part if isinstance(part, ValueCounts) else part.item() for part in counts]
-    digits_removed = max(part.digits_removed for part in parts)
-    parts = [part.rounded_to(digits_removed) for part in parts]
     block = np.concatenate([part.block for part in parts])
-    key = np.concatenate([part.key for part in parts])
     count = np.concatenate([part.count for part in parts])
     if not classes:
-        return _sum_bins(block, key, count, digits_removed).rounded()
-    result = _sum_classes(block, key, count)
+        digits_removed = max(part.digits_removed for part in parts)
+        keys = [part.key >> (digits_removed - part.digits_removed) for part in parts]
+        return _sum_bins(block, np.concatenate(keys), count, digits_removed)
+    result = _sum_classes(block, np.concatenate([part.key for part in parts]), count)
     if pd.unique(result.key[result.block >= 0]).size > MAX_CLASSES:
         raise InvalidValueError(
             f"stratify: {name!r} must have at most {MAX_CLASSES} distinct values to be used as "
@@ -146,21 +131,24 @@ def _sum_classes(block: Ints, key: NDArray[Any], count: Ints) -> ValueCounts:
     return ValueCounts(table.block.to_numpy(), table.key.to_numpy(), table["count"].to_numpy())
 
 
-def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int = 0) -> ValueCounts:
-    """Add up the counts of equal pairs of block and integer."""
-    # They are sorted, because `rounded` adds up the sorted result again and again, which is then
-    # several times as fast as with pandas.
-    if all((part == part.astype(np.int32)).all() for part in (block, key)):
-        # Both fit into one integer, which is faster to sort.
-        order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
-    else:
-        order = np.lexsort((key, block))
-    block, key, count = block[order], key[order], count[order]
-    is_new_pair = np.ones(block.size, dtype=bool)
-    is_new_pair[1:] = (block[1:] != block[:-1]) | (key[1:] != key[:-1])
-    starts = np.flatnonzero(is_new_pair)
-    sums = np.add.reduceat(count, starts) if starts.size else count
-    return ValueCounts(block[starts], key[starts], sums, digits_removed)
+def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int) -> ValueCounts:
+    """Add up the counts of equal pairs; round keys until few are left, or one per block."""
+    while True:
+        # They are sorted, because after the first time this is much faster than with pandas.
+        if all((part == part.astype(np.int32)).all() for part in (block, key)):
+            # Both fit into one integer, which is faster to sort.
+            order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
+        else:
+            order = np.lexsort((key, block))
+        block, key, count = block[order], key[order], count[order]
+        is_new_pair = np.ones(block.size, dtype=bool)
+        is_new_pair[1:] = (block[1:] != block[:-1]) | (key[1:] != key[:-1])
+        starts = np.flatnonzero(is_new_pair)
+        count = np.add.reduceat(count, starts) if starts.size else count
+        block, key = block[starts], key[starts]
+        if starts.size <= MAX_PAIRS or digits_removed == 63:
+            return ValueCounts(block, key, count, digits_removed)
+        key, digits_removed = key >> 1, digits_removed + 1
 
 
 def _keys(values: NDArray[Any], classes: bool) -> tuple[NDArray[np.bool_], NDArray[Any]]:

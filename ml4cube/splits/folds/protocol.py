@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -21,12 +22,12 @@ from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.folds.samples import Samples
 from ml4cube.splits.label import check_name, with_label
 from ml4cube.splits.regions import check_recipe_size
-from ml4cube.splits.strata import StratifyLike, class_counts
+from ml4cube.splits.strata import Strata, StratifyLike, class_counts
 from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
-# Samples or valid cells in each block, and cells in each block and class if there are classes.
-BlockCounts = tuple[Ints, NDArray[np.float64] | None]
+# Samples or valid cells in each block, and the cells of each class if there are classes.
+BlockCounts = tuple[Ints, Strata | None]
 # Counts them for the blocks of a grid, and the classes of `stratify`.
 CountInBlocks = Callable[[Grid, StratifyLike | None], BlockCounts]
 
@@ -94,7 +95,7 @@ class CubeSplitter(ABC):
             if stratify is None:
                 return samples.count(grid), None
             mask = valid_mask(self.valid, samples.view)
-            return samples.count(grid), class_counts(stratify, samples.view, grid, mask).counts
+            return samples.count(grid), class_counts(stratify, samples.view, grid, mask)
 
         for fold, (plan, _) in enumerate(self._folds(samples.view, count), start=1):
             samples.check_known([dim for dim, _ in plan.buffer])
@@ -137,12 +138,7 @@ class CubeSplitter(ABC):
         view = CubeView.of(ds)
         check_name(name, view)
         mask = valid_mask(self.valid, view)
-
-        def count(grid: Grid, stratify: StratifyLike | None) -> BlockCounts:
-            weights, strata = weigh_blocks(view, grid, mask, stratify)
-            return weights, strata.counts if strata else None
-
-        for plan, weights in self._folds(view, count):
+        for plan, weights in self._folds(view, partial(weigh_blocks, view, mask)):
             if hasattr(self, "regions"):  # Their plans hold a label for each cell of the map.
                 check_recipe_size(plan, "regions")
             check_train_left(view, plan, weights, mask)

@@ -48,7 +48,8 @@ class _BlockSplitter(CubeSplitter):
         sizes = block_sizes(self.block_size, view, self._shares())
         grid = Grid.blocks(view.canonical, sizes)
         buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
-        weights, class_weights = count(grid, self.stratify)
+        weights, strata = count(grid, self.stratify)
+        class_weights = strata.counts if strata else None
         for fold, is_test in enumerate(self._test_blocks(weights, class_weights), start=1):
             test_fraction = float(weights[is_test].sum() / weights.sum())
             plan = SplitPlan(
