@@ -376,9 +376,8 @@ def _with_label(
         return ds.assign(split=((), np.uint8(PARTS["train"]))), "split"
     val = options.default_val_split if val_split is None else val_split
     fractions = check_fractions(options.data_split, val, ("data_split", "val_split"))
-    sizes = block_sizes(
-        options.block_size, CubeView.of(ds), fractions.values(), spec.windows, options.data_fraq
-    )
+    shares = [options.data_fraq * fraction for fraction in fractions.values()]
+    sizes = block_sizes(options.block_size, CubeView.of(ds), shares, spec.windows)
     return assign_block_split(ds, sizes, options.data_split, val=val, seed=options.seed), "split"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -12,10 +11,17 @@ from ml4cube.core.distance.reach import AxisReach
 from ml4cube.core.errors import EmptyPartError, check_seed
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
-from ml4cube.splits.block_sizes import block_sizes
-from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer, reaches_of
-from ml4cube.splits.cube import CubeView
-from ml4cube.splits.label import Cube, check_name, with_label
+from ml4cube.splits.block_sizes import block_sizes, caller_level
+from ml4cube.splits.buffers import (
+    BufferLike,
+    CyclicLike,
+    GapLike,
+    cut_dims,
+    plan_buffer,
+    reaches_of,
+)
+from ml4cube.splits.cube import Cube, CubeView
+from ml4cube.splits.label import check_name, with_label
 from ml4cube.splits.strata import Strata, StratifyLike, class_counts
 from ml4cube.splits.validity import Counts, ValidLike, count_by_block, slabs, valid_mask
 
@@ -28,8 +34,8 @@ def assign_block_split(
     val: float = 0.0,
     seed: int = 42,
     buffer: BufferLike | None = None,
-    gap: Any = None,
-    cyclic: Any = None,
+    gap: GapLike | None = None,
+    cyclic: CyclicLike | None = None,
     stratify: StratifyLike | None = None,
     valid: ValidLike | None = None,
     name: str = "split",
@@ -120,11 +126,11 @@ def assign_block_split(
     check_name(name, view)
     seed = check_seed(seed)
     fractions = check_fractions(split, val)
-    sizes = block_sizes(block_size, view, fractions.values())
+    sizes = block_sizes(block_size, view, list(fractions.values()))
     grid = Grid.blocks(view.canonical, sizes)
     parsed_buffer, cyclic_dims = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
     mask = valid_mask(valid, view)
-    weights, strata = weigh_blocks(view, grid, mask, stratify)
+    weights, strata = weigh_blocks(view, mask, grid, stratify)
     plan = SplitPlan.assign(
         grid,
         weights,
@@ -136,7 +142,7 @@ def assign_block_split(
         note=f"stratified by {strata.request}" if strata else None,
     )
     if strata:
-        strata.warn_of_missing(plan.table.ravel(), stacklevel=3)
+        strata.warn_of_missing(plan.table.ravel())
     check_train_left(view, plan, weights, mask)
     return with_label(view, plan, name, "assign_block_split")
 
@@ -193,13 +199,13 @@ def assign_rand_split(
     check_name(name, view)
     seed = check_seed(seed)
     fractions = check_fractions(split, val)
-    plan = CellPlan(tuple(view.canonical.items()), tuple(fractions.items()), int(seed))
+    plan = CellPlan(tuple(view.canonical.items()), tuple(fractions.items()), seed)
     warnings.warn(
         "assign_rand_split puts neighbouring cells, which are nearly equal, into different "
         "parts, so the test score will be too optimistic. Use assign_block_split with a buffer, "
         "assign_time_split or assign_region_split instead.",
         UserWarning,
-        stacklevel=2,
+        stacklevel=caller_level(),
     )
     return with_label(view, plan, name, "assign_rand_split")
 
@@ -209,7 +215,7 @@ def assign_time_split(
     split: float = 0.8,
     *,
     val: float = 0.0,
-    gap: Any = None,
+    gap: GapLike | None = None,
     dim: str | None = None,
     valid: ValidLike | None = None,
     name: str = "split",
@@ -262,12 +268,13 @@ def assign_time_split(
     grid = Grid.blocks(view.canonical, {dim: 1})
     mask = valid_mask(valid, view)
     weights = count_by_block(mask, grid).ravel()
+    # A time may have several steps, which share a part.
     distinct_times = Grid.blocks({dim: int(time_ranks.max()) + 1}, {dim: 1})
     time_plan = SplitPlan.in_order(distinct_times, np.bincount(time_ranks, weights), fractions)
     reaches: tuple[AxisReach, ...] = ()
     gap_steps = dict(buffer).get(dim)
     if isinstance(gap_steps, int) and len(distinct_times) < time_ranks.size:
-        # the gap counts distinct times, so it is part of the labels, not of the plan's buffer
+        # The gap counts distinct times, so it is part of the labels, not of the plan's buffer.
         reaches = (AxisReach.of_cells(dim, len(distinct_times), gap_steps),)
         buffer = ()
     labels = time_plan.label_cells({dim: time_ranks}, reaches)
@@ -278,7 +285,7 @@ def assign_time_split(
 
 
 def weigh_blocks(
-    view: CubeView, grid: Grid, mask: xr.DataArray | None, stratify: StratifyLike | None
+    view: CubeView, mask: xr.DataArray | None, grid: Grid, stratify: StratifyLike | None
 ) -> tuple[Counts, Strata | None]:
     """Count the valid cells of each block and of each class in it; read the data once."""
     if stratify is None:

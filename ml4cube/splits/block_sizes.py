@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ml4cube.core.errors import InvalidValueError
@@ -15,7 +16,7 @@ from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.ranges import station_dim
 
-SPLIT_SAMPLES = (
+ADVICE_FOR_SAMPLES = (
     "Samples of different parts may be neighbours or share cells, so the test score will be too "
     "optimistic. Split the cube with assign_block_split, then cut samples from it"
 )
@@ -27,18 +28,16 @@ _MAP_DIMS = {"x", "y", "i", "j", "easting", "northing", "xc", "yc", "nlat", "nlo
 def block_sizes(
     block_size: SizesLike | None,
     view: CubeView,
-    fractions: Iterable[float],
+    shares: Sequence[float],
     windows: Grid | None = None,
-    data_fraction: float = 1.0,
 ) -> dict[str, int]:
     """Return the user's block size in cells by dim, or a chosen one.
 
-    If samples are cut from the cube, `windows` are their windows, and `data_fraction` is the
-    fraction of the cube that is used.
+    `shares` are the fractions of the cube that the parts get. If samples are cut from the cube,
+    `windows` are their windows.
     """
     if block_size is not None:
         return parse_sizes("block_size", block_size, view.sizes)
-    shares = [data_fraction * fraction for fraction in fractions]
     if len(shares) < 2:
         return {}
     blocks = _choose(view, shares, windows)
@@ -48,42 +47,37 @@ def block_sizes(
     return blocks.sizes
 
 
-def _choose(view: CubeView, shares: list[float], windows: Grid | None) -> LargeBlocks:
+def _choose(view: CubeView, shares: Sequence[float], windows: Grid | None) -> LargeBlocks:
     """Choose blocks on the map or in time; cut other dims only if the cube is too small."""
-    times = _time_dims(view)
+    times = _ordered_time_dims(view)
     on_map = [dim for dim in _map_dims(view) if dim not in times]
     others = [dim for dim in view.canonical if dim not in (*on_map, *times)]
     circle = view.lon_circle()
-    blocks = LargeBlocks({}, 1, 0.0)
-    for groups in ([on_map, times], [on_map, times, others]):
-        blocks = large_blocks(
-            view.canonical,
-            groups,
-            blocks_wanted(shares),
-            fewest=len(shares),
-            windows=windows,
-            cyclic=[circle.dim] if circle else [],
-        )
-        if blocks.is_apart:
-            break
-    return blocks
+    cut = partial(
+        large_blocks,
+        view.canonical,
+        wanted=blocks_wanted(shares),
+        fewest=len(shares),
+        windows=windows,
+        cyclic=[circle.dim] if circle else [],
+    )
+    blocks = cut([on_map, times])
+    return blocks if blocks.is_apart else cut([on_map, times, others])
 
 
 def _map_dims(view: CubeView) -> list[str]:
     """Return the dims along which neighbouring cells are neighbours on the map."""
     lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is not None and lon is not None and lat.dims == lon.dims:
-        return []  # stations, a track or a mesh: neighbours in the file may be far apart
-    found = {str(axis.dims[0]) for axis in (lat, lon) if axis is not None}
+        return []  # Neighbours in a list of stations, or along a track, may be far apart.
+    found = {dim for dim in view.dims if dim.lower() in _MAP_DIMS or _is_horizontal(dim, {})}
     for coord in view.ds.coords.values():
-        if _is_horizontal(coord.name, coord.attrs):
-            found |= set(map(str, coord.dims)) if coord.ndim < 3 else set()
-        elif coord.ndim == 1 and str(coord.attrs.get("axis")).upper() in ("X", "Y"):
-            found.add(str(coord.dims[0]))
-    found |= {dim for dim in view.dims if dim.lower() in _MAP_DIMS or _is_horizontal(dim, {})}
+        is_axis = coord.ndim == 1 and str(coord.attrs.get("axis")).upper() in ("X", "Y")
+        if is_axis or (coord.ndim < 3 and _is_horizontal(coord.name, coord.attrs)):
+            found |= set(map(str, coord.dims))
     circle = view.lon_circle()
     if circle and circle.columns < view.sizes[circle.dim]:
-        found.discard(circle.dim)  # its first columns are repeated at its end
+        found.discard(circle.dim)  # Blocks at both ends would share the columns that are repeated.
     return sorted(found & set(view.dims))
 
 
@@ -92,22 +86,22 @@ def _is_horizontal(name: object, attrs: Mapping[Any, Any]) -> bool:
     return is_latitude(name, attrs, rotated=True) or is_longitude(name, attrs, rotated=True)
 
 
-def _time_dims(view: CubeView) -> list[str]:
-    """Return the time dim if its steps are sorted and distinct, in a list."""
+def _ordered_time_dims(view: CubeView) -> list[str]:
+    """Return the time dim in a list, or an empty one if its times are not sorted and distinct."""
     try:
         dim = view.time_dim("block_size")
         view.time_ranks(dim)
-    except InvalidValueError:  # none, or its times are not sorted
+    except InvalidValueError:  # There is none, or its times are not sorted.
         return []
     return [] if view.repeated_times(dim) else [dim]
 
 
 def _describe(blocks: LargeBlocks, too_few: bool, view: CubeView) -> str:
     """Return a warning that names the chosen blocks, and how to choose better ones."""
-    if SAMPLE_DIM in blocks.sizes:  # neighbours in a store are not neighbours in the cube
+    if SAMPLE_DIM in blocks.sizes:  # Neighbours in a store are not neighbours in the cube.
         return (
             f"no block_size is given: the samples are split into {blocks.count} blocks of "
-            f"{blocks.sizes}, by their order in the store. {SPLIT_SAMPLES}"
+            f"{blocks.sizes}, by their order in the store. {ADVICE_FOR_SAMPLES}"
         )
     uncut = ", ".join(repr(dim) for dim in view.dims if dim not in blocks.sizes)
     chosen = (

@@ -22,7 +22,10 @@ from ml4cube.core.split_plan import CellPlan, SplitPlan
 from ml4cube.cube.coordinates import dates_along
 from ml4cube.splits.cube import CubeView, microseconds, sorted_ranks
 
-BufferLike = int | str | datetime.timedelta | np.timedelta64 | SizesLike
+GapLike = int | str | datetime.timedelta | np.timedelta64
+BufferLike = GapLike | SizesLike
+CyclicLike = bool | str | Iterable[str]
+# By dim, as plans and recipes hold it: cells, or a text such as "30D" or "150km".
 Buffer = tuple[tuple[str, int | str], ...]
 
 _NUMBER_AND_UNIT = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]+)\s*")
@@ -47,17 +50,20 @@ def cut_dims(grid: Grid) -> list[str]:
 
 def plan_buffer(
     buffer: BufferLike | None,
-    gap: Any,
-    cyclic: Any,
+    gap: GapLike | None,
+    cyclic: CyclicLike | None,
     view: CubeView,
     cut: Sequence[str],
     time_dim: str | None = None,
 ) -> tuple[Buffer, tuple[str, ...]]:
-    """Return buffer and cyclic dims as a plan stores them, for a split that cuts the dims `cut`."""
-    buffers = _parse_buffer(buffer, gap, view, cut, time_dim)
+    """Return buffer and cyclic dims as a plan stores them, for a split that cuts the dims `cut`.
+
+    `gap` is along `time_dim`, or along the one that is found.
+    """
+    parsed_buffer = _parse_buffer(buffer, gap, view, cut, time_dim)
     cyclic_dims = _parse_cyclic(cyclic, view, cut)
-    _reaches(buffers, cyclic_dims, view)  # refuses unsorted times before any cell is read
-    return buffers, cyclic_dims
+    _reaches(parsed_buffer, cyclic_dims, view)  # Refuses unsorted times before any cell is read.
+    return parsed_buffer, cyclic_dims
 
 
 def reaches_of(plan: SplitPlan | CellPlan, view: CubeView) -> tuple[Reach, ...]:
@@ -67,7 +73,7 @@ def reaches_of(plan: SplitPlan | CellPlan, view: CubeView) -> tuple[Reach, ...]:
 
 def _parse_buffer(
     buffer: BufferLike | None,
-    gap: Any,
+    gap: GapLike | None,
     view: CubeView,
     cut: Sequence[str],
     time_dim: str | None,
@@ -84,6 +90,7 @@ def _parse_buffer(
             by_dim = {dim: buffer}
     if gap is not None:
         time_dim = time_dim or view.time_dim("gap")
+        # A number of cells along every cut dim leaves time to the gap.
         if by_dim.get(time_dim) and not isinstance(buffer, int | np.integer):
             raise InvalidValueError(
                 f"gap={gap!r} and buffer={by_dim[time_dim]!r} are both along {time_dim!r}; pass one"
@@ -101,7 +108,7 @@ def _parse_buffer(
                 f"{argument} along {dim!r} is {value!r}, but kilometres must be along one of {dims}"
             )
         if kind == "time":
-            _sorted_dates(dim, value, view)  # refuses a dim without dates
+            _sorted_dates(dim, value, view)  # Refuses a dim without dates.
         if not set(dims) & set(cut):
             along = " and ".join(map(repr, dims))
             raise InvalidValueError(
@@ -114,7 +121,7 @@ def _parse_buffer(
     return tuple(parsed)
 
 
-def _parse_cyclic(cyclic: Any, view: CubeView, cut: Sequence[str]) -> tuple[str, ...]:
+def _parse_cyclic(cyclic: CyclicLike | None, view: CubeView, cut: Sequence[str]) -> tuple[str, ...]:
     """Return the cyclic dims; None finds a longitude that spans the globe."""
     circle = view.lon_circle()
     if circle and circle.dim in cut and circle.columns < view.sizes[circle.dim]:
@@ -143,7 +150,7 @@ def _parse_cyclic(cyclic: Any, view: CubeView, cut: Sequence[str]) -> tuple[str,
 
 def _merge_kilometres(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
     """Keep one distance in kilometres, under the latitude dim."""
-    distances = [value for value in by_dim.values() if str(value).strip().lower().endswith("km")]
+    distances = [value for value in by_dim.values() if _number_and_unit(value)[1] == "km"]
     if not distances:
         return by_dim
     lat, lon = _lat_lon_dims(view, distances[0])
@@ -162,7 +169,7 @@ def _merge_kilometres(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
 def _measure(argument: str, value: Any) -> tuple[str, float]:
     """Return "cells", "km" or "time" and the number of cells, kilometres or microseconds."""
     number, unit = _number_and_unit(value)
-    # numpy counts a timedelta64 among its integers
+    # In numpy, a timedelta64 is an integer.
     if isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64):
         kind, length = "cells", float(value)
     elif unit == "km":
@@ -215,7 +222,7 @@ def _as_stored(value: Any, length: float) -> int | str:
 
 
 def _reaches(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
-    by_dim = _merge_kilometres(dict(buffer), view)  # a recipe may be written by hand
+    by_dim = _merge_kilometres(dict(buffer), view)  # A recipe may be written by hand.
     return tuple(_reach(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
 
 
@@ -223,12 +230,12 @@ def _reach(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
     kind, length = _measure("buffer", value)
     if kind == "km":
         lat, lon = view.lat_lon_axes(value)
-        return SphereReach(*_lat_lon_dims(view, value), lat.values, lon.values, length)
+        return SphereReach(str(lat.dims[0]), str(lon.dims[0]), lat.values, lon.values, length)
     if kind == "time":
         times = microseconds(_sorted_dates(dim, value, view))
         return AxisReach.of_distance(dim, times, min(int(length), int(np.ptp(times))))
     if view.has_times(dim) and not cyclic:
-        # count distinct times, because a time may occur twice on the axis
+        # Distinct times are counted, because a time may occur twice on the axis.
         return AxisReach.of_distance(dim, view.time_ranks(dim), int(length))
     return AxisReach.of_cells(dim, view.sizes[dim], int(length), cyclic)
 
@@ -239,7 +246,7 @@ def _lat_lon_dims(view: CubeView, distance: Any) -> tuple[str, str]:
 
 
 def _sorted_dates(dim: str, distance: Any, view: CubeView) -> xr.DataArray:
-    """Return the dates along `dim`, which must be sorted; `distance` needs them."""
+    """Return the dates along `dim`, which must be sorted; the user's `distance` needs them."""
     dates: xr.DataArray | None = dates_along(view.ds.coords.values(), dim)
     if dates is None:
         coord = view.dim_coord(dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ _CELLS_IN_MEMORY, _CELLS_IN_CHUNK = 1 << 24, 1 << 21
 # Labels (one byte each) of a chunk, for a cube opened without dask.
 _LABELS_IN_CHUNK = 1 << 24
 
+Cube = xr.Dataset | xr.DataArray
+# Lengths of the chunks along each dim.
+Chunks = dict[str, tuple[int, ...]]
+
 
 class LonCircle(NamedTuple):
     """A longitude that spans the globe."""
@@ -42,22 +47,20 @@ class CubeView:
     """A cube as the splits see it."""
 
     ds: xr.Dataset
-    # Dims of its largest data variable, in that variable's order.
+    # Dims of the data variable with most dims, in that variable's order.
     dims: tuple[str, ...]
     # Chunks for a label along every dim: dask's, or several file chunks together for a large cube
     # opened without dask; None for other cubes.
-    chunks: dict[str, tuple[int, ...]] | None
+    chunks: Chunks | None
 
     @classmethod
-    def of(cls, cube: xr.Dataset | xr.DataArray) -> CubeView:
+    def of(cls, cube: Cube) -> CubeView:
         """Make a view of a cube."""
         ds = as_dataset(cube)
         dims = cube_dims(ds)
         if empty := [dim for dim in dims if ds.sizes[dim] == 0]:
             raise InvalidValueError(f"the cube has no cells along {empty}")
-        variables = [ds[name] for name in cube_variables(ds)[0]]
-        variables.sort(key=lambda v: -v.size)
-        return cls(ds, dims, _chunks(dims, ds, variables))
+        return cls(ds, dims, _chunks(dims, ds))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -94,17 +97,8 @@ class CubeView:
 
     def dim_coord(self, dim: str) -> xr.DataArray | None:
         """Return the coordinate with the name of a dim, or None."""
+        # `coords.get` would make up the numbers of the cells for a dim without a coordinate.
         return self.ds.coords[dim] if dim in self.ds.coords else None  # noqa: SIM401
-
-    def step_coord(self, dim: str) -> xr.DataArray | None:
-        """Return the coordinate that orders the steps along a dim, or None."""
-        dim_coord = self.dim_coord(dim)
-        dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
-        if dates is None:
-            return dim_coord
-        if dim_coord is not None and (self.has_times(dim) or dates.isnull().any()):
-            return dim_coord
-        return dates
 
     def time_dim(self, argument: str, dim: str | None = None) -> str:
         """Return the time dim that a user names, or the one that is found for `argument`."""
@@ -127,7 +121,13 @@ class CubeView:
 
         Without a coordinate that can be sorted, this is the position of the step.
         """
-        coord = self.step_coord(dim)
+        coord: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
+        dim_coord = self.dim_coord(dim)
+        # Dates beside a dim order it, unless its own coordinate has times, or a date is missing.
+        if coord is None or (
+            dim_coord is not None and (self.has_times(dim) or coord.isnull().any())
+        ):
+            coord = dim_coord
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
             return np.arange(self.sizes[dim])
         return sorted_ranks(coord)
@@ -145,7 +145,7 @@ class CubeView:
             return []
         lat, lon = self.axis_of("latitude"), self.axis_of("longitude")
         if any(axis is not None and axis.dims == (dim,) for axis in (lat, lon)):
-            return []  # along a track, each of these steps has its own location
+            return []  # Along a track, each of these steps has its own location.
         ranks = _ranks(self.ds.coords[dim])
         order = np.argsort(ranks, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(ranks[order])) + 1)
@@ -184,11 +184,12 @@ class CubeView:
         lon = axis.values
         if not (np.abs(lon) <= _MAX_LON).all():
             return None
-        # longitudes may start anywhere: from 175 to -180 is an ordinary step
+        # Longitudes may start anywhere: from 175 to -180 is an ordinary step.
         steps = (np.diff(lon) + 180) % 360 - 180
         if not np.allclose(steps, steps[0], rtol=1e-2, atol=1e-6) or steps[0] == 0:
             return None
-        # steps from the first column to the last, beyond a full circle
+        # Steps from the first column to the last, beyond a full circle: -1 if every column occurs
+        # once, 0 if the last repeats the first.
         excess = (abs(steps.sum()) - 360) / abs(steps.mean())
         if excess < -1.5:
             return None
@@ -215,26 +216,20 @@ def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
     return np.unique(values, return_inverse=True)[1].ravel()
 
 
-def _chunks(
-    dims: tuple[str, ...], ds: xr.Dataset, variables: list[xr.DataArray]
-) -> dict[str, tuple[int, ...]] | None:
+def _chunks(dims: tuple[str, ...], ds: xr.Dataset) -> Chunks | None:
     """Return chunks for a label along every dim, or None if it needs none."""
-    dask_chunks: dict[str, tuple[int, ...]] = {}
-    for variable in variables:
-        for dim, lengths in variable.variable.chunksizes.items():
-            dask_chunks.setdefault(str(dim), tuple(lengths))
-    if dask_chunks:
-        return {dim: dask_chunks.get(dim, (ds.sizes[dim],)) for dim in dims}
-    # opened without dask, and not read yet: a label of all cells might not fit in memory
-    unread = [variable for variable in variables if not variable.variable._in_memory]
-    sizes = {dim: ds.sizes[dim] for dim in dims}
-    if not unread or math.prod(sizes.values()) <= _LABELS_IN_CHUNK:
+    variables = [ds[name].variable for name in cube_variables(ds)[0]]
+    whole = [variable for variable in variables if set(variable.dims) == set(dims)]
+    chunked = next((variable for variable in whole if variable.chunksizes), None)
+    if chunked is not None:
+        return {dim: chunked.chunksizes[dim] for dim in dims}
+    # Opened without dask, and not read yet: a label of all cells might not fit in memory.
+    unread = next((variable for variable in whole if not variable._in_memory), None)
+    if unread is None or unread.size <= _LABELS_IN_CHUNK:
         return None
-    file_chunks: dict[str, int] = {}
-    for variable in unread:
-        file_chunks = {**_file_chunks(variable), **file_chunks}
-    # labels are small, so a chunk of labels covers several chunks of the file
-    return _join_file_chunks(sizes, file_chunks, _LABELS_IN_CHUNK)
+    # Labels are small, so a chunk of labels covers several chunks of the file.
+    sizes = {dim: ds.sizes[dim] for dim in dims}
+    return _join_file_chunks(sizes, _file_chunks(unread), _LABELS_IN_CHUNK)
 
 
 def in_chunks(array: xr.DataArray) -> xr.DataArray:
@@ -243,10 +238,10 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
     if array.chunks is not None or array.size <= largest:
         return array
     sizes = {str(dim): n for dim, n in array.sizes.items()}
-    return array.chunk(_join_file_chunks(sizes, _file_chunks(array), _CELLS_IN_CHUNK))
+    return array.chunk(_join_file_chunks(sizes, _file_chunks(array.variable), _CELLS_IN_CHUNK))
 
 
-def _file_chunks(variable: xr.DataArray) -> dict[str, int]:
+def _file_chunks(variable: xr.Variable) -> dict[str, int]:
     """Return the chunk sizes of the file that a variable was opened from."""
     return {
         str(name): int(size)
@@ -257,7 +252,7 @@ def _file_chunks(variable: xr.DataArray) -> dict[str, int]:
 
 def _join_file_chunks(
     sizes: Mapping[str, int], file_chunks: Mapping[str, int], cells: int
-) -> dict[str, tuple[int, ...]]:
+) -> Chunks:
     """Return chunks of about `cells` cells that consist of whole chunks of the file."""
     chunks = normalize_chunks(  # type: ignore[no-untyped-call]
         "auto",
@@ -290,9 +285,7 @@ def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
     if coord.isnull().any():
         raise InvalidValueError(f"{coord.name!r} has missing dates; fill or drop them")
     if coord.dtype.kind == "M":
-        values = values.astype("datetime64[us]")  # nanoseconds overflow after 292 years
+        values = values.astype("datetime64[us]")  # Nanoseconds overflow after 292 years.
         return np.asarray((values - values[0]).astype(np.int64))
-    elapsed = [
-        d.days * 86_400_000_000 + d.seconds * 1_000_000 + d.microseconds for d in values - values[0]
-    ]
+    elapsed = [date // datetime.timedelta(microseconds=1) for date in values - values[0]]
     return np.array(elapsed, dtype=np.int64)

@@ -26,12 +26,11 @@ from ml4cube.core.split_plan import (
     label_box,
 )
 from ml4cube.cube.masks_and_labels import NAME_ATTR, RECIPE_ATTR, is_label
-from ml4cube.splits.block_sizes import SPLIT_SAMPLES, caller_level
+from ml4cube.splits.block_sizes import ADVICE_FOR_SAMPLES, caller_level
 from ml4cube.splits.buffers import cut_dims, reaches_of
-from ml4cube.splits.cube import CubeView
+from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.validity import slabs
 
-Cube = xr.Dataset | xr.DataArray
 RECIPE_FORMAT = 1
 
 
@@ -86,7 +85,7 @@ def with_label(view: CubeView, plan: SplitPlan | CellPlan, name: str, made_by: s
     labels: Any
     if view.chunks is None:
         labels = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
-        for box in slabs(view.sizes):  # a buffer needs more memory than the labels
+        for box in slabs(view.sizes):  # A buffer needs more memory than the labels.
             cells = [np.arange(s.start, s.stop) for s in box.values()]
             labels[tuple(box.values())] = label_box(
                 *cells, dims=view.dims, plan=plan, reaches=reaches
@@ -119,7 +118,7 @@ def _warn_of_overlapping_samples(view: CubeView, plan: SplitPlan | CellPlan) -> 
         cells = dict(zip(spec["dims"], overlap, strict=True))
         warnings.warn(
             f"the samples are windows that overlap by {cells} cells, and are split by their order "
-            f"in the store. {SPLIT_SAMPLES}",
+            f"in the store. {ADVICE_FOR_SAMPLES}",
             UserWarning,
             stacklevel=caller_level(),
         )
@@ -144,14 +143,17 @@ def _lazy_labels(
         dims=dims,
         plan=plan,
         reaches=reaches,
-        align_arrays=False,  # all have the cube's chunks
+        align_arrays=False,  # All arrays have the cube's chunks.
         dtype=np.uint8,
         meta=np.empty((0,) * len(dims), dtype=np.uint8),
     )
 
 
 def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
-    """Return the function that computes a lazy label box by box, or None."""
+    """Return the function that computes a lazy label box by box.
+
+    None if the label was changed, or the cube no longer has the coordinates that it was made with.
+    """
     label = ds[name]
     dask_name = str(getattr(label.variable._data, "name", ""))
     if not dask_name.startswith("label_box-") or RECIPE_ATTR not in label.attrs:
@@ -162,9 +164,9 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
         return None
     try:
         reaches = reaches_of(plan, view)
-    except InvalidValueError:  # a coordinate that the buffer needs was dropped
+    except InvalidValueError:  # A coordinate that the buffer needs was dropped.
         return None
-    # dask names an array by its inputs, so another name may mean other labels
+    # Dask names an array by its inputs, so another name may mean other labels.
     if _lazy_labels(view.dims, label.variable.chunksizes, plan, reaches).name != dask_name:
         return None
     return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
@@ -200,9 +202,10 @@ def _coord_ends(view: CubeView) -> dict[str, list[float | str]]:
 
 
 def _plain_value(value: Any) -> float | str:
+    """Return a coordinate as JSON can hold it; durations in nanoseconds."""
     if isinstance(value, np.datetime64):
         return str(np.datetime_as_string(value, unit="s"))
-    if hasattr(value, "hour"):  # a date of any calendar
+    if hasattr(value, "hour"):  # This is a date of another calendar (cftime).
         return str(value.isoformat(timespec="seconds"))
     if isinstance(value, np.timedelta64):
         value = value.astype("timedelta64[ns]").astype(np.int64)
@@ -217,7 +220,7 @@ def _check_coord_ends(expected: Mapping[str, Any], view: CubeView) -> None:
         (first, last), ends = found[dim], expected[dim]
         if any(isinstance(value, str) for value in (first, last, *ends)):
             same = [first, last] == ends
-        else:  # a float32 coordinate may have become a float64
+        else:  # A float32 coordinate may have become a float64.
             step = abs(last - first) / max(view.ds.sizes[dim] - 1, 1)
             tolerance = max(1e-3 * step, 1e-6 * abs(first), 1e-6 * abs(last))
             same = abs(first - ends[0]) <= tolerance and abs(last - ends[1]) <= tolerance

@@ -18,12 +18,10 @@ from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits import residuals
-from ml4cube.splits.cube import CubeView, in_chunks
+from ml4cube.splits.cube import Cube, CubeView, in_chunks
 from ml4cube.splits.residuals import Residuals, remove_trend_and_season, sample_lines
 
 logger = logging.getLogger(__name__)
-
-Cube = xr.Dataset | xr.DataArray
 
 
 class Ranges(dict[str, float]):
@@ -60,9 +58,6 @@ class Ranges(dict[str, float]):
         self.reasons = {dim: found.reason for dim, found in variograms.items() if found.reason}
         self.var = var
         self.rising = frozenset(dim for dim, found in variograms.items() if found.rising)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.variograms, self.var)
 
     def plot(self) -> Any:
         """Plot the variograms with their ranges and sills.
@@ -136,15 +131,15 @@ def estimate_range(
     Examples
     --------
     >>> steps = np.random.default_rng(0).normal(size=(40, 500)).cumsum(axis=1)
-    >>> smooth = steps[:, 10:] - steps[:, :-10]  # alike over 10 cells
+    >>> smooth = steps[:, 10:] - steps[:, :-10]  # Alike over 10 cells.
     >>> ds = xr.Dataset({"a": (("y", "x"), smooth)})
     >>> 8 < estimate_range(ds, "a", "x")["x"] < 12
     True
     """
     array = _variable(ds, var)
-    order = sorted(str(dim) for dim in array.dims)
     stations = station_dim(array)
-    all_residuals = None
+    is_sampled = array.size > residuals.CELLS_AT_MOST
+    found: Residuals | None = None
     variograms: dict[str, Variogram] = {}
     for dim in _dims(array, dims):
         if dim == stations:
@@ -152,16 +147,11 @@ def estimate_range(
             variograms[dim] = Variogram(
                 np.empty(0), np.empty(0), np.empty(0, dtype=np.int64), reason=reason
             )
-        elif array.size > residuals.CELLS_AT_MOST:
-            sample = sample_lines(array, dim, deseason)
-            variograms[dim] = _variogram(
-                remove_trend_and_season(sample, order, detrend, deseason), dim, array.dtype
-            )
-        else:
-            all_residuals = all_residuals or remove_trend_and_season(
-                array, order, detrend, deseason
-            )
-            variograms[dim] = _variogram(all_residuals, dim, array.dtype)
+            continue
+        if found is None or is_sampled:
+            cells = sample_lines(array, dim, deseason) if is_sampled else array
+            found = remove_trend_and_season(cells, detrend, deseason)
+        variograms[dim] = _variogram(found, dim, array.dtype)
     ranges = Ranges(variograms, str(array.name))
     for dim, reason in ranges.reasons.items():
         logger.warning("%s along %s: %s", array.name, dim, reason)
@@ -245,27 +235,28 @@ def suggest_block_size(
             "leave out groups of stations with assign_region_split"
         )
     lengths = {dim: array.sizes[dim] for dim in ranges}
-    # fewer than half the cells of a block touch another one if this fraction of each side does not
+    # Fewer than half the cells of a block touch another one if this fraction of each side does not.
+    # Two cells of each side touch others, one at either end.
     inner_fraction = 0.5 ** (1 / max(len(ranges), 1))
     shortest = math.floor(2 / (1 - inner_fraction)) + 1
     wanted = {
-        dim: max(cells, shortest) if np.isfinite(cells) else float(lengths[dim])
+        dim: max(cells, shortest) if math.isfinite(cells) else float(lengths[dim])
         for dim, cells in ranges.items()
     }
-    counts = {dim: _equal_blocks(lengths[dim], wanted[dim]) for dim in ranges}
+    counts = {dim: _most_blocks(lengths[dim], wanted[dim]) for dim in ranges}
     n_long_blocks = math.prod(counts.values())
     while math.prod(counts.values()) < min_blocks:
-        # cut the dim whose blocks stay longest relative to the range; prefer dims with a known
-        # range, because without a sill it is unknown how alike blocks are
-        order = {
-            dim: (bool(np.isfinite(ranges[dim])), lengths[dim] / (counts[dim] + 1) / wanted[dim])
+        # Cut the dim whose blocks stay longest relative to the range. Prefer dims with a known
+        # range, because without a sill it is unknown how alike blocks are.
+        priority = {
+            dim: (math.isfinite(ranges[dim]), lengths[dim] / (counts[dim] + 1) / wanted[dim])
             for dim in counts
             if math.ceil(lengths[dim] / counts[dim]) > 1 and lengths[dim] >= 4 and dim != stations
         }
-        if not order:
+        if not priority:
             break
-        dim = max(order, key=lambda name: order[name])
-        # skip counts with the same block size, which would cut nothing
+        dim = max(priority, key=lambda name: priority[name])
+        # One block more may leave the size of a block as it is, and so cut nothing.
         smaller_size = math.ceil(lengths[dim] / counts[dim]) - 1
         counts[dim] = math.ceil(lengths[dim] / smaller_size)
     sizes = {dim: math.ceil(lengths[dim] / counts[dim]) for dim in counts}
@@ -283,9 +274,9 @@ def suggest_block_size(
     return sizes
 
 
-def _equal_blocks(length: int, shortest: float) -> int:
-    """Return the most blocks of equal size (but the last), none shorter than `shortest`."""
-    for count in range(max(int(length // max(shortest, 1.0)), 1), 1, -1):
+def _most_blocks(length: int, shortest: float) -> int:
+    """Return the largest number of equal blocks (but the last), none shorter than `shortest`."""
+    for count in range(int(length // shortest), 1, -1):
         size = math.ceil(length / count)
         last = length - size * (count - 1)
         if last >= shortest:
@@ -326,7 +317,7 @@ def _dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[str]:
 
 def station_dim(array: xr.DataArray) -> str | None:
     """Return the dim of stations, along which both latitude and longitude lie, or None."""
-    view = CubeView.of(array.rename(None))  # by its name it might be taken for bounds
+    view = CubeView.of(array.rename(None))  # A name could make it bounds.
     lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is None or lon is None or lat.dims != lon.dims:
         return None

@@ -25,9 +25,9 @@ from ml4cube.core.missing import find_gaps
 from ml4cube.core.partition import partition
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions
 from ml4cube.splits.assign import check_train_left
-from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
-from ml4cube.splits.cube import CubeView
-from ml4cube.splits.label import Cube, check_name, with_label
+from ml4cube.splits.buffers import BufferLike, CyclicLike, cut_dims, plan_buffer
+from ml4cube.splits.cube import Cube, CubeView
+from ml4cube.splits.label import check_name, with_label
 from ml4cube.splits.validity import ValidLike, count_by_block, on_cube, valid_mask
 
 # The map is held in memory, and its labels, one byte per cell, go into the recipe.
@@ -82,10 +82,10 @@ class RegionMap:
 
     def find(self, argument: str, wanted: Any) -> list[int]:
         """Return the indices of regions, given by one id or several."""
-        single = isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable)
+        is_one = isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable)
         indices: list[int] = []
-        for id in [wanted] if single else list(wanted):
-            # ids of several types are held as texts
+        for id in [wanted] if is_one else wanted:
+            # Ids of several types are held as texts.
             matches = np.flatnonzero(self.ids == (str(id) if self.ids.dtype.kind == "U" else id))
             if not matches.size:
                 choices = textwrap.shorten(", ".join(map(str, self.ids.tolist())), 200)
@@ -101,9 +101,10 @@ class RegionMap:
         sums = np.bincount(self.region[has_id], counts[has_id], minlength=self.ids.size)
         return sums.astype(np.int64)
 
-    def label(self, region_labels: NDArray[np.uint8], background: int) -> NDArray[np.uint8]:
-        """Return for every cell of the map the label of its region."""
-        return np.where(self.region < 0, np.uint8(background), region_labels[self.region])
+    def label(self, region_labels: NDArray[np.uint8], background: str) -> NDArray[np.uint8]:
+        """Return for every cell of the map the label of its region, or that of the background."""
+        without_region = np.uint8(TRAIN if background == "train" else EXCLUDED)
+        return np.where(self.region < 0, without_region, region_labels[self.region])
 
 
 def assign_region_split(
@@ -116,7 +117,7 @@ def assign_region_split(
     seed: int = 42,
     background: str = "excluded",
     buffer: BufferLike | None = None,
-    cyclic: Any = None,
+    cyclic: CyclicLike | None = None,
     valid: ValidLike | None = None,
     name: str = "split",
 ) -> xr.Dataset:
@@ -186,30 +187,26 @@ def assign_region_split(
     check_name(name, view)
     seed = check_seed(seed)
     check_choice("background", background, ("excluded", "train"))
-    at_random, fractions = _check_parts(split, test, val)
+    drawn_fractions = _check_parts(split, test, val)
     region_map = RegionMap.of(regions, view)
-    if at_random and region_map.ids.dtype.kind == "b" and split is None and not val:
-        at_random, test = False, True
+    if drawn_fractions and region_map.ids.dtype.kind == "b" and split is None and not val:
+        drawn_fractions, test = None, True  # The true cells of a mask are the test part.
     parsed_buffer, cyclic_dims = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
     mask = valid_mask(valid, view)
     weights = count_by_block(mask, region_map.grid).ravel()
-    if at_random:
-        part_of_region = partition(
-            region_map.sum(weights),
-            list(fractions.values()),
-            seed,
-            what=f"regions of {region_map.name!r}",
-        )
-        codes = np.array([PARTS[part] for part in fractions], dtype=np.uint8)
-        region_labels = codes[part_of_region]
-    else:
+    if drawn_fractions is None:
         region_labels = _label_named(region_map, test, [] if val is None else val)
-    labels = region_map.label(region_labels, TRAIN if background == "train" else EXCLUDED)
+    else:
+        region_weights, what = region_map.sum(weights), f"regions of {region_map.name!r}"
+        part_of_region = partition(region_weights, list(drawn_fractions.values()), seed, what=what)
+        codes = np.array([PARTS[part] for part in drawn_fractions], dtype=np.uint8)
+        region_labels = codes[part_of_region]
+    labels = region_map.label(region_labels, background)
     plan = SplitPlan(
         grid=region_map.grid,
         labels=labels.tobytes(),
-        seed=int(seed) if at_random else None,
-        fractions=tuple((fractions if at_random else _fractions(labels, weights)).items()),
+        seed=None if drawn_fractions is None else seed,
+        fractions=tuple((drawn_fractions or _fractions(labels, weights)).items()),
         buffer=parsed_buffer,
         cyclic=cyclic_dims,
         note=_note(region_map, region_labels),
@@ -219,17 +216,17 @@ def assign_region_split(
     return with_label(view, plan, name, "assign_region_split")
 
 
-def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[str, float]]:
-    """Return True if regions are drawn at random, and the fractions of the parts."""
+def _check_parts(split: float | None, test: Any, val: Any) -> dict[str, float] | None:
+    """Return the fractions of the parts if regions are drawn at random, None if they are named."""
     if test is None and not isinstance(val, str | Iterable):
-        return True, check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
+        return check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
     if test is None or split is not None or isinstance(val, float):
         raise InvalidValueError(
             "either test and val must name regions, or split and val must be the fractions by "
             f"which they are drawn, got split={split!r}, test={test!r} and val={val!r}; if a "
             "region's id is a number, use val=[id]"
         )
-    return False, {}
+    return None
 
 
 def _label_named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:

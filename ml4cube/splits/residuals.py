@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 # Most cells that are read for one dim: 16 MB of float64, a few hundred MB with all intermediates.
 CELLS_AT_MOST = 1 << 21
+# Most runs of neighbouring cells along a dim in which a sample is read.
 _RUNS = 8
 _DAYS_OF_YEAR = {"360_day": 360.0, "noleap": 365.0, "365_day": 365.0, "all_leap": 366.0}
 _HARMONICS = 2
@@ -53,7 +54,7 @@ def sample_lines(array: xr.DataArray, dim: str, deseason: bool) -> xr.DataArray:
     # Lines are sampled in runs of neighbours, so that not every chunk is read. To remove the yearly
     # cycle, a good part of the time steps is kept for every line.
     rng = np.random.default_rng(0)
-    sizes = {str(name): n for name, n in sorted(array.sizes.items(), key=lambda item: str(item[0]))}
+    sizes = {name: array.sizes[name] for name in sorted(map(str, array.dims))}
     length = min(sizes[dim], CELLS_AT_MOST)
     start = int(rng.integers(sizes[dim] - length + 1))
     indexers: dict[str, Any] = {dim: slice(start, start + length)}
@@ -62,11 +63,12 @@ def sample_lines(array: xr.DataArray, dim: str, deseason: bool) -> xr.DataArray:
     dated = [name for name in others if deseason and _dates(array, name) is not None]
     undated = sorted((name for name in others if name not in dated), key=lambda name: sizes[name])
     for name in dated:
+        # A sixteenth of the lines goes to this dim, or 120 steps (ten years of months) if more.
         keep = min(sizes[name], max(lines_left // 16, min(lines_left, 120)))
         indexers[name] = np.sort(rng.choice(sizes[name], keep, replace=False))
         lines_left = max(lines_left // keep, 1)
     for i, name in enumerate(undated):
-        # share the lines equally among the dims that follow
+        # Share the lines equally among the dims that follow.
         keep = min(sizes[name], max(int(lines_left ** (1 / (len(undated) - i))), 1))
         indexers[name] = _runs(sizes[name], keep, rng)
         lines_left = max(lines_left // len(indexers[name]), 1)
@@ -79,20 +81,18 @@ def _runs(n: int, keep: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.arange(n)
     runs = min(_RUNS, keep)
     length = keep // runs
-    # one run in each of equal intervals
+    # One run begins in each of equal intervals.
     edges = np.linspace(0, n, runs + 1).astype(int)
     starts = [int(rng.integers(a, max(b - length, a) + 1)) for a, b in itertools.pairwise(edges)]
     return np.unique(np.concatenate([np.arange(s, min(s + length, n)) for s in starts]))
 
 
-def remove_trend_and_season(
-    array: xr.DataArray, order: list[str], detrend: bool, deseason: bool
-) -> Residuals:
-    """Return the residuals with axes in `order`."""
-    array = array.transpose(*order)
-    values = np.array(array.values, dtype=np.float64)
+def remove_trend_and_season(array: xr.DataArray, detrend: bool, deseason: bool) -> Residuals:
+    """Return the residuals, with axes sorted by the names of dims."""
+    dims = sorted(str(dim) for dim in array.dims)
+    values = np.array(array.transpose(*dims).values, dtype=np.float64)
     values[~np.isfinite(values)] = np.nan
-    positions = {dim: _positions(array, dim) for dim in order}
+    positions = {dim: _positions(array, dim) for dim in dims}
     known = np.isfinite(values)
     if not known.any():
         return Residuals(values, positions, 0.0)
@@ -103,11 +103,11 @@ def remove_trend_and_season(
             "check whether a fill value was not decoded"
         )
     values -= values[known].mean()
-    if deseason:
-        for axis, dim in enumerate(order):
-            values = _without_season(values, axis, array, dim, positions[dim])
+    for axis, dim in enumerate(dims):
+        if deseason and (dates := _dates(array, dim)) is not None:
+            values = _without_season(values, axis, *dates, positions[dim])
     if detrend:
-        values = _without_trend(values, [positions[dim] for dim in order])
+        values = _without_trend(values, list(positions.values()))
     rounding = _EPS_OF_ROUNDING * float(np.finfo(np.float64).eps) * largest
     if array.dtype.kind == "f":
         top = array.dtype.type(largest)
@@ -123,10 +123,12 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     equally_spaced = np.arange(float(n))
     if coord is None or n < 2 or coord.isnull().any():
         return equally_spaced
-    has_dates = is_time(coord)
-    if not has_dates and coord.dtype.kind not in "fiu":
+    if is_time(coord):
+        numbers = microseconds(coord).astype(float)
+    elif coord.dtype.kind in "fiu":
+        numbers = coord.values.astype(float)
+    else:
         return equally_spaced
-    numbers = np.asarray(microseconds(coord) if has_dates else coord, dtype=float)
     step = float(np.median(np.abs(np.diff(numbers)))) if np.isfinite(numbers).all() else 0.0
     if step == 0:
         return equally_spaced
@@ -149,15 +151,14 @@ def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
 
 
 def _without_season(
-    values: Floats, axis: int, array: xr.DataArray, dim: str, positions: Floats
+    values: Floats, axis: int, days: Floats, year: float, positions: Floats
 ) -> Floats:
-    """Remove the yearly cycle, and the daily one, of every line along time."""
+    """Remove the yearly cycle, and the daily one, of every line along time.
+
+    `days` are the dates, and `year` the length of a year, in days.
+    """
     # Mean and trend of a line are fitted too, or the cycles would absorb part of the trend, but
     # they are not removed.
-    dates = _dates(array, dim)
-    if dates is None:
-        return values
-    days, year = dates
     step = np.median(np.abs(np.diff(days)))
     if np.ptp(days) + step < 2 * year:
         return values
@@ -172,11 +173,12 @@ def _without_season(
     for start in range(0, lines.shape[1], 4096):
         some = lines[:, start : start + 4096]
         known = np.isfinite(some)
-        # least squares of each line: t are times, c lines, k and l columns of the design
+        # Least squares of each line: t are times, c lines, k and l columns of the design.
         normal = np.einsum("tk,tl,tc->ckl", design, design, known, optimize=True)
         right = np.einsum("tk,tc->ck", design, np.where(known, some, 0.0), optimize=True)
         fit = np.einsum("ckl,cl->ck", np.linalg.pinv(normal, rcond=1e-9, hermitian=True), right)
-        fit[known.sum(axis=0) < 3 * (design.shape[1] - 1)] = 0.0  # too few values to fit a season
+        # A season is fitted to at least three values per column other than the mean.
+        fit[known.sum(axis=0) < 3 * (design.shape[1] - 1)] = 0.0
         some -= design[:, 2:] @ fit[:, 2:].T
     return np.moveaxis(lines.reshape(time_first.shape), 0, axis)
 

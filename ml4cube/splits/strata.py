@@ -19,6 +19,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
+from ml4cube.splits.block_sizes import caller_level
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import Counts, on_cube, repeat_along_missing
 from ml4cube.splits.value_counts import count_values
@@ -40,7 +41,7 @@ class Strata:
     # Valid cells by block, with and without a class.
     weights: Counts
 
-    def warn_of_missing(self, labels: NDArray[np.uint8], stacklevel: int) -> None:
+    def warn_of_missing(self, labels: NDArray[np.uint8]) -> None:
         """Warn of parts without cells of a class, because too few blocks hold it."""
         codes = {part: code for part, code in PARTS.items() if (labels == code).any()}
         incomplete = []
@@ -55,7 +56,7 @@ class Strata:
                 f"stratify={self.request!r}: some classes lie in too few blocks to be in every "
                 f"part: {', '.join(incomplete[:5])}{more}; use smaller blocks or fewer classes",
                 UserWarning,
-                stacklevel=stacklevel,
+                stacklevel=caller_level(),
             )
 
 
@@ -78,12 +79,12 @@ def class_counts(
         class_of_key, class_names = _quantile_bins(keys, pairs.count[has_class], bins)
     else:
         classes = pd.unique(keys)
-        # texts by a hash, as in earlier versions, whose splits depend on the order of classes
+        # Texts by a hash, as in earlier versions, whose splits depend on the order of classes.
         order = [_hash(word) for word in classes] if classes.dtype == object else classes
         classes = classes[np.argsort(order)]
         class_of_key = pd.Index(classes).get_indexer(keys)
         class_names = tuple(_class_name(key, stratify, view) for key in classes)
-    # cells without a class are counted in a last column
+    # Cells without a class are counted in a last column, and their blocks are complements.
     column = np.full(has_class.size, len(class_names))
     column[has_class] = class_of_key
     dims = [dim for dim in grid.dims if dim in values.dims]
@@ -95,8 +96,8 @@ def class_counts(
 
 
 def _parse(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | None, str]:
-    """Return the values to classify, the number of quantile bins if any, and the request."""
-    bins: Any = None
+    """Return the values to classify, the number of quantile bins or None, and the request."""
+    bins: int | None = None
     if isinstance(stratify, Mapping):
         if len(stratify) != 1:
             raise InvalidValueError(
@@ -125,6 +126,13 @@ def _parse(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | 
         raise InvalidTypeError(
             "stratify must be the name of a class variable, a DataArray of classes, 'season', "
             f"'month', or {{'t2m': 4}} for quantile bins, got {type(stratify).__name__}"
+        )
+    if not array.ndim:
+        raise InvalidValueError(f"stratify: {request!r} must have dims of the cube, got a scalar")
+    if array.dtype.kind not in "biufmMOUST":
+        raise InvalidTypeError(
+            f"stratify: {request!r} must hold integers, floats, bools, dates or texts, got "
+            f"{array.dtype}"
         )
     return on_cube(array, view, "stratify").rename(request), bins, request
 

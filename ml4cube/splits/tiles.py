@@ -25,7 +25,7 @@ _CELLS_AT_ONCE = 1 << 18
 def sum_tiles(
     array: xr.DataArray, tile: Mapping[str, int], columns: Columns, n_columns: int
 ) -> NDArray[np.uint64]:
-    """Return the sums of columns: (other dims..., tiles of the last dims..., columns)."""
+    """Return the sums over tiles of the last dims: (other dims..., tiles..., columns)."""
     dims = [str(dim) for dim in array.dims]
     first_tiled = len(dims) - len(tile)
     positions = [np.arange(array.sizes[dim], dtype=np.int64) for dim in dims[first_tiled:]]
@@ -53,7 +53,7 @@ def sum_tiles(
         tile_sizes=tile_sizes,
         new_axes={array.ndim: n_columns},
         adjust_chunks=pieces_in_chunks,
-        align_arrays=False,  # all have the chunks of `array`
+        align_arrays=False,  # All arrays have the chunks of `array`.
         dtype=np.uint64,
         meta=np.empty((0,) * (array.ndim + 1), dtype=np.uint64),
     ).compute()
@@ -75,7 +75,7 @@ def _sum_box(
     first_tiled = values.ndim - len(positions)
     pieces = tuple(len(of_axis) for of_axis in starts)
     sums = np.zeros((*values.shape[:first_tiled], *pieces, n_columns), dtype=np.uint64)
-    # the other axes as one, of which a few rows at a time are summed
+    # The other axes become one axis of rows, of which a few at a time are summed.
     rows = values.reshape(-1, *values.shape[first_tiled:])
     sums_of_rows = sums.reshape(-1, *pieces, n_columns)
     at_once = max(_CELLS_AT_ONCE // max(math.prod(rows.shape[1:]), 1), 1)

@@ -91,7 +91,7 @@ def create_split(
     """
     features, targets, mask = _variables(data, to_pred, exclude_vars, feature_vars, filter_var)
     used = [*features, *targets]
-    arrays = _align(data, used, ["split", *mask])
+    arrays = _align(data, used, ["split"] if mask is None else ["split", mask])
     by_cell = isinstance(data, xr.Dataset) and SAMPLE_DIM not in data.dims
     _check_numbers(arrays, features, targets, by_cell)
     n_axes = 2 if by_cell else arrays["split"].ndim + 1
@@ -101,18 +101,20 @@ def create_split(
         raise InvalidValueError(
             f"stack_axis must be from {-n_axes} to {n_axes - 1}, got {stack_axis}"
         )
-    unmasked = bool_mask(arrays[mask[0]]) if mask else np.bool_(True)
+    unmasked = True if mask is None else bool_mask(arrays[mask])
     variables = {name: arrays[name] for name in used}
-    parts = [
-        _select(variables, (arrays["split"] == label) & unmasked, part, by_cell)
-        for part, label in (("train", TRAIN), ("test", TEST))
-    ]
-    X_train, X_test, y_train, y_test = (
-        np.stack([part[name] for name in names], axis=stack_axis)
-        for names in (features, targets)
-        for part in parts
+    train = _select(variables, (arrays["split"] == TRAIN) & unmasked, "train", by_cell)
+    test = _select(variables, (arrays["split"] == TEST) & unmasked, "test", by_cell)
+
+    def stack(part: Arrays, names: Sequence[str]) -> NDArray[Any]:
+        return np.stack([part[name] for name in names], axis=stack_axis)
+
+    return (
+        stack(train, features),
+        stack(test, features),
+        stack(train, targets),
+        stack(test, targets),
     )
-    return X_train, X_test, y_train, y_test
 
 
 def _variables(
@@ -121,8 +123,8 @@ def _variables(
     exclude_vars: str | Iterable[str],
     feature_vars: str | Iterable[str] | None,
     filter_var: str | None,
-) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Return the names of the features, the targets and the mask, if any."""
+) -> tuple[Sequence[str], Sequence[str], str | None]:
+    """Return the names of the features, of the targets, and of the mask if there is one."""
     if not isinstance(data, xr.Dataset | Mapping):
         raise InvalidTypeError(
             f"data must be a Dataset or a dict of arrays with a 'split', got {type(data).__name__}"
@@ -136,8 +138,11 @@ def _variables(
     excluded = names_of("exclude_vars", exclude_vars)
     features = names_of("feature_vars", feature_vars)
     if feature_vars is None:
+        candidates = names
+        if isinstance(data, xr.Dataset):
+            candidates = [n for n in cube_variables(data)[0] if data[n].dtype.kind in "biuf"]
         left_out = {*targets, *excluded, "split", filter_var}
-        features = tuple(name for name in _candidates(data, names) if name not in left_out)
+        features = tuple(name for name in candidates if name not in left_out)
     arguments = {"to_pred": targets, "exclude_vars": excluded, "feature_vars": features}
     for argument, variables in arguments.items():
         if unknown := [name for name in variables if name not in names]:
@@ -148,20 +153,10 @@ def _variables(
             f"targets {targets}"
         )
     if isinstance(data, xr.Dataset):
-        filled = {
-            name: data[name].attrs[FILLED_ATTR]
-            for name in targets
-            if FILLED_ATTR in data[name].attrs
-        }
-        warn_of_filled("to_pred", filled, FILL_FEATURES, stacklevel=4)
-    return features, targets, [filter_var] if filter_var in names else []
-
-
-def _candidates(data: xr.Dataset | Mapping[str, ArrayLike], names: list[str]) -> list[str]:
-    """Return the variables that can be features: in a cube, its data variables with numbers."""
-    if not isinstance(data, xr.Dataset):
-        return names
-    return [name for name in cube_variables(data)[0] if data[name].dtype.kind in "biuf"]
+        attrs = {name: data[name].attrs for name in targets}
+        filled = {name: has[FILLED_ATTR] for name, has in attrs.items() if FILLED_ATTR in has}
+        warn_of_filled("to_pred", filled, FILL_FEATURES)
+    return features, targets, filter_var if filter_var in names else None
 
 
 def _align(
@@ -184,6 +179,7 @@ def _align(
     shape = arrays[used[0]].shape
     for name, array in arrays.items():
         per_sample = name in labels and array.shape == shape[:1]
+        # The last axes are those of a window.
         per_window_cell = name in labels and array.shape == shape[len(shape) - array.ndim :]
         if per_sample:
             arrays[name] = array.reshape(array.shape + (1,) * (len(shape) - 1))
@@ -204,8 +200,8 @@ def _check_numbers(
         raise InvalidTypeError(
             f"'split' must hold numbers (train {TRAIN}, test {TEST}), got {arrays['split'].dtype}"
         )
-    classes = len(targets) == 1 and (by_cell or arrays[targets[0]].ndim == 1)
-    for name in (*features, *([] if classes else targets)):
+    may_be_classes = len(targets) == 1 and (by_cell or arrays[targets[0]].ndim == 1)
+    for name in features if may_be_classes else (*features, *targets):
         dtype = arrays[name].dtype
         if dtype.kind not in "biufc":
             raise InvalidTypeError(
@@ -222,7 +218,7 @@ def _select(variables: Arrays, in_part: NDArray[np.bool_], part: str, by_cell: b
     window_axes = () if by_cell else tuple(range(1, in_part.ndim))
     has_values = np.ones(in_part.shape if by_cell else len(in_part), dtype=bool)
     for values in variables.values():
-        # names of classes may be missing: None or NaN
+        # Names of classes may be missing: None or NaN.
         gaps = pd.isnull(values) if values.dtype == object else find_gaps(values)
         has_values &= (in_part & ~gaps).any(axis=window_axes)
     if in_part.any() and not has_values.any():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -26,7 +26,7 @@ _CELLS_AT_ONCE = 1 << 24
 
 
 def valid_mask(valid: ValidLike | None, view: CubeView) -> xr.DataArray | None:
-    """Return the user's `valid` as one lazy bool array; None where every cell is valid."""
+    """Return the user's `valid` as one lazy bool array, or None if every cell is valid."""
     if valid is None:
         return None
     if isinstance(valid, xr.DataArray):
@@ -48,7 +48,7 @@ def valid_mask(valid: ValidLike | None, view: CubeView) -> xr.DataArray | None:
 
 def _valid_cells(array: xr.DataArray, view: CubeView) -> xr.DataArray:
     if not isinstance(array.dtype, np.dtype) and array.dtype.kind in "biu":
-        # a nullable dtype of pandas: missing cells are neither valid nor invalid
+        # A nullable dtype of pandas, whose missing cells are neither valid nor invalid.
         raise InvalidTypeError(
             f"{_called('valid', array)} must be a mask without missing cells, got pandas' dtype "
             f"{array.dtype}; use fillna(False).astype(bool)"
@@ -57,18 +57,18 @@ def _valid_cells(array: xr.DataArray, view: CubeView) -> xr.DataArray:
     if bare.dtype.kind == "b":
         return bare
     mask = has_value([bare])
-    if mask is not None:
-        return mask
-    raise InvalidTypeError(
-        f"{_called('valid', array)} must be a mask of bools or a variable with gaps, got "
-        f"{array.dtype}; compare it to make a mask, e.g. == 1"
-    )
+    if mask is None:
+        raise InvalidTypeError(
+            f"{_called('valid', array)} must be a mask of bools or a variable with gaps, got "
+            f"{array.dtype}; compare it to make a mask, e.g. == 1"
+        )
+    return mask
 
 
 def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:
     """Return a lazy mask of the cells with a value in all variables, or in any of them.
 
-    None where every cell has one, because the dtype has no gaps.
+    None if every cell has one, because the dtypes have no gaps.
     """
     masks: list[xr.DataArray] = []
     for variable in variables:
@@ -88,7 +88,7 @@ def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
     """Check that an array lies on the cells of a cube; return it without coordinates."""
     check_numpy(argument if array.name is None else f"variable {array.name!r}", array.dtype)
     check_aligned(_called(argument, array), array, view)
-    # chunk first: without its attributes, an array has lost the chunks of its file
+    # Chunked first, because a bare array has lost the chunks of its file.
     return xr.DataArray(in_chunks(array).variable, name=array.name)
 
 
@@ -119,16 +119,12 @@ def repeat_along_missing(counts: Counts, dims: Sequence[str], grid: Grid) -> Cou
     return counts.reshape(len(grid), n_classes)
 
 
-def slabs(
-    sizes: Mapping[Any, int], box: Mapping[Any, slice] | None = None
-) -> Iterator[dict[Any, slice]]:
+def slabs(sizes: Mapping[str, int]) -> Iterator[dict[str, slice]]:
     """Yield the slices of slabs that fit in memory, in order; together they cover the cube."""
-    box = dict(box) if box else {dim: slice(0, n) for dim, n in sizes.items()}
-    if math.prod(s.stop - s.start for s in box.values()) <= _CELLS_AT_ONCE:
-        yield box
-        return
-    # halve the outermost dim, because outer indices are usually stored apart
-    dim = next(dim for dim, s in box.items() if s.stop - s.start > 1)
-    middle = (box[dim].start + box[dim].stop) // 2
-    yield from slabs(sizes, {**box, dim: slice(box[dim].start, middle)})
-    yield from slabs(sizes, {**box, dim: slice(middle, box[dim].stop)})
+    # Slabs are whole along the last dims, whose cells are usually stored side by side.
+    lengths: dict[str, int] = {}
+    for dim in reversed(list(sizes)):
+        lengths[dim] = max(min(sizes[dim], _CELLS_AT_ONCE // math.prod(lengths.values())), 1)
+    for starts in itertools.product(*(range(0, n, lengths[dim]) for dim, n in sizes.items())):
+        corner = dict(zip(sizes, starts, strict=True))
+        yield {dim: slice(a, min(a + lengths[dim], sizes[dim])) for dim, a in corner.items()}

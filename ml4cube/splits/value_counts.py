@@ -19,7 +19,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import find_gaps
 
@@ -42,22 +42,8 @@ class ValueCounts:
     key: NDArray[Any]
     # Cells of the block with the value.
     count: Ints
-    # Binary digits that were removed from the keys by rounding.
+    # Binary digits that were removed from the keys of bins by rounding.
     digits_removed: int = 0
-
-    def rounded_to(self, digits_removed: int) -> ValueCounts:
-        """Round keys, and add up pairs that become equal."""
-        if digits_removed == self.digits_removed:
-            return self
-        keys = self.key >> (digits_removed - self.digits_removed)
-        return _sum_bins(self.block, keys, self.count, digits_removed)
-
-    def rounded(self) -> ValueCounts:
-        """Round keys until at most `MAX_PAIRS` are left, or one per block."""
-        result = self
-        while result.block.size > MAX_PAIRS and result.digits_removed < 63:
-            result = result.rounded_to(result.digits_removed + 1)
-        return result
 
 
 def count_values(
@@ -72,7 +58,7 @@ def count_values(
     n_blocks = [grid.counts[grid.dims.index(dim)] for dim in dims]
     if mask is None:
         mask = xr.ones_like(values, dtype=bool)
-    # in one graph, so that dask reads only once what values and mask share
+    # In one graph, so that dask reads only once what values and mask share.
     arrays = xr.unify_chunks(values.transpose(*dims).chunk(), mask.transpose(*dims).chunk())
     axes = tuple(range(len(dims)))
     arrays_and_axes: list[Any] = []
@@ -83,7 +69,7 @@ def count_values(
         blocks = da.from_array(grid.tile_of_cells(dim), chunks=(chunks,))  # type: ignore[no-untyped-call]
         arrays_and_axes += [blocks, (axis,)]
     counts = da.blockwise(  # type: ignore[no-untyped-call]
-        partial(_count_chunk, n_blocks=n_blocks, classes=classes, name=name),
+        partial(_count_chunk, n_blocks=n_blocks, classes=classes),
         axes,
         *arrays_and_axes,
         adjust_chunks=dict.fromkeys(axes, 1),
@@ -105,32 +91,31 @@ def _count_chunk(
     *blocks: NDArray[np.intp],
     n_blocks: Sequence[int],
     classes: bool,
-    name: str,
 ) -> NDArray[Any]:
     """Count one chunk; return the counts in an object array of one element, as dask needs."""
+    # The id of each cell's block, from its index along every axis.
     ids: Ints = np.zeros((), dtype=np.int64)
     for block, n in zip(blocks, n_blocks, strict=True):
         ids = ids[..., None] * n + block
     values, ids = values[mask], ids[mask]
-    known, key = _keys(values, classes, name)
+    known, key = _keys(values, classes)
     ids = np.where(known, ids, ~ids)
     result = np.empty((1,) * len(blocks), dtype=object)
     ones = np.ones(ids.size, dtype=np.int64)
-    result[...] = _sum_classes(ids, key, ones) if classes else _sum_bins(ids, key, ones).rounded()
+    result[...] = _sum_classes(ids, key, ones) if classes else _sum_bins(ids, key, ones, 0)
     return result
 
 
 def _merge(counts: Sequence[ValueCounts | NDArray[Any]], classes: bool, name: str) -> ValueCounts:
     """Add up counts; rounding depends only on the sum, so the order does not matter."""
     parts = [part if isinstance(part, ValueCounts) else part.item() for part in counts]
-    digits_removed = max(part.digits_removed for part in parts)
-    parts = [part.rounded_to(digits_removed) for part in parts]
     block = np.concatenate([part.block for part in parts])
-    key = np.concatenate([part.key for part in parts])
     count = np.concatenate([part.count for part in parts])
     if not classes:
-        return _sum_bins(block, key, count, digits_removed).rounded()
-    result = _sum_classes(block, key, count)
+        digits_removed = max(part.digits_removed for part in parts)
+        keys = [part.key >> (digits_removed - part.digits_removed) for part in parts]
+        return _sum_bins(block, np.concatenate(keys), count, digits_removed)
+    result = _sum_classes(block, np.concatenate([part.key for part in parts]), count)
     if pd.unique(result.key[result.block >= 0]).size > MAX_CLASSES:
         raise InvalidValueError(
             f"stratify: {name!r} must have at most {MAX_CLASSES} distinct values to be used as "
@@ -146,32 +131,32 @@ def _sum_classes(block: Ints, key: NDArray[Any], count: Ints) -> ValueCounts:
     return ValueCounts(table.block.to_numpy(), table.key.to_numpy(), table["count"].to_numpy())
 
 
-def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int = 0) -> ValueCounts:
-    """Add up the counts of equal pairs of block and integer, several times as fast as pandas."""
-    if all((part == part.astype(np.int32)).all() for part in (block, key)):
-        # both fit into one integer, which is faster to sort
-        order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
-    else:
-        order = np.lexsort((key, block))
-    block, key, count = block[order], key[order], count[order]
-    is_new_pair = np.ones(block.size, dtype=bool)
-    is_new_pair[1:] = (block[1:] != block[:-1]) | (key[1:] != key[:-1])
-    starts = np.flatnonzero(is_new_pair)
-    sums = np.add.reduceat(count, starts) if starts.size else count
-    return ValueCounts(block[starts], key[starts], sums, digits_removed)
+def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int) -> ValueCounts:
+    """Add up the counts of equal pairs; round keys until few are left, or one per block."""
+    while True:
+        # They are sorted, because after the first time this is much faster than with pandas.
+        if all((part == part.astype(np.int32)).all() for part in (block, key)):
+            # Both fit into one integer, which is faster to sort.
+            order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
+        else:
+            order = np.lexsort((key, block))
+        block, key, count = block[order], key[order], count[order]
+        is_new_pair = np.ones(block.size, dtype=bool)
+        is_new_pair[1:] = (block[1:] != block[:-1]) | (key[1:] != key[:-1])
+        starts = np.flatnonzero(is_new_pair)
+        count = np.add.reduceat(count, starts) if starts.size else count
+        block, key = block[starts], key[starts]
+        if starts.size <= MAX_PAIRS or digits_removed == 63:
+            return ValueCounts(block, key, count, digits_removed)
+        key, digits_removed = key >> 1, digits_removed + 1
 
 
-def _keys(values: NDArray[Any], classes: bool, name: str) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+def _keys(values: NDArray[Any], classes: bool) -> tuple[NDArray[np.bool_], NDArray[Any]]:
     """Return which cells have values, and their classes, or integers in the order of the values."""
     if values.dtype.kind in "OUST":
         words = values.astype(object)
         known = np.asarray(pd.notnull(words))
         return known, np.where(known, words, "").astype(str).astype(object)
-    if values.dtype.kind not in "biufmM":
-        raise InvalidTypeError(
-            f"stratify: {name!r} must hold integers, floats, bools, dates or texts, got "
-            f"{values.dtype}"
-        )
     if values.dtype.kind == "f" or (values.dtype == np.uint64 and not classes):
         values = values.astype(np.float32 if values.dtype.itemsize <= 4 else np.float64)
     known = ~find_gaps(values)
@@ -179,6 +164,7 @@ def _keys(values: NDArray[Any], classes: bool, name: str) -> tuple[NDArray[np.bo
         return known, values.astype(values.dtype.newbyteorder("="))
     if values.dtype.kind != "f":
         return known, values.astype(np.int64)
-    # as integers, the bits of floats ascend with the value; for negative floats they descend
+    # As integers, the bits of floats ascend with the value, but those of negative floats descend.
+    # Adding 0 makes -0.0 equal to 0.0.
     bits = (values + 0).view(f"i{values.itemsize}")
     return known, np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype(np.int64)

@@ -225,6 +225,7 @@ BAD = [
     (["season"], InvalidTypeError, "got list"),
     (xr.DataArray(np.zeros(5), dims="lat"), InvalidValueError, "5 cells along 'lat'"),
     (xr.DataArray(np.zeros(8), dims="height"), InvalidValueError, "height"),
+    (xr.DataArray(3, name="zone"), InvalidValueError, "'zone' must have dims .* got a scalar"),
     (xr.DataArray(np.full(8, np.nan), dims="lat"), InvalidValueError, "no valid cell has a value"),
     (xr.DataArray(np.zeros(8, complex), dims="lat"), InvalidTypeError, "complex"),
 ]

@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -18,17 +18,18 @@ from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TEST, TRAIN, SplitPlan
 from ml4cube.splits.assign import check_train_left, weigh_blocks
 from ml4cube.splits.buffers import cut_dims
-from ml4cube.splits.cube import CubeView
+from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.folds.samples import Samples
-from ml4cube.splits.label import Cube, check_name, with_label
+from ml4cube.splits.label import check_name, with_label
 from ml4cube.splits.regions import check_recipe_size
-from ml4cube.splits.strata import class_counts
+from ml4cube.splits.strata import Strata, StratifyLike, class_counts
 from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
-# Samples or valid cells in each block, and in each block and class if there are classes.
-BlockCounts = tuple[Ints, NDArray[np.float64] | None]
-CountInBlocks = Callable[[Grid], BlockCounts]
+# Samples or valid cells in each block, and the cells of each class if there are classes.
+BlockCounts = tuple[Ints, Strata | None]
+# Counts them for the blocks of a grid, and the classes of `stratify`.
+CountInBlocks = Callable[[Grid, StratifyLike | None], BlockCounts]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -88,8 +89,15 @@ class CubeSplitter(ABC):
         """
         self._check()
         samples = self._locate(X, groups)
-        plans = self._folds(samples.view, partial(self._count_samples, samples))
-        for fold, plan in enumerate(plans, start=1):
+
+        def count(grid: Grid, stratify: StratifyLike | None) -> BlockCounts:
+            samples.check_known(cut_dims(grid))
+            if stratify is None:
+                return samples.count(grid), None
+            mask = valid_mask(self.valid, samples.view)
+            return samples.count(grid), class_counts(stratify, samples.view, grid, mask)
+
+        for fold, (plan, _) in enumerate(self._folds(samples.view, count), start=1):
             samples.check_known([dim for dim, _ in plan.buffer])
             labels = samples.labels(plan)
             train, test = np.flatnonzero(labels == TRAIN), np.flatnonzero(labels == TEST)
@@ -130,16 +138,10 @@ class CubeSplitter(ABC):
         view = CubeView.of(ds)
         check_name(name, view)
         mask = valid_mask(self.valid, view)
-
-        @cache
-        def count_cells(grid: Grid) -> BlockCounts:
-            weights, strata = weigh_blocks(view, grid, mask, getattr(self, "stratify", None))
-            return weights, strata.counts if strata else None
-
-        for plan in self._folds(view, count_cells):
-            if hasattr(self, "regions"):
+        for plan, weights in self._folds(view, partial(weigh_blocks, view, mask)):
+            if hasattr(self, "regions"):  # Their plans hold a label for each cell of the map.
                 check_recipe_size(plan, "regions")
-            check_train_left(view, plan, count_cells(plan.grid)[0], mask)
+            check_train_left(view, plan, weights, mask)
             yield with_label(view, plan, name, type(self).__name__)
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
@@ -236,8 +238,8 @@ class CubeSplitter(ABC):
         """Check parameters that need no cube."""
 
     @abstractmethod
-    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[SplitPlan]:
-        """Yield the plan of each fold."""
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
+        """Yield the plan of each fold, and the samples or valid cells in each of its blocks."""
 
     def _time_dims(self) -> tuple[str, ...]:
         """Return the dims along which times locate samples even without a cube."""
@@ -245,11 +247,3 @@ class CubeSplitter(ABC):
 
     def _locate(self, X: Any, groups: Any) -> Samples:
         return Samples.locate(X, groups, self.cube, self.valid, self.sample_size, self._time_dims())
-
-    def _count_samples(self, samples: Samples, grid: Grid) -> BlockCounts:
-        samples.check_known(cut_dims(grid))
-        stratify = getattr(self, "stratify", None)
-        if stratify is None:
-            return samples.count(grid), None
-        strata = class_counts(stratify, samples.view, grid, valid_mask(self.valid, samples.view))
-        return samples.count(grid), strata.counts

@@ -19,20 +19,21 @@ from ml4cube.core.missing import window_all
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan
 from ml4cube.splits.buffers import reaches_of
-from ml4cube.splits.cube import CubeView
+from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
 Labels = NDArray[np.uint8]
+# One value per sample in each column.
 Columns = dict[str, NDArray[Any]]
 
 # Cells whose labels are computed at once.
 _CELLS_AT_ONCE = 1 << 23
 
 # How far coordinates may lie off a straight line and still count as evenly spaced: relative to the
-# largest, from rounding to float32; a millisecond by unit, from dates stored as float days.
+# largest, from rounding to float32; and dates, from their storage as float days.
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
-_ROUNDING_OF_DATES = {"ns": 1e6, "us": 1e3, "ms": 1.0}
+_ROUNDING_OF_DATES = np.timedelta64(1, "ms")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +42,13 @@ class Samples:
 
     # The cube; if none was given, a cube of the same shape without data.
     view: CubeView
-    # Position of each sample's first cell along every dim that is known.
+    # Position of each sample's first cell along every dim; 0 where it is unknown.
     origin: dict[str, Ints]
-    # Cells that a sample covers along each of these dims.
+    # Cells that a sample covers along every dim; 1 where its position is unknown.
     size: dict[str, int]
+    # Number of samples.
     n: int
-    # Why the positions along other dims are unknown, although a column has the dim's name.
+    # The dims along which positions are unknown, and the reason if a column has the dim's name.
     unknown: dict[str, str]
 
     @classmethod
@@ -54,7 +56,7 @@ class Samples:
         cls,
         X: Any,
         groups: Any = None,
-        cube: xr.Dataset | xr.DataArray | None = None,
+        cube: Cube | None = None,
         valid: ValidLike | None = None,
         sample_size: SizesLike | None = None,
         time_dims: Sequence[str] = (),
@@ -79,48 +81,47 @@ class Samples:
         else:
             view = CubeView.of(cube)
         size = _sample_size(sample_size, spec, view.sizes)
-        origin, unknown = _positions(table, view)
-        if not origin and not unknown and groups is None:
+        origin, reasons = _positions(table, view)
+        if not origin and not reasons and groups is None:
             origin = _row_positions(n, view, valid)
         if not origin:
-            reasons = (
-                "; ".join(unknown.values()) or f"none of the columns {list(table)} is named so"
-            )
+            reason = "; ".join(reasons.values()) or f"none of the columns {list(table)} is named so"
             raise InvalidValueError(
                 f"the samples need columns named like the cube's dims {view.dims}, or "
-                f"'{view.dims[0]}_index' with positions: {reasons}"
+                f"'{view.dims[0]}_index' with positions: {reason}"
             )
-        return cls(view, origin, {dim: size.get(dim, 1) for dim in origin}, n, unknown)
+        unknown = {dim: reasons.get(dim, "") for dim in view.dims if dim not in origin}
+        origin |= dict.fromkeys(unknown, np.zeros(n, dtype=np.int64))
+        size = {dim: 1 if dim in unknown else size.get(dim, 1) for dim in view.dims}
+        return cls(view, origin, size, n, unknown)
 
     def count(self, grid: Grid) -> Ints:
         """Count the samples that begin in each block."""
-        ids: Ints = np.zeros(self.n, dtype=np.int64)
-        for dim, count in zip(grid.dims, grid.counts, strict=True):
-            known = dim in self.origin
-            ids = ids * count + (grid.tile_of_cells(dim, self.origin[dim]) if known else 0)
+        index = [grid.tile_of_cells(dim, self.origin[dim]) for dim in grid.dims]
+        ids = np.ravel_multi_index(index, grid.counts)
         return np.bincount(ids, minlength=len(grid)).astype(np.int64)
 
     def check_known(self, dims: Sequence[str]) -> None:
         """Refuse to split along dims along which the samples' positions are unknown."""
         for dim in dims:
-            if dim not in self.origin:
-                reason = f" ({self.unknown[dim]})" if dim in self.unknown else ""
+            if dim in self.unknown:
+                reason = f" ({self.unknown[dim]})" if self.unknown[dim] else ""
+                known = [dim for dim in self.origin if dim not in self.unknown]
                 raise InvalidValueError(
                     f"the split needs the samples' positions along {dim!r}, but they are known "
-                    f"only along {list(self.origin)}{reason}; add a column '{dim}_index', or do "
-                    "not cut the dim"
+                    f"only along {known}{reason}; add a column '{dim}_index', or do not cut the dim"
                 )
 
     def labels(self, plan: SplitPlan) -> Labels:
         """Return the part of each sample; a sample with cells of several parts is excluded."""
         result = np.full(self.n, EXCLUDED, dtype=np.uint8)
         reaches, dims = reaches_of(plan, self.view), plan.grid.dims
-        size = [self.size.get(dim, 1) for dim in dims]
-        for samples in self._near_one_another(np.arange(self.n), dims):
-            # label the cells of all these samples at once, then look up the window of each
+        size = [self.size[dim] for dim in dims]
+        for samples in self._near_one_another(np.arange(self.n)):
+            # Label the cells of all these samples at once, then look up the window of each.
             cells, window_starts = {}, []
             for dim, n in zip(dims, size, strict=True):
-                origin = self.origin[dim][samples] if dim in self.origin else np.zeros_like(samples)
+                origin = self.origin[dim][samples]
                 covered = np.unique(np.unique(origin)[:, None] + np.arange(n))
                 cells[dim] = covered[covered < plan.cube_shape[dim]]
                 window_starts.append(np.searchsorted(cells[dim], origin))
@@ -130,22 +131,22 @@ class Samples:
                 result[samples[in_part]] = part
         return result
 
-    def _near_one_another(self, samples: Ints, dims: Sequence[str]) -> Iterator[Ints]:
+    def _near_one_another(self, samples: Ints) -> Iterator[Ints]:
         """Yield groups of samples whose bounding boxes fit in memory."""
-        origins = {dim: np.unique(self.origin[dim][samples]) for dim in dims if dim in self.origin}
+        origins = {dim: np.unique(origin[samples]) for dim, origin in self.origin.items()}
         cells = math.prod(starts.size * self.size[dim] for dim, starts in origins.items())
-        longest = max(origins, key=lambda dim: origins[dim].size, default=None)
-        # a box with few samples is mostly empty and is worth cutting further
-        enough = max(1 << 16, 8 * samples.size * math.prod(self.size.values()))
-        fits = cells <= min(_CELLS_AT_ONCE, enough)
-        if longest is None or fits or origins[longest].size < 2:
+        longest = max(origins, key=lambda dim: origins[dim].size)
+        # A large box with few samples is mostly empty and is worth cutting further.
+        most_cells = max(1 << 16, 8 * samples.size * math.prod(self.size.values()))
+        fits = cells <= min(_CELLS_AT_ONCE, most_cells)
+        if fits or origins[longest].size < 2:
             if samples.size:
                 yield samples
             return
         middle = origins[longest][origins[longest].size // 2]
         is_before = self.origin[longest][samples] < middle
-        yield from self._near_one_another(samples[is_before], dims)
-        yield from self._near_one_another(samples[~is_before], dims)
+        yield from self._near_one_another(samples[is_before])
+        yield from self._near_one_another(samples[~is_before])
 
 
 def _whole_windows(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.bool_]:
@@ -225,12 +226,12 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
     """Return the positions along the dims that have a column, and reasons why some have none."""
     positions: dict[str, Ints] = {}
     unknown: dict[str, str] = {}
-    # a table of all dims, as ds.to_dataframe() makes it, has positions where there is no
-    # coordinate; a single column with the name of such a dim may be any feature
+    # A table of all dims, as ds.to_dataframe() makes it, has positions where there is no
+    # coordinate. A single column with the name of such a dim may be any feature.
     complete = all(dim in table for dim in view.sizes)
     index_columns = _index_columns(table)
     for dim, n in view.sizes.items():
-        # stores call the column `<dim>_origin` if the name of the dim is taken
+        # Stores call the column `<dim>_origin` if the name of the dim is taken.
         values = table.get(dim, table.get(f"{dim}_origin"))
         if dim in index_columns:
             index = index_columns[dim]
@@ -258,7 +259,7 @@ def _look_up(values: NDArray[Any], axis: pd.Index[Any]) -> Ints | None:
     if values.dtype.kind not in "fiu" or axis.dtype.kind not in "fiu":
         found = axis.get_indexer(pd.Index(values))
         return None if (found < 0).any() else found.astype(np.int64)
-    # coordinates may be float32 in one place and float64 in the other
+    # Coordinates may be float32 in one place and float64 in the other.
     order = np.argsort(axis.values)
     ascending = axis.values[order].astype(float)
     found = pd.Index(ascending).get_indexer(
@@ -277,23 +278,23 @@ def _bare_view(
     """Return a cube without data around samples with known positions, or known times."""
     shape: dict[str, int] = {}
     coords: dict[str, Any] = {}
-    index_columns = _index_columns(table)
-    any_size = dict.fromkeys(index_columns, 1 << 62)  # no limit, since the cube is not known
-    size = _sample_size(sample_size, spec, any_size) if index_columns else {}
-    cube_shape = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
-    for dim, index in index_columns.items():
-        shape[dim] = int(cube_shape.get(dim, index.max(initial=0) + size.get(dim, 1)))
-        name = dim if dim in table else f"{dim}_origin"
-        axis = whole_axis(index, table[name], shape[dim]) if name in table else None
-        if axis is not None:
-            coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
     time_dim = next((dim for dim in time_dims if dim in table), None)
-    if not index_columns and time_dim is not None:
+    if index_columns := _index_columns(table):
+        no_limit = dict.fromkeys(index_columns, 1 << 62)  # Because the cube is not known.
+        size = _sample_size(sample_size, spec, no_limit)
+        cube_shape = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
+        for dim, index in index_columns.items():
+            shape[dim] = int(cube_shape.get(dim, index.max(initial=0) + size.get(dim, 1)))
+            name = dim if dim in table else f"{dim}_origin"
+            axis = whole_axis(index, table[name], shape[dim]) if name in table else None
+            if axis is not None:
+                coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
+    elif time_dim is not None:
         if pd.isnull(table[time_dim]).any():
             raise InvalidValueError(f"{time_dim!r} has missing times; fill or drop them")
         coords[time_dim] = np.unique(table[time_dim])
         shape[time_dim] = coords[time_dim].size
-    if not shape:
+    else:
         raise InvalidTypeError(
             "the positions of the samples are unknown: construct the splitter with the cube "
             "(cube=ds) whose cells are the rows of X, or pass X or groups with columns of "
@@ -312,15 +313,17 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
     if len(known) < 2 or values.dtype.kind not in "fiuM":
         return None
     has_dates = values.dtype.kind == "M"
-    # relative to the first value, so that dates stay exact
+    # Dates are counted from the first one, so that they stay exact.
     offsets = values - values[0] if has_dates else values
     numbers = offsets.astype(float)
     step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
     line = numbers[0] + step * (np.arange(n) - known[0])
     rounding = _ROUNDING * np.abs(numbers).max()
     if has_dates:
-        rounding = _ROUNDING_OF_DATES.get(np.datetime_data(values.dtype)[0], 1e-3)
-    if not np.abs(line[known] - numbers).max() <= rounding:  # NaN is not even either
+        unit = np.ones((), offsets.dtype)
+        rounding = _ROUNDING_OF_DATES / unit
+    # Written so that it also refuses NaN.
+    if not np.abs(line[known] - numbers).max() <= rounding:
         return None
     if values.dtype.kind != "f":
         line = np.round(line)
@@ -332,14 +335,11 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
 
 def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str, Ints]:
     """Return the positions of rows that are the cells of the cube, or its valid cells, in order."""
-    shape = tuple(view.sizes.values())
-    n_cells = math.prod(shape)
-    has_row = np.ones(shape, dtype=bool)
+    n_cells = math.prod(view.sizes.values())
     mask = valid_mask(valid, view)
-    if n != n_cells and mask is not None:
-        missing = {dim: view.sizes[dim] for dim in view.dims if dim not in mask.dims}
-        has_row = mask.expand_dims(missing).transpose(*view.dims).values
-    positions = np.nonzero(has_row)
+    if n == n_cells or mask is None:
+        mask = xr.DataArray(True)
+    positions = np.nonzero(mask.variable.set_dims(view.sizes).values)  # type: ignore[no-untyped-call]
     if n != positions[0].size:
         valid_too = "" if valid is None else f" and {positions[0].size} valid cells"
         raise InvalidValueError(

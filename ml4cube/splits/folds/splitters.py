@@ -23,7 +23,7 @@ from ml4cube.core.partition import check_enough, hash_ids, partition, starts_in_
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan, check_fractions
 from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
-from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
+from ml4cube.splits.buffers import BufferLike, CyclicLike, GapLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.folds.protocol import CountInBlocks, CubeSplitter, Ints
 from ml4cube.splits.regions import RegionMap
@@ -39,19 +39,20 @@ class _BlockSplitter(CubeSplitter):
     block_size: SizesLike | None = None
     _: KW_ONLY
     buffer: BufferLike | None = None
-    gap: Any = None
-    cyclic: Any = None
+    gap: GapLike | None = None
+    cyclic: CyclicLike | None = None
     stratify: StratifyLike | None = None
     seed: int = 42
 
-    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[SplitPlan]:
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         sizes = block_sizes(self.block_size, view, self._shares())
         grid = Grid.blocks(view.canonical, sizes)
         buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
-        weights, class_weights = count(grid)
+        weights, strata = count(grid, self.stratify)
+        class_weights = strata.counts if strata else None
         for fold, is_test in enumerate(self._test_blocks(weights, class_weights), start=1):
             test_fraction = float(weights[is_test].sum() / weights.sum())
-            yield SplitPlan(
+            plan = SplitPlan(
                 grid=grid,
                 labels=np.where(is_test, TEST, TRAIN).astype(np.uint8).tobytes(),
                 seed=int(self.seed),
@@ -60,14 +61,15 @@ class _BlockSplitter(CubeSplitter):
                 cyclic=cyclic,
                 note=f"fold {fold} of {self.n_splits}",
             )
+            yield plan, weights
 
     @abstractmethod
     def _shares(self) -> list[float]:
-        """Return the fraction of the cells in each group of blocks."""
+        """Return the fraction of the cells in each fold, or in train and test."""
 
     @abstractmethod
     def _test_blocks(
-        self, weights: Ints, classes: NDArray[np.float64] | None
+        self, weights: Ints, class_weights: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         """Yield for each fold which blocks are the test part."""
 
@@ -132,9 +134,9 @@ class BlockKFold(_BlockSplitter):
         return [1 / self.n_splits] * self.n_splits
 
     def _test_blocks(
-        self, weights: Ints, classes: NDArray[np.float64] | None
+        self, weights: Ints, class_weights: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        fold = partition(weights, self._shares(), int(self.seed), classes)
+        fold = partition(weights, self._shares(), int(self.seed), class_weights)
         for k in range(self.n_splits):
             yield fold == k
 
@@ -184,10 +186,10 @@ class BlockShuffleSplit(_BlockSplitter):
         return [1 - self.test_size, self.test_size]
 
     def _test_blocks(
-        self, weights: Ints, classes: NDArray[np.float64] | None
+        self, weights: Ints, class_weights: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         for seed in hash_ids(int(self.seed), np.arange(self.n_splits)).tolist():
-            yield partition(weights, self._shares(), seed, classes) == 1
+            yield partition(weights, self._shares(), seed, class_weights) == 1
 
 
 @dataclass(eq=False, repr=False)
@@ -227,7 +229,7 @@ class ForwardChaining(CubeSplitter):
     """
 
     n_splits: int = 5
-    gap: Any = None
+    gap: GapLike | None = None
     _: KW_ONLY
     dim: str | None = None
 
@@ -237,36 +239,37 @@ class ForwardChaining(CubeSplitter):
     def _time_dims(self) -> tuple[str, ...]:
         return TIME_NAMES if self.dim is None else (self.dim,)
 
-    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[SplitPlan]:
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         dim = view.time_dim("dim", self.dim)
         buffer, _ = plan_buffer(None, self.gap, False, view, [dim], dim)
         grid = Grid.blocks(view.canonical, {dim: 1})
-        weights, _ = count(grid)
+        weights, _ = count(grid, None)
         time_ranks = view.time_ranks(dim)
         n_periods = self.n_splits + 1
-        later_starts = starts_in_order(  # of every period but the first
+        # The first time of every period but period 0.
+        starts = starts_in_order(
             np.bincount(time_ranks, weights), [1 / n_periods] * n_periods, "time steps"
         )
-        period = np.searchsorted(later_starts, time_ranks, side="right")
+        period = np.searchsorted(starts, time_ranks, side="right")
         gap_steps = dict(buffer).get(dim, 0)
-        if isinstance(gap_steps, str):  # a duration, which the plan's buffer measures
+        if isinstance(gap_steps, str):  # A duration, which is the plan's buffer.
             gap_steps = 0
-        else:  # it counts distinct times, so it is part of the labels, not of the plan's buffer
+        else:  # It counts distinct times, so it is part of the labels, not of the plan's buffer.
             buffer = ()
-        for fold in range(1, n_periods):
-            labels = np.where(period < fold, TRAIN, np.where(period == fold, TEST, EXCLUDED))
-            labels[(labels == TRAIN) & (time_ranks >= later_starts[fold - 1] - gap_steps)] = (
-                EXCLUDED
-            )
+        for fold, test_start in enumerate(starts, start=1):
+            labels = np.full(period.size, EXCLUDED, dtype=np.uint8)
+            labels[time_ranks < test_start - gap_steps] = TRAIN
+            labels[period == fold] = TEST
             test_fraction = float(weights[period == fold].sum() / weights[period <= fold].sum())
-            yield SplitPlan(
+            plan = SplitPlan(
                 grid=grid,
-                labels=labels.astype(np.uint8).tobytes(),
+                labels=labels.tobytes(),
                 fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
                 buffer=buffer,
                 note=f"fold {fold} of {self.n_splits}"
                 + (f", gap of {gap_steps}" if gap_steps else ""),
             )
+            yield plan, weights
 
 
 @dataclass(eq=False, repr=False)
@@ -306,7 +309,7 @@ class LeaveRegionOut(CubeSplitter):
     regions: str | xr.DataArray
     _: KW_ONLY
     buffer: BufferLike | None = None
-    cyclic: Any = None
+    cyclic: CyclicLike | None = None
     background: str = "excluded"
 
     def _check(self) -> None:
@@ -344,20 +347,19 @@ class LeaveRegionOut(CubeSplitter):
             counts = samples.count(region_map.grid)
         return int((region_map.sum(counts) > 0).sum())
 
-    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[SplitPlan]:
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         region_map = RegionMap.of(self.regions, view)
         cut = cut_dims(region_map.grid)
         buffer, cyclic_dims = plan_buffer(self.buffer, None, self.cyclic, view, cut)
-        weights, _ = count(region_map.grid)
+        weights, _ = count(region_map.grid, None)
         region_weights = region_map.sum(weights)
         check_enough(2, region_weights, f"regions of {region_map.name!r}")
-        background = TRAIN if self.background == "train" else EXCLUDED
         for region in np.flatnonzero(region_weights > 0):
             region_labels = np.full(region_weights.size, TRAIN, dtype=np.uint8)
             region_labels[region] = TEST
-            labels = region_map.label(region_labels, background)
+            labels = region_map.label(region_labels, self.background)
             test_fraction = float(region_weights[region] / weights[labels != EXCLUDED].sum())
-            yield SplitPlan(
+            plan = SplitPlan(
                 grid=region_map.grid,
                 labels=labels.tobytes(),
                 fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
@@ -365,3 +367,4 @@ class LeaveRegionOut(CubeSplitter):
                 cyclic=cyclic_dims,
                 note=f"region {region_map.ids[region]} of {region_map.name}",
             )
+            yield plan, weights
