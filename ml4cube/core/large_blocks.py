@@ -38,7 +38,7 @@ class LargeBlocks:
 
 def blocks_wanted(fractions: Iterable[float]) -> int:
     """Return the number of blocks that parts of such fractions need."""
-    needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))
+    needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))  # 2 / 0.1 may exceed 20
     return min(max(needed, _FEWEST_BLOCKS), _MOST_BLOCKS)
 
 
@@ -99,9 +99,10 @@ def _cuts(
     for size in sorted(size for size in sizes if window <= size < cells):
         number = math.ceil(cells / size)
         last_size = cells - size * (number - 1)
-        # the blocks at the ends have a neighbour on one side only, unless the dim is cyclic
+        # The blocks at the ends have a neighbour on one side only, unless the dim is cyclic.
         end_neighbours = 2 if cyclic else 1
-        touching = max(end_neighbours / last_size, (2 if number > 2 else end_neighbours) / size)
-        # a last block without a whole window is of no use
+        most_neighbours = end_neighbours if number == 2 else 2
+        touching = max(end_neighbours / last_size, most_neighbours / size)
+        # A last block without a whole window is of no use.
         count = number - 1 if last_size < window else number
         yield LargeBlocks({dim: size}, count, min(touching, 1.0))

@@ -203,14 +203,14 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
     count = piece.size - gaps
     if count == 0 or low == high:
         return count, low, 0.0, low, high, gaps, 0
-    # cells whose range is about their size need no shift, which saves a pass
+    # Cells whose range is about their size need no shift, which saves a pass.
     shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
-    total, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=True)
+    total, squares = scratch.sums(piece, shift, has_gaps=gaps > 0, shift_is_least=True)
     if math.isnan(total):  # signaling NaNs survive a maximum
         return _of_piece(piece + 0, scratch)
     if not total * total <= 0.9999 * count * squares:
         shift += total / count
-        total, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=False)
+        total, squares = scratch.sums(piece, shift, has_gaps=gaps > 0, shift_is_least=False)
     m2 = squares - total * total / count
     if not math.isfinite(m2):
         raise_too_large(low, high)
@@ -277,7 +277,7 @@ class _Scratch:
         self.filler.fill(0)
         self.totals = np.empty(_CELLS_PER_SHIFT // _CELLS_PER_DOT)
         self.squares = np.empty(_CELLS_PER_SHIFT // _CELLS_PER_DOT)
-        # only saves a pass: the results are the same with either value
+        # Only saves a pass: the results are the same with either value.
         self.gaps_expected = True
 
     def range_of(self, piece: NDArray[Any]) -> tuple[float, float, int]:
@@ -288,14 +288,14 @@ class _Scratch:
             least, greatest = int(piece.min()), int(piece.max())
             check_exact(least, greatest)
             return float(least), float(greatest), 0
-        # + 0.0 turns -0.0, which minimum and maximum may return instead of 0.0, into 0.0
+        # + 0.0 turns -0.0, which minimum and maximum may return instead of 0.0, into 0.0.
         if not self.gaps_expected:
             high = float(np.maximum.reduce(piece)) + 0.0
             if not math.isnan(high):
                 return float(np.minimum.reduce(piece)) + 0.0, high, 0
         gaps, lows, highs = 0, [], []
         for part in _parts(piece):
-            # + 0 makes NaNs quiet: next to signaling ones (R's NA), fmin may miss numbers
+            # + 0 makes NaNs quiet: next to signaling ones (R's NA), fmin may miss numbers.
             quiet = np.add(part, 0, out=self.x.view(self.dtype)[: part.size])
             gaps += int(np.count_nonzero(np.isnan(quiet, out=self.flags[: part.size])))
             lows.append(np.fmin.reduce(quiet))
@@ -304,13 +304,16 @@ class _Scratch:
         return float(np.fmin.reduce(lows)) + 0.0, float(np.fmax.reduce(highs)) + 0.0, gaps
 
     def sums(
-        self, piece: NDArray[Any], shift: float, *, gaps: bool, is_least: bool
+        self, piece: NDArray[Any], shift: float, *, has_gaps: bool, shift_is_least: bool
     ) -> tuple[float, float]:
-        """Return the sums of the cells less `shift`, and of their squares, without gaps."""
-        # With `is_least`, `shift` is a number of the piece's dtype and at most the least cell, so a
-        # maximum with it replaces gaps, which is far cheaper than selecting them. The bits are the
-        # same on any number of cores.
-        replace_by_maximum, replace_one_by_one = gaps and is_least, gaps and not is_least
+        """Return the sums of the cells less `shift`, and of their squares, without gaps.
+
+        `shift_is_least` says that no cell is less than `shift`, a number of the piece's dtype.
+        """
+        # Then a maximum with the shift replaces gaps, which is far cheaper than selecting them. The
+        # bits are the same on any number of cores.
+        replace_by_maximum = has_gaps and shift_is_least
+        replace_one_by_one = has_gaps and not shift_is_least
         if replace_by_maximum and self.filler[0] != shift:
             self.filler.fill(shift)
         done = 0

@@ -194,7 +194,7 @@ class Histogram:
             while (fitting - too_fine > 1).any():
                 tried = np.maximum((too_fine + fitting) // 2, fitting - step)
                 step *= 2
-                fits = _occupied(_lower_edges(rows, tried)) <= self.bins
+                fits = _begin_bins(_lower_edges(rows, tried)).sum(-1) <= self.bins
                 fitting = np.where(fits, tried, fitting)
                 too_fine = np.where(fits, too_fine, tried)
             exponent = exponent.copy()
@@ -258,12 +258,6 @@ def _lower_edges(values: Reals, exponent: Ints) -> Floats:
         return np.asarray(np.where(np.abs(values) >= width * 2.0**53, values, edges) + 0.0)
 
 
-def _occupied(edges: Floats) -> Ints:
-    """Return the number of different edges in each row; rows rise, with NaN after the last."""
-    new = (edges[:, 1:] != edges[:, :-1]) & ~np.isnan(edges[:, 1:])
-    return np.asarray(new.sum(-1) + ~np.isnan(edges[:, 0]))
-
-
 def _joined(parts: Sequence[_Bins]) -> _Bins:
     """Concatenate and merge bins of the same rows."""
     filled = [part for part in parts if not np.isnan(part[0]).all()]
@@ -281,12 +275,11 @@ def _sorted_and_collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
 
 def _collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
     """Add up the counts of equal edges; rows rise, with NaN and 0 after the last."""
-    new = ~np.isnan(edges)
-    new[:, 1:] &= edges[:, 1:] != edges[:, :-1]
-    starts = np.flatnonzero(new)
+    begin_bins = _begin_bins(edges)
+    starts = np.flatnonzero(begin_bins)
     if len(edges) == 1 and starts.size:
         return edges[:, starts], np.add.reduceat(counts, starts, axis=-1)
-    per_row = new.sum(-1)
+    per_row = begin_bins.sum(-1)
     shape = (len(edges), max(int(per_row.max(initial=0)), 1))
     fewer, sums = np.full(shape, np.nan), np.zeros(shape, counts.dtype)
     if starts.size:
@@ -295,6 +288,13 @@ def _collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
         fewer[at] = edges.ravel()[starts]
         sums[at] = np.add.reduceat(counts.ravel(), starts)
     return fewer, sums
+
+
+def _begin_bins(edges: Floats) -> NDArray[np.bool_]:
+    """Mark the first of equal edges in each row; rows rise, with NaN after the last."""
+    marked: NDArray[np.bool_] = ~np.isnan(edges)
+    marked[:, 1:] &= edges[:, 1:] != edges[:, :-1]
+    return marked
 
 
 def _bin_of_quantile(counts: NDArray[Any], probability: float) -> tuple[NDArray[np.intp], Floats]:
