@@ -19,10 +19,10 @@ from ml4cube.core.statistics import scale_parameters, scale_values, unscale_valu
 from ml4cube.core.sums.fields import FieldStatistics, decoded, encoded
 from ml4cube.core.sums.moments import VariableStatistics
 
-Ints = NDArray[np.intp]
+Indices = NDArray[np.intp]
 #: For each axis of the statistics: a dim of the cube, and the index on that axis for each cell
 #: along this dim.
-Entries = tuple[tuple[str, Ints], ...]
+Entries = tuple[tuple[str, Indices], ...]
 #: Attribute of a stored variable with its `Entries`.
 ENTRIES_ATTR = "ml4cube_places"
 
@@ -100,7 +100,7 @@ def decode_entries(encoded_entries: Sequence[Sequence[Any]]) -> Entries:
 
 def _groups_along(
     name: str, by: str, time_dim: str, dates: NDArray[Any], is_empty: NDArray[np.bool_]
-) -> Ints:
+) -> Indices:
     """Return the group of each date; raise if it is an empty one."""
     if (dates != dates).any():
         raise InvalidValueError(f"{time_dim!r} must not have missing dates; drop those steps")
@@ -120,7 +120,7 @@ def _entries_along(
     labels: Mapping[str, NDArray[Any]],
     cells: int,
     coords: Mapping[str, NDArray[Any]],
-) -> Ints:
+) -> Indices:
     """Return the entry with the coordinate of each cell along one dim."""
     if dim not in labels or dim not in coords:
         if size != cells:

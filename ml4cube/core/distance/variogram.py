@@ -93,11 +93,12 @@ def semivariances(lines: Floats, positions: Floats) -> tuple[Floats, Floats, NDA
     of the cells, ascending, in units of a cell; classes are one cell wide, so the axis may be
     irregular. The longest distance is half the length of the dim; few pairs lie farther apart.
     """
-    n = positions.size
-    longest = float(positions[-1] - positions[0]) / 2 if n else 0.0
-    steps = _steps(n, positions, longest)
+    # A step is a difference of index. Its pairs are those of all cells with that difference.
+    longest = float(positions[-1] - positions[0]) / 2 if positions.size else 0.0
+    steps = _steps(positions, longest)
     farthest = np.floor(longest + 0.5)
 
+    # Called twice for each step, because the classes of all pairs take much memory.
     def class_of_pairs(step: int) -> tuple[Floats, NDArray[np.bool_]]:
         # Two cells at nearly one position, on an irregular axis, are a pair of neighbours.
         class_ = np.maximum(np.floor(positions[step:] - positions[:-step] + 0.5), 1.0)
@@ -123,8 +124,9 @@ def semivariances(lines: Floats, positions: Floats) -> tuple[Floats, Floats, NDA
     return distances[found] / pairs[found], squares[found] / pairs[found] / 2, pairs[found]
 
 
-def _steps(n: int, positions: Floats, longest: float) -> list[int]:
+def _steps(positions: Floats, longest: float) -> list[int]:
     """Return the differences of index to use: all short ones, and fewer of the long ones."""
+    n = positions.size
     if n < 2:
         return []
     reach = np.searchsorted(positions, positions + longest + 0.5) - np.arange(n)

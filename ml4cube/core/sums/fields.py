@@ -20,14 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real
-from ml4cube.core.sums.moments import (
-    VariableStatistics,
-    check_exact,
-    raise_too_large,
-)
-from ml4cube.core.sums.quantiles import Floats, Histogram
-
-Ints = NDArray[np.int64]
+from ml4cube.core.sums.moments import VariableStatistics, check_exact, raise_too_large
+from ml4cube.core.sums.quantiles import Floats, Histogram, Ints
 
 # Cells summed up at a time: few, because new memory for temporaries costs more than the sums, but
 # several of each entry, because merging costs as much as summing up three.

@@ -33,9 +33,6 @@ _HUGE_PAGE = 2 * 2**20  # bytes, on x86 and most others
 # Up to here float64 holds every integer.
 _LARGEST_EXACT = 2**53
 
-# Fields of a VariableStatistics: count, mean, m2, min, max, gaps, infs.
-_Numbers = tuple[int, float, float, float, float, int, int]
-
 
 @dataclass(frozen=True, eq=False)
 class VariableStatistics:
@@ -73,8 +70,8 @@ class VariableStatistics:
     gaps: int = 0
     infs: int = 0
 
-    @classmethod
-    def of(cls, values: ArrayLike, where: ArrayLike | None = None) -> Self:
+    @staticmethod
+    def of(values: ArrayLike, where: ArrayLike | None = None) -> VariableStatistics:
         """Sum up one block of cells.
 
         Parameters
@@ -102,10 +99,10 @@ class VariableStatistics:
         check_real("values", array.dtype)
         flat = _used(array, where)
         scratch = _Scratch.of(flat)
+        starts = range(0, max(flat.size, 1), _CELLS_PER_SHIFT)  # no cells are one piece, too
         with np.errstate(over="ignore", invalid="ignore"):
-            starts = range(0, flat.size or 1, _CELLS_PER_SHIFT)
-            pieces = [cls(*_of_piece(flat[i : i + _CELLS_PER_SHIFT], scratch)) for i in starts]
-        return reduce(cls.merge, pieces)
+            pieces = (_of_piece(flat[i : i + _CELLS_PER_SHIFT], scratch) for i in starts)
+            return reduce(VariableStatistics.merge, pieces)
 
     def merge(self, other: VariableStatistics) -> Self:
         """Merge with the statistics of other cells.
@@ -190,7 +187,7 @@ class VariableStatistics:
         return cls(**values)
 
 
-def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
+def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> VariableStatistics:
     """Sum up at most `_CELLS_PER_SHIFT` cells, 1-D, by deviations from a shift."""
     # The shift, 0 or the least cell, replaces gaps, which then add nothing. If it is so far from
     # the mean that digits of the spread would be lost, deviations are taken again, from the mean.
@@ -199,10 +196,10 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
     low, high, gaps = scratch.range_of(piece)
     if math.isinf(low) or math.isinf(high):
         finite = _of_piece(piece[np.isfinite(piece)], scratch)
-        return (*finite[:5], gaps, piece.size - gaps - finite[0])
+        return replace(finite, gaps=gaps, infs=piece.size - gaps - finite.count)
     count = piece.size - gaps
     if count == 0 or low == high:
-        return count, low, 0.0, low, high, gaps, 0
+        return VariableStatistics(count, low, 0.0, low, high, gaps)
     # Cells whose range is about their size need no shift, which saves a pass.
     shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
     total, squares = scratch.sums(piece, shift, has_gaps=gaps > 0, shift_is_least=True)
@@ -214,7 +211,7 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
     m2 = squares - total * total / count
     if not math.isfinite(m2):
         raise_too_large(low, high)
-    return count, shift + total / count, max(m2, 0.0), low, high, gaps, 0
+    return VariableStatistics(count, shift + total / count, max(m2, 0.0), low, high, gaps)
 
 
 def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
