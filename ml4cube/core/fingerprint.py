@@ -30,7 +30,7 @@ _SALTS = (np.uint64(0xD1B54A32D192ED03), np.uint64(0x8CB92BA72F3D8DD7))
 
 def mix(words: Words) -> Words:
     """Mix the bits of 64-bit words by a bijection."""
-    # the finalizer of SplitMix64: Steele et al. 2014, OOPSLA
+    # The finalizer of SplitMix64: Steele et al. 2014, OOPSLA
     words = words ^ (words >> np.uint64(30))
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
@@ -46,7 +46,7 @@ def mix_number(number: int) -> int:
 
 def words_of(values: NDArray[Any]) -> tuple[Words, NDArray[np.bool_]]:
     """Return the bits of values as 64-bit words, and which are not gaps."""
-    # all gaps (NaN, NaT) are one word, and so are 0.0 and -0.0
+    # All gaps (NaN, NaT) are one word, and so are 0.0 and -0.0.
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     kind = values.dtype.kind
     if kind == "f":

@@ -23,16 +23,14 @@ SizesLike = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 def parse_pairs(argument: str, given: SizesLike, dims: Sequence[str]) -> dict[str, Any]:
     """Return ``{dim: value}`` of pairs or a mapping; raise for unknown and repeated dims."""
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    else:
-        try:
-            pairs = [(dim, value) for dim, value in given]
-        except (TypeError, ValueError):
-            raise InvalidTypeError(
-                f"{argument} must be a mapping such as {{{dims[0]!r}: 10}} or a list of pairs, "
-                f"got {given!r}"
-            ) from None
+    items = given.items() if isinstance(given, Mapping) else given
+    try:
+        pairs = [(dim, value) for dim, value in items]
+    except (TypeError, ValueError):
+        raise InvalidTypeError(
+            f"{argument} must be a mapping such as {{{dims[0]!r}: 10}} or a list of pairs, got "
+            f"{given!r}"
+        ) from None
     result: dict[str, Any] = {}
     for dim, value in pairs:
         if dim not in dims:

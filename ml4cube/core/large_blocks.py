@@ -47,29 +47,27 @@ def large_blocks(
     groups: Sequence[Sequence[str]],
     wanted: int,
     *,
-    fewest: int = 2,
-    windows: Grid | None = None,
-    cyclic: Iterable[str] = (),
+    fewest: int,
+    windows: Grid | None,
+    cyclic: Iterable[str],
 ) -> LargeBlocks:
     """Cut a cube into `wanted` blocks, or as many as possible, few of whose cells touch others.
 
-    If `windows` are given, blocks are at least as large as a window.
+    Returned is one block, the cube, if there cannot be `fewest`. If `windows` are given, blocks are
+    at least as large as a window.
     """
-    candidates = [
-        blocks
-        for group in groups
-        for number in (1, 2)
-        for dims in itertools.combinations(sorted(group), number)
-        for blocks in _cut_along(dims, shape, wanted, windows, set(cyclic))
-        if blocks.count >= fewest
-    ]
+    candidates: list[LargeBlocks] = []
+    for group in map(sorted, groups):
+        for dims in (*itertools.combinations(group, 1), *itertools.combinations(group, 2)):
+            candidates += _cut_along(dims, shape, wanted, windows, set(cyclic))
 
     def penalty(blocks: LargeBlocks) -> tuple[float, ...]:
         if not blocks.is_apart:
             return 1, blocks.touching, blocks.count
         return 0, -min(blocks.count, wanted), blocks.touching, blocks.count
 
-    return min(candidates, key=penalty, default=LargeBlocks({}, 1, 0.0))
+    enough = (blocks for blocks in candidates if blocks.count >= fewest)
+    return min(enough, key=penalty, default=LargeBlocks({}, 1, 0.0))
 
 
 def _cut_along(

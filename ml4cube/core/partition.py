@@ -59,16 +59,6 @@ def shuffled_positions(
     return positions.reshape(np.shape(ids))
 
 
-def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
-    """Refuse more parts than there are blocks, regions or times with valid cells or samples."""
-    usable = int((weights > 0).sum())
-    if usable < parts:
-        raise EmptyPartError(
-            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
-            "valid cells; use fewer parts, smaller blocks or more regions"
-        )
-
-
 def partition(
     weights: ArrayLike,
     fractions: Sequence[float],
@@ -88,7 +78,7 @@ def partition(
     parts = np.zeros(weights.size, dtype=np.intp)
     order = np.argsort(hash_ids(seed, np.arange(weights.size)), kind="stable")
     usable = order[weights[order] > 0]
-    unusable = order[weights[order] == 0]
+    unusable = order[weights[order] == 0]  # gets parts too, by the number of items
     parts[unusable] = cut_in_order(np.ones(unusable.size), fractions, may_be_empty=True)
     if classes is None:
         cut = cut_in_order(weights[usable], fractions)
@@ -96,6 +86,16 @@ def partition(
     else:
         parts[usable] = _partition_by_class(weights[usable], fractions, classes[usable])
     return parts
+
+
+def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
+    """Refuse more parts than there are blocks, regions or times with valid cells or samples."""
+    usable = int((weights > 0).sum())
+    if usable < parts:
+        raise EmptyPartError(
+            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
+            "valid cells; use fewer parts, smaller blocks or more regions"
+        )
 
 
 def _partition_by_class(
@@ -116,6 +116,23 @@ def _partition_by_class(
         found = np.bincount(parts, shares_of_total, minlength=wanted.size)
         if np.abs(found - wanted).max() <= shares_of_total.max() / 2:
             break
+    return parts
+
+
+def _cut_by_class(
+    weights: NDArray[np.float64], fractions: Sequence[float], classes: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """Cut the items of each dominant class by the same fractions; leave no part empty."""
+    parts = np.zeros(weights.size, dtype=np.intp)
+    dominant = np.argmax(classes, axis=1)
+    for label in np.unique(dominant):
+        of_class = np.flatnonzero(dominant == label)
+        parts[of_class] = cut_in_order(weights[of_class], fractions, may_be_empty=True)
+    counts = np.bincount(parts, minlength=len(fractions))
+    for empty in np.flatnonzero(counts == 0):
+        donor = np.flatnonzero(parts == np.argmax(counts))[0]
+        counts[parts[donor]] -= 1
+        parts[donor], counts[empty] = empty, 1
     return parts
 
 
@@ -143,23 +160,6 @@ def starts_in_order(
     usable = np.flatnonzero(weights > 0)
     parts = cut_in_order(weights[usable], fractions)
     return usable[np.searchsorted(parts, np.arange(1, len(fractions)))]
-
-
-def _cut_by_class(
-    weights: NDArray[np.float64], fractions: Sequence[float], classes: NDArray[np.float64]
-) -> NDArray[np.intp]:
-    """Cut the items of each dominant class by the same fractions; leave no part empty."""
-    parts = np.zeros(weights.size, dtype=np.intp)
-    dominant = np.argmax(classes, axis=1)
-    for label in np.unique(dominant):
-        of_class = np.flatnonzero(dominant == label)
-        parts[of_class] = cut_in_order(weights[of_class], fractions, may_be_empty=True)
-    counts = np.bincount(parts, minlength=len(fractions))
-    for empty in np.flatnonzero(counts == 0):
-        donor = np.flatnonzero(parts == np.argmax(counts))[0]
-        counts[parts[donor]] -= 1
-        parts[donor], counts[empty] = empty, 1
-    return parts
 
 
 def _refine(

@@ -171,14 +171,11 @@ class ChunkOrder:
 
     def samples(self, epoch: int) -> Ints:
         """Return the sample at every position of an epoch."""
+        shuffled = [self.chunk_permutation(epoch, chunk) for chunk in range(len(self.counts))]
         schedule = self.schedule(epoch)
         visits, offsets = schedule.locate(np.arange(self.n, dtype=np.int64))
-        result = np.empty(self.n, np.int64)
-        for visit, chunk in enumerate(schedule.chunks.tolist()):
-            here = visits == visit
-            inside = self.chunk_permutation(epoch, chunk)[offsets[here]]
-            result[here] = self.first_samples[chunk] + inside
-        return result
+        first_of_chunk = self.first_samples[schedule.chunks[visits]]
+        return first_of_chunk + np.concatenate(shuffled)[first_of_chunk + offsets]
 
 
 class ChunkSchedule:
@@ -197,7 +194,7 @@ class ChunkSchedule:
             chunks = chunks[permutation(len(chunks), order.seed, epoch)]
         self._starts = np.concatenate([[0], np.cumsum(order.counts[chunks])])
         self._find_sections()
-        # all streams, unless each belongs to one rank
+        # All streams, unless each belongs to one rank.
         own_streams = range(order.streams)
         if order.streams % world == 0:
             own_streams = range(rank, order.streams, world)

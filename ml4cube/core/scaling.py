@@ -204,7 +204,10 @@ class Scaling:
     def at(
         self, cells: Mapping[str, NDArray[Any]], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
-        """Return offset and scale of some cells; raise if one of `values` has none."""
+        """Return offset and scale of cells, given by arrays of their index along each dim.
+
+        Raise if one of the cells' `values` has none.
+        """
         if not self.entries:
             return self.offset, self.scale
         index = tuple(along[cells[dim]] for dim, along in self.entries)
@@ -216,7 +219,7 @@ class Scaling:
     def in_box(
         self, box: Mapping[str, slice], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
-        """Return offset and scale of a box of cells; raise if one of `values` has none."""
+        """Return offset and scale of a box of cells, as `at` does."""
         cells = np.ix_(*(np.arange(along.start, along.stop) for along in box.values()))
         return self.at(dict(zip(box, cells, strict=True)), values)
 

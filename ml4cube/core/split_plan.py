@@ -283,7 +283,7 @@ class SplitPlan:
         raw = json.loads(text)
         with _checked_reading("a split plan of blocks"):
             grid = Grid.from_json(json.dumps(raw["grid"]))
-            # at most one byte more than blocks: a damaged recipe must not fill the memory
+            # At most one byte more than blocks: a damaged recipe must not fill the memory.
             compressed = base64.b64decode(raw["labels"])
             labels = zlib.decompressobj().decompress(compressed, len(grid) + 1)
             return cls(

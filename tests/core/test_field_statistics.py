@@ -23,7 +23,6 @@ from ml4cube.core.sums.quantiles import Histogram
 from tests import oracle
 from tests.cubes import coordinates
 
-MODULE = "ml4cube.core.sums.quantiles"
 SHAPE = {"time": 30, "level": 2, "lat": 4, "lon": 2}
 
 

@@ -97,7 +97,8 @@ def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slic
         return
     small_enough = [axis for axis in axes if size // shape[axis] <= cells_at_once]
     axis = small_enough[0] if small_enough else max(axes, key=lambda axis: shape[axis])
-    slabs = -(-shape[axis] // max(shape[axis] * cells_at_once // size, 1))
+    most_along_axis = max(shape[axis] * cells_at_once // size, 1)
+    slabs = math.ceil(shape[axis] / most_along_axis)
     for ends in pairwise(shape[axis] * slab // slabs for slab in range(slabs + 1)):
         yield (*whole[:axis], slice(*ends), *whole[axis + 1 :])
 

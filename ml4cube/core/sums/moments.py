@@ -263,9 +263,9 @@ class _Scratch:
     def __init__(self, dtype: np.dtype[Any]) -> None:
         """Allocate buffers for a part, and for the sums of a piece's rows."""
         memory = np.empty(3 * _HUGE_PAGE, np.uint8)
-        memory = memory[-memory.ctypes.data % _HUGE_PAGE :]
-        ends = np.cumsum([8, dtype.itemsize, 1]) * _CELLS_IN_CACHE
-        x, filler, flags, _ = np.split(memory, ends)
+        memory = memory[-memory.ctypes.data % _HUGE_PAGE :]  # from the start of a huge page on
+        bytes_per_cell = [8, dtype.itemsize, 1]
+        x, filler, flags, _ = np.split(memory, np.cumsum(bytes_per_cell) * _CELLS_IN_CACHE)
         self.dtype = dtype
         self.x = x.view(np.float64)
         self.rows = self.x.reshape(-1, _CELLS_PER_DOT)
@@ -317,8 +317,8 @@ class _Scratch:
         for part in _parts(piece):
             x, rows = self.x, self.rows
             if part.size < _CELLS_IN_CACHE:
-                rows = rows[: -(-part.size // _CELLS_PER_DOT)]
-                x[part.size : rows.size] = 0.0
+                rows = rows[: math.ceil(part.size / _CELLS_PER_DOT)]
+                x[part.size : rows.size] = 0.0  # the rest of the last row
                 x = x[: part.size]
             if replace_by_maximum:
                 np.fmax(part, self.filler[: part.size], out=x)

@@ -288,7 +288,7 @@ def _bin_of_quantile(counts: NDArray[Any], probability: float) -> tuple[NDArray[
     """Return the bin of a quantile in each row, and the fraction of the bin below it."""
     cumulative = np.cumsum(counts, axis=1, dtype=np.float64)
     wanted = probability * cumulative[:, -1:]
-    # the first bin that is not empty and reaches the share wanted
+    # The first bin that is not empty and reaches the share wanted.
     index = np.argmax((cumulative >= wanted) & (counts > 0), axis=1)
     rows = np.arange(len(counts))
     in_bin = counts[rows, index].astype(np.float64)
