@@ -64,16 +64,14 @@ def run_lengths(part: Bools, widths: Sequence[Ints]) -> list[Ints]:
     """
     lengths = []
     for axis, width in enumerate(widths):
-        flags = np.moveaxis(part, axis, 0)
-        length = np.zeros(flags.shape, dtype=np.int64)
-        # From the start of the run to the box, and from the box to its end: the box counts twice.
-        for boxes in (range(len(width)), reversed(range(len(width)))):
-            running = np.zeros(flags.shape[1:], dtype=np.int64)
-            for box in boxes:
-                running = np.where(flags[box], running + width[box], 0)
-                length[box] += running
-        length -= np.where(flags, width.reshape(-1, *(1,) * (flags.ndim - 1)), 0)
-        lengths.append(np.moveaxis(length, 0, axis))
+        along_axis = [-1 if other == axis else 1 for other in range(part.ndim)]
+        stop = np.cumsum(width).reshape(along_axis)
+        start = stop - width.reshape(along_axis)
+        # A run ends at the nearest boxes of other parts, before and after it, or with the axis.
+        run_start = np.maximum.accumulate(np.where(part, 0, stop), axis)
+        backwards = np.flip(np.where(part, width.sum(), start), axis)
+        run_stop = np.flip(np.minimum.accumulate(backwards, axis), axis)
+        lengths.append(np.where(part, run_stop - run_start, 0))
     return lengths
 
 
