@@ -192,6 +192,7 @@ class ChunkSchedule:
         chunks = np.flatnonzero(order.counts)
         if order.seed is not None:
             chunks = chunks[permutation(len(chunks), order.seed, epoch)]
+        # Where each shuffled chunk begins in the sequence of all.
         self._starts = np.concatenate([[0], np.cumsum(order.counts[chunks])])
         self._find_sections()
         # All streams, unless each belongs to one rank.
@@ -222,15 +223,15 @@ class ChunkSchedule:
             if not positions:
                 continue
             origin, step = int(self._origin[stream]), int(self._step[stream])
-            # Indices in the shuffled sequence, the lowest and the highest: of all samples of the
-            # stream, then of those in each chunk.
+            # Lowest and highest index in the sequence: of all these samples, then of those in each
+            # chunk.
             lowest, highest = sorted(
                 origin + step * (position // streams) for position in (positions[0], positions[-1])
             )
-            low, high = np.searchsorted(starts, (lowest, highest), side="right") - 1
-            crossing = slice(low, high + 1)
+            first_crossed, last_crossed = np.searchsorted(starts, (lowest, highest), "right") - 1
+            crossing = slice(first_crossed, last_crossed + 1)
             lows = np.clip(starts[crossing], lowest, highest)
-            highs = np.clip(starts[low + 1 : high + 2] - 1, lowest, highest)
+            highs = np.clip(starts[first_crossed + 1 : last_crossed + 2] - 1, lowest, highest)
             at_low, at_high = (np.abs(at - origin) * streams + stream for at in (lows, highs))
             first[crossing] = np.minimum.reduce([first[crossing], at_low, at_high])
             last[crossing] = np.maximum.reduce([last[crossing], at_low, at_high])
@@ -246,7 +247,7 @@ class ChunkSchedule:
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return index into `chunks` and offset into the shuffled chunk of each position."""
         steps, streams = np.divmod(positions, self.order.streams)
-        index = self._origin[streams] + self._step[streams] * steps
+        index = self._origin[streams] + self._step[streams] * steps  # in the sequence
         shuffled_chunk = np.searchsorted(self._starts, index, side="right") - 1
         return self._visit_of_chunk[shuffled_chunk], index - self._starts[shuffled_chunk]
 

@@ -53,7 +53,7 @@ def check_fractions(
         )
     if given > 1 - _ROUNDING:
         fractions = {part: fraction / given for part, fraction in fractions.items()}
-    else:
+    else:  # in this order, because 1 - given may differ from stored recipes in the last digit
         fractions["test"] = 1 - float(split) - float(val)
     return {part: fraction for part, fraction in fractions.items() if fraction > 0}
 
@@ -366,7 +366,7 @@ class CellPlan:
         return _labels_of(dict(self.fractions))[parts]
 
     def _ends(self) -> list[int]:
-        """Return where each part ends in the shuffled cells; every part has at least one."""
+        """Return where each part ends in the shuffled cells; every part has at least one cell."""
         ends = [0]
         total = 0.0
         for number, (_, fraction) in enumerate(self.fractions, 1):
