@@ -20,7 +20,6 @@ from ml4cube.core.errors import (
     InvalidValueError,
     check_choice,
     check_numpy,
-    check_real_number,
 )
 from ml4cube.core.fingerprint import GOLDEN, mix, mix_number
 from ml4cube.core.statistics import VariableStatistics, scaled_dtype
@@ -49,8 +48,8 @@ def find_gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
     return gaps
 
 
-def set_gaps(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return a copy with gaps in `cells`; integers and booleans become floats."""
+def set_gaps(values: NDArray[Any], where: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return a copy with gaps where `where` is True; integers and booleans become floats."""
     if values.dtype.kind in "fc":
         gap: Any = values.dtype.type(np.nan)
     elif values.dtype.kind in "mM":
@@ -61,9 +60,9 @@ def set_gaps(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
     else:
         raise InvalidTypeError(f"values of dtype {values.dtype} cannot have gaps; leave them out")
     # Into a copy, because np.where would change a foreign byte order.
-    shape = np.broadcast_shapes(values.shape, np.shape(cells))
+    shape = np.broadcast_shapes(values.shape, np.shape(where))
     result = np.array(np.broadcast_to(values, shape))
-    np.copyto(result, gap, where=cells)
+    np.copyto(result, gap, where=where)
     return result
 
 
@@ -205,13 +204,12 @@ def warn_of_filled(
 def _finite_number(
     argument: str, value: Any, method: str, variable: str, dtype: np.dtype[Any]
 ) -> float:
-    """Return a number that a method needs; raise if it is missing or not finite in `dtype`."""
+    """Return a number that a method needs; raise if it is None or not finite in `dtype`."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidValueError(
             f"fill_method={method!r} needs {argument} for variable {variable!r}, got {value!r}; "
             "the train part may be all gaps"
         )
-    check_real_number(argument, value)
     with np.errstate(over="ignore"):
         finite = np.isfinite(dtype.type(value))
     if not finite:

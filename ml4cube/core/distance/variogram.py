@@ -35,9 +35,9 @@ class Variogram:
     """Semivariances along one dim and the model fitted to them.
 
     Lags are in cells, the sill includes the nugget, and `range` is the practical range: the lag at
-    which the model reaches 95 % of its sill, at least one cell. Without a model, or a range, they
-    are NaN and `reason` says why. `rising` is True if there is no sill because the semivariance
-    still rises at the longest range that can be seen.
+    which the model reaches 95 % of its sill, at least one cell. Without a model they are NaN and
+    `reason` says why. `rising` is True if there is no sill because the semivariance still rises at
+    the longest range that can be seen.
     """
 
     lags: Floats
@@ -51,8 +51,8 @@ class Variogram:
     rising: bool = False
 
     def at(self, lag: Floats) -> Floats:
-        """Return the semivariance of the model; NaN without a range."""
-        if self.model is None or not np.isfinite(self.range):
+        """Return the semivariance of the model; NaN without one."""
+        if self.model is None:
             return np.full(np.shape(lag), np.nan)
         shape = _MODELS[self.model](np.asarray(lag, dtype=float) / self.range)
         return np.asarray(self.nugget + (self.sill - self.nugget) * shape)

@@ -106,7 +106,7 @@ def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slic
 def _slab_moments(
     values: NDArray[Any],
     axes: tuple[int, ...],
-    where: NDArray[np.bool_] | None,
+    used: NDArray[np.bool_] | None,
     weights: Floats | None,
 ) -> Moments:
     """Sum up one slab: mean first, then deviations from it, then what rounding left of them."""
@@ -115,11 +115,8 @@ def _slab_moments(
         x = np.array(values, np.float64)
         # Without signaling NaNs (R's NA), next to which fmin may miss numbers, and without -0.0.
         x += 0.0
-    used = where
-    if weights is not None:
-        least_weight = check_weights(weights)
-        if least_weight == 0:
-            used = weights > 0 if used is None else used & (weights > 0)
+    if weights is not None and check_weights(weights) == 0:
+        used = weights > 0 if used is None else used & (weights > 0)
     if values.dtype.kind in "iu" and values.dtype.itemsize > 4:
         where_used = True if used is None else used
         least = np.min(values, initial=0, where=where_used)
