@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time, same_coordinate
 from ml4cube.core.errors import InvalidValueError
@@ -176,14 +176,14 @@ class Scaling:
         cls,
         name: str,
         stats: VariableStatistics,
-        scale_fn: str | None,
+        scale_fn: str,
         sizes: Mapping[str, int],
         coords: Mapping[str, NDArray[Any]],
     ) -> Self:
         """Match statistics with a cube."""
         offset, scale = scale_parameters(stats, scale_fn)
         entries: Entries = ()
-        if isinstance(stats, FieldStatistics) and scale_fn is not None:
+        if isinstance(stats, FieldStatistics):
             entries = match_entries(name, stats.dims, offset, stats.labels, sizes, coords)
         return cls(name, offset, scale, entries, scale_fn)
 
@@ -228,10 +228,9 @@ class Scaling:
         values: NDArray[Any],
         origins: Mapping[str, NDArray[Any]],
         window: Mapping[str, int],
-        dtype: DTypeLike,
     ) -> NDArray[Any]:
         """Scale samples (samples, *window); `origins` are the first cells of each by dim."""
-        return scale_values(values, *self.at(self._cells(origins, window), values), dtype)
+        return scale_values(values, *self.at(self._cells(origins, window), values), values.dtype)
 
     def unscaled(
         self,

@@ -328,14 +328,12 @@ def _shown(numbers: Any) -> str:
     return f"{numbers.sizes} numbers" if hasattr(numbers, "sizes") else str(numbers)
 
 
-def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[Any, Any]:
+def scale_parameters(stats: VariableStatistics, scale_fn: str) -> tuple[Any, Any]:
     """Return offset and scale so that ``(x - offset) / scale`` is the scaled variable.
 
     The scale is never 0. Arrays are NaN where the statistics have no cell.
     """
-    check_choice("scale_fn", scale_fn, SCALINGS)
-    if scale_fn is None:
-        return 0.0, 1.0
+    check_choice("scale_fn", scale_fn, filter(None, SCALINGS))
     if not np.any(stats.count):
         raise InvalidValueError(
             f"cannot {scale_fn} a variable that is all gaps, without a finite cell; drop it, or "
@@ -377,18 +375,13 @@ def scale_values(
     return _apply_in_float64(array, ((np.subtract, offset), (np.divide, scale)), out_dtype)
 
 
-def unscale_values(
-    array: NDArray[Any],
-    offset: ArrayLike,
-    scale: ArrayLike,
-    out_dtype: DTypeLike | None = None,
-) -> NDArray[Any]:
+def unscale_values(array: NDArray[Any], offset: ArrayLike, scale: ArrayLike) -> NDArray[Any]:
     """Compute ``array * scale + offset`` in float64 and round once.
 
     Scaled and back, a float32 is within 2 units in the last place of the larger of value and
     offset.
     """
-    return _apply_in_float64(array, ((np.multiply, scale), (np.add, offset)), out_dtype)
+    return _apply_in_float64(array, ((np.multiply, scale), (np.add, offset)))
 
 
 def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -418,7 +411,7 @@ def _is_of_unscaled(name: Any) -> bool:
 def _apply_in_float64(
     array: NDArray[Any],
     operations: Sequence[tuple[np.ufunc, ArrayLike]],
-    out_dtype: DTypeLike | None,
+    out_dtype: DTypeLike | None = None,
 ) -> NDArray[Any]:
     """Apply operations to float64 copies, of cache size where the operands are numbers."""
     array = np.asarray(array)

@@ -122,7 +122,7 @@ class CubeSource(SampleSource):
                     origins = extractor.origins(tile, keep)
                     first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
                 windows = windows_in_cube(self, name, first)
-                values = scaling.scaled(values, *windows, values.dtype)
+                values = scaling.scaled(values, *windows)
             target[...] = values
 
     def _sample_windows(self, chunk: int) -> NDArray[np.intp]:
