@@ -187,9 +187,7 @@ def fill_gaps(
     return filled
 
 
-def warn_of_filled(
-    argument: str, filled: Mapping[str, str], advice: str, stacklevel: int = 4
-) -> None:
+def warn_of_filled(argument: str, filled: Mapping[str, str], advice: str) -> None:
     """Warn that a loss or score would treat filled gaps as measured values."""
     if not filled:
         return
@@ -197,7 +195,7 @@ def warn_of_filled(
     warnings.warn(
         f"{argument}: gaps of {found} were filled, so losses and scores treat filled values as "
         f"measured ones; {advice}",
-        stacklevel=stacklevel,
+        stacklevel=4,
     )
 
 

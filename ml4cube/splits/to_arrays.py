@@ -153,7 +153,7 @@ def _variables(
             for name in targets
             if FILLED_ATTR in data[name].attrs
         }
-        warn_of_filled("to_pred", filled, FILL_FEATURES, stacklevel=4)
+        warn_of_filled("to_pred", filled, FILL_FEATURES)
     return features, targets, [filter_var] if filter_var in names else []
 
 

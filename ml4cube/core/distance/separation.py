@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.distance.reach import EARTH_RADIUS_KM, Bools, Ints
+
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _PAIRS_AT_ONCE = 1 << 21
 
@@ -91,6 +91,6 @@ def unit_vectors(lat: Floats, lon: Floats) -> Floats:
     return np.stack([np.cos(phi) * np.cos(theta), np.cos(phi) * np.sin(theta), np.sin(phi)], -1)
 
 
-def kilometres(chord: Floats, radius_km: float) -> Floats:
+def kilometres(chord: Floats) -> Floats:
     """Return the great-circle distance of points whose unit vectors are `chord` apart."""
-    return np.asarray(2 * radius_km * np.arcsin(np.clip(chord / 2, 0, 1)))
+    return np.asarray(2 * EARTH_RADIUS_KM * np.arcsin(np.clip(chord / 2, 0, 1)))
