@@ -28,7 +28,7 @@ def write_line(text: str) -> None:
 
         tqdm.write(text, file=sys.stderr)
     else:
-        # a full disk or a closed pipe must not stop the work
+        # A full disk or a closed pipe must not stop the work.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
@@ -39,7 +39,7 @@ class Stage:
 
     def __init__(
         self,
-        what: str,
+        name: str,
         total: int | None,
         unit: str,
         *,
@@ -47,16 +47,16 @@ class Stage:
         done: int = 0,
         leave: bool = True,
     ) -> None:
-        self._what, self._total, self._unit = what, total or 1, unit
+        self._name, self._total, self._unit = name, total or 1, unit
         self._done = self._done_at_start = done
         self._start_s = time.monotonic()
         self._bar: Any = None
-        # without a total, there is no line
+        # Without a total, there is no line.
         self._next_line_at = self._next_tenth() if show and total else sys.maxsize
         if show and is_interactive():
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(total=total, desc=what, unit=f" {unit}", initial=done, leave=leave)
+            self._bar = tqdm(total=total, desc=name, unit=f" {unit}", initial=done, leave=leave)
 
     def update(self, n: int = 1) -> None:
         """Add `n` to what is done."""
@@ -90,7 +90,7 @@ class Stage:
         done_here = max(self._done - self._done_at_start, 1)
         left_s = elapsed_s * (self._total - self._done) / done_here
         write_line(
-            f"{self._what}: {100 * self._done // self._total} % ({self._done:,} of "
+            f"{self._name}: {100 * self._done // self._total} % ({self._done:,} of "
             f"{self._total:,} {self._unit}), {duration(elapsed_s)} so far, about "
             f"{duration(left_s)} left"
         )

@@ -34,16 +34,9 @@ def coordinates(shape: Mapping[str, int], calendar: str | None = None) -> dict[s
     """Days from 2000-01-01 along ``time``, cell centres along ``lat`` and ``lon``, else counts."""
     coords: dict[str, Any] = {}
     for dim, n in shape.items():
-        if dim == "time" and calendar is None:
-            coords[dim] = (
-                dim,
-                np.datetime64("2000-01-01", "ns") + np.arange(n) * np.timedelta64(1, "D"),
-            )
-        elif dim == "time":
-            coords[dim] = (
-                dim,
-                xr.date_range("2000-01-01", periods=n, calendar=calendar, use_cftime=True),
-            )
+        if dim == "time":
+            in_calendar = {"calendar": calendar or "standard", "use_cftime": calendar is not None}
+            coords[dim] = (dim, xr.date_range("2000-01-01", periods=n, **in_calendar))
         elif dim == "lat":
             coords[dim] = (dim, -90 + 180 * (np.arange(n) + 0.5) / n, {"units": "degrees_north"})
         elif dim == "lon":

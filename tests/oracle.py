@@ -30,17 +30,24 @@ def tiles(
 
 
 def moments(values: NDArray[Any], where: NDArray[np.bool_] | None = None) -> dict[str, Any]:
-    """Two passes in long double over the finite cells."""
-    flat = values.ravel() if where is None else values[where]
-    numbers = flat.astype(np.longdouble)
-    finite = numbers[np.isfinite(numbers)] if numbers.size else numbers
-    gaps = int(np.isnan(numbers).sum())
-    result = {"count": finite.size, "gaps": gaps, "infs": numbers.size - finite.size - gaps}
-    if finite.size == 0:
+    """Moments of the finite cells."""
+    return weighted_moments(values, np.ones(values.shape) if where is None else where)
+
+
+def weighted_moments(values: Any, weights: Any) -> dict[str, Any]:
+    """Two passes in long double over the finite values; those of weight 0 are left out."""
+    used = np.asarray(weights, np.longdouble) > 0
+    x, w = (np.asarray(numbers, np.longdouble)[used] for numbers in (values, weights))
+    finite = np.isfinite(x)
+    gaps = int(np.isnan(x).sum())
+    count = int(finite.sum())
+    result = {"count": count, "gaps": gaps, "infs": x.size - count - gaps}
+    if not count:
         return {**result, "mean": math.nan, "std": math.nan, "min": math.nan, "max": math.nan}
-    mean = finite.sum() / finite.size
-    std = np.sqrt(((finite - mean) ** 2).sum() / finite.size)
-    return {**result, "mean": mean, "std": std, "min": finite.min(), "max": finite.max()}
+    x, w = x[finite], w[finite]
+    mean = (x * w).sum() / w.sum()
+    std = np.sqrt((w * (x - mean) ** 2).sum() / w.sum())
+    return {**result, "mean": mean, "std": std, "min": x.min(), "max": x.max()}
 
 
 # --- missing data -----------------------------------------------------------------------------
@@ -102,21 +109,6 @@ def sample_means(values: NDArray[Any], fallback: float) -> NDArray[np.float64]:
     return np.array(means)
 
 
-def weighted_moments(values: Sequence[float], weights: Sequence[float]) -> dict[str, Any]:
-    """Two passes in long double over pairs of value and weight; weight 0 is left out."""
-    used = [(np.longdouble(x), np.longdouble(w)) for x, w in zip(values, weights, strict=True) if w]
-    finite = [(x, w) for x, w in used if np.isfinite(x)]
-    gaps = sum(1 for x, _ in used if np.isnan(x))
-    result = {"count": len(finite), "gaps": gaps, "infs": len(used) - len(finite) - gaps}
-    if not finite:
-        return {**result, "mean": math.nan, "std": math.nan, "min": math.nan, "max": math.nan}
-    weight = sum(w for _, w in finite)
-    mean = sum(x * w for x, w in finite) / weight
-    std = np.sqrt(sum(w * (x - mean) ** 2 for x, w in finite) / weight)
-    numbers = [x for x, _ in finite]
-    return {**result, "mean": mean, "std": std, "min": min(numbers), "max": max(numbers)}
-
-
 def quantile_bounds(
     values: Sequence[float], weights: Sequence[float], probability: float
 ) -> tuple[float, float]:
@@ -142,8 +134,7 @@ def group_of(date: Any, by: str) -> Any:
         return date.month
     if by == "dayofyear":
         return date.timetuple().tm_yday if hasattr(date, "timetuple") else date.dayofyr
-    return {12: "DJF", 1: "DJF", 2: "DJF", 3: "MAM", 4: "MAM", 5: "MAM", 6: "JJA", 7: "JJA",
-            8: "JJA", 9: "SON", 10: "SON", 11: "SON"}[date.month]  # fmt: skip
+    return ("DJF", "MAM", "JJA", "SON")[date.month % 12 // 3]
 
 
 def filled(

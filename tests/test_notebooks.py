@@ -1,4 +1,4 @@
-"""Notebooks run from top to bottom in a folder of their own."""
+"""Notebooks are stored without outputs, and run from top to bottom in a folder of their own."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,14 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_notebooks_are_stored_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def cell_areas(
     if bounds is not None:
         edges = _row_edges(degrees, in_degrees(bounds, units), name)
         return np.abs(np.diff(np.sin(np.deg2rad(edges)), axis=-1))[:, 0]
-    rows, row, sharing = np.unique(degrees, return_inverse=True, return_counts=True)
+    rows, row_of_cell, cells_in_row = np.unique(degrees, return_inverse=True, return_counts=True)
     if len(rows) == 1:
         raise UnknownAreaError(
             f"{name} are all {rows[0]:g}, so the height of a row is unknown; add bounds, or use "
@@ -53,8 +53,8 @@ def cell_areas(
     between = (rows[1:] + rows[:-1]) / 2
     outer = 2 * rows[[0, -1]] - between[[0, -1]] if len(rows) else rows
     edges = np.concatenate([outer[:1], between, outer[1:]]).clip(-90.0, 90.0)
-    found: NDArray[np.float64] = (np.diff(np.sin(np.deg2rad(edges))) / sharing)[row]
-    return found
+    areas: NDArray[np.float64] = np.diff(np.sin(np.deg2rad(edges))) / cells_in_row
+    return areas[row_of_cell]
 
 
 def _row_edges(

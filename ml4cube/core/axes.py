@@ -16,10 +16,12 @@ def rounding_of(axis: NDArray[Any]) -> float:
     values = axis.astype(np.float64)
     known = values[np.isfinite(values)]
     smallest_step = np.diff(np.unique(known)).min(initial=np.inf)
-    # sums of steps in float32 have errors near zero too, relative to the largest value
     largest = np.abs(known).max(initial=1.0)
+    # Sums of steps have errors near zero too, relative to the largest value. Half a step or more
+    # would match the next cell.
     of_float32 = min(largest * np.finfo(np.float32).eps / 2, 0.4 * smallest_step)
-    return float(min(largest / 1e6, max(0.1 * smallest_step, of_float32)))
+    # Users round coordinates to fewer digits, too.
+    return float(min(max(0.1 * smallest_step, of_float32), largest / 1e6))
 
 
 def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
@@ -31,14 +33,14 @@ def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
     else:
         try:
             same = given == wanted
-        except TypeError:  # dates of calendars that cannot be compared
+        except TypeError:  # dates of different calendars
             return False
-    missing = (given != given) & (wanted != wanted)  # NaN, NaT, also among strings
+    missing = (given != given) & (wanted != wanted)  # NaN and NaT, also in arrays of objects
     return bool((same | missing).all())
 
 
 def check_aligned(argument: str, array: Any, cube: Any) -> None:
-    """Refuse a DataArray that does not lie along dims of the cube, at the same coordinates."""
+    """Refuse a DataArray that does not lie along dims of a Dataset, at the same coordinates."""
     for dim, n in array.sizes.items():
         if dim not in cube.sizes:
             raise InvalidValueError(

@@ -70,11 +70,6 @@ def check_whole(name: str, value: object, least: int | None = None) -> int:
     return int(value)
 
 
-def check_seed(seed: object) -> int:
-    """Return the seed as an int; raise InvalidTypeError unless it is an integer."""
-    return check_whole("seed", seed)
-
-
 def check_real_number(argument: str, value: object) -> None:
     """Raise unless `value` is a real number that a float can hold."""
     if not isinstance(value, int | float | np.integer | np.floating | np.bool_):

@@ -21,6 +21,9 @@ Words = NDArray[np.uint64]
 FIRST, SECOND, KNOWN, SUM, SQUARES = range(5)
 COLUMNS = 5
 
+# Cells of the smallest informative tile whose values are all different.
+_FEWEST_DIFFERENT = 8
+
 #: The increment of SplitMix64: 2**64 over the golden ratio.
 GOLDEN = 0x9E3779B97F4A7C15
 _INCREMENT = np.uint64(GOLDEN)
@@ -30,7 +33,7 @@ _SALTS = (np.uint64(0xD1B54A32D192ED03), np.uint64(0x8CB92BA72F3D8DD7))
 
 def mix(words: Words) -> Words:
     """Mix the bits of 64-bit words by a bijection."""
-    # the finalizer of SplitMix64: Steele et al. 2014, OOPSLA
+    # The finalizer of SplitMix64: Steele et al. 2014, OOPSLA
     words = words ^ (words >> np.uint64(30))
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
@@ -46,7 +49,7 @@ def mix_number(number: int) -> int:
 
 def words_of(values: NDArray[Any]) -> tuple[Words, NDArray[np.bool_]]:
     """Return the bits of values as 64-bit words, and which are not gaps."""
-    # all gaps (NaN, NaT) are one word, and so are 0.0 and -0.0
+    # All gaps (NaN, NaT) are one word, and so are 0.0 and -0.0.
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     kind = values.dtype.kind
     if kind == "f":
@@ -84,7 +87,7 @@ def fingerprint_columns(
     yield highest_bits * highest_bits
 
 
-def are_informative(table: Words, least: float = 8.0) -> NDArray[np.bool_]:
+def are_informative(table: Words) -> NDArray[np.bool_]:
     """Return True for tiles with so many different values that equal tiles are no coincidence."""
     n = np.maximum(table[..., KNOWN].astype(float), 1.0)
     mean = table[..., SUM].astype(float) / n
@@ -92,7 +95,7 @@ def are_informative(table: Words, least: float = 8.0) -> NDArray[np.bool_]:
     # The squared difference of two random numbers of 16 bits is 2**32 / 6 on average. `spread` is
     # k (n - k) / n times as much if k of n values differ from the others, all of which are equal,
     # and n / 2 times as much if all values differ.
-    return np.asarray(spread >= least / 2 * 2.0**32 / 6)
+    return np.asarray(spread >= _FEWEST_DIFFERENT / 2 * 2.0**32 / 6)
 
 
 def combine(tables: Sequence[Words]) -> Words:

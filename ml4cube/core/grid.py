@@ -15,23 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole, listed
 
+#: A number for each dim as a user writes it, such as ``{"time": 10}`` or ``[("time", 10)]``.
 SizesLike = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
 def parse_pairs(argument: str, given: SizesLike, dims: Sequence[str]) -> dict[str, Any]:
     """Return ``{dim: value}`` of pairs or a mapping; raise for unknown and repeated dims."""
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    else:
-        try:
-            pairs = [(dim, value) for dim, value in given]
-        except (TypeError, ValueError):
-            raise InvalidTypeError(
-                f"{argument} must be a mapping such as {{{dims[0]!r}: 10}} or a list of pairs, "
-                f"got {given!r}"
-            ) from None
+    items = given.items() if isinstance(given, Mapping) else given
+    try:
+        pairs = [(dim, value) for dim, value in items]
+    except (TypeError, ValueError):
+        raise InvalidTypeError(
+            f"{argument} must be a mapping such as {{{dims[0]!r}: 10}} or a list of pairs, got "
+            f"{given!r}"
+        ) from None
     result: dict[str, Any] = {}
     for dim, value in pairs:
         if dim not in dims:
@@ -46,10 +45,7 @@ def parse_sizes(argument: str, given: SizesLike, shape: Mapping[str, int]) -> di
     """Return ``{dim: cells}`` in the order of `shape`, each from 1 to the dim's length."""
     pairs = parse_pairs(argument, given, tuple(shape))
     for dim, size in pairs.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise InvalidTypeError(
-                f"{argument}[{dim!r}] must be an integer number of cells, got {size!r}"
-            )
+        check_whole(f"{argument}[{dim!r}]", size)
         if not 1 <= size <= shape[dim]:
             raise InvalidValueError(
                 f"{argument}[{dim!r}] must be from 1 to {shape[dim]}, the length of the dim, "
@@ -63,13 +59,11 @@ def parse_overlap(
 ) -> dict[str, int]:
     """Return overlaps in cells, from fractions of a window by dim, or one fraction for all dims."""
     if given is None:
-        pairs: dict[str, Any] = {}
+        given = {}
     elif isinstance(given, int | float | np.number):
-        pairs = dict.fromkeys(size, given)
-    else:
-        pairs = parse_pairs(argument, given, tuple(size))
+        given = dict.fromkeys(size, given)
     cells = dict.fromkeys(size, 0)
-    for dim, fraction in pairs.items():
+    for dim, fraction in parse_pairs(argument, given, tuple(size)).items():
         if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
             raise InvalidTypeError(
                 f"{argument}[{dim!r}] must be a number from 0 to below 1, got {fraction!r}"
@@ -81,13 +75,16 @@ def parse_overlap(
             )
         n = size[dim]
         if fraction > 0 and n > 1:
-            # rounded half up (round() goes to even); at most n - 1, so that windows advance
+            # Rounded half up (round() goes to even); at most n - 1, so that windows advance.
             cells[dim] = min(max(math.floor(float(fraction) * n + 0.5), 1), n - 1)
     return cells
 
 
 def cell_ids(shape: Mapping[str, int], box: Mapping[str, slice]) -> NDArray[np.uint64]:
-    """Return an id of each cell of a box: row-major in the whole cube, with dims sorted by name."""
+    """Return the id of each cell of a box, one axis per dim of `box`, in its order.
+
+    A cell's id is its row-major position in the whole cube, with dims sorted by name.
+    """
     ids = np.zeros((), np.uint64)
     for dim, cells in box.items():
         step = np.uint64(math.prod(n for other, n in shape.items() if other > dim))
@@ -274,13 +271,10 @@ class Grid:
         InvalidValueError
             If the grid has no such tile.
         """
-        if not 0 <= id < len(self):
+        counts = self.counts
+        if not 0 <= id < math.prod(counts):
             raise InvalidValueError(f"tile must be from 0 to {len(self) - 1}, got {id}")
-        position: list[int] = []
-        for count in reversed(self.counts):
-            id, rest = divmod(id, count)
-            position.append(rest)
-        return tuple(reversed(position))
+        return tuple(int(position) for position in np.unravel_index(id, counts))
 
     def id(self, index: Sequence[int]) -> int:
         """Return the id of the tile at `index`.

@@ -38,7 +38,7 @@ class LargeBlocks:
 
 def blocks_wanted(fractions: Iterable[float]) -> int:
     """Return the number of blocks that parts of such fractions need."""
-    needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))
+    needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))  # 2 / 0.1 may exceed 20
     return min(max(needed, _FEWEST_BLOCKS), _MOST_BLOCKS)
 
 
@@ -47,29 +47,27 @@ def large_blocks(
     groups: Sequence[Sequence[str]],
     wanted: int,
     *,
-    fewest: int = 2,
-    windows: Grid | None = None,
-    cyclic: Iterable[str] = (),
+    fewest: int,
+    windows: Grid | None,
+    cyclic: Iterable[str],
 ) -> LargeBlocks:
     """Cut a cube into `wanted` blocks, or as many as possible, few of whose cells touch others.
 
-    If `windows` are given, blocks are at least as large as a window.
+    Returned is one block, the cube, if there cannot be `fewest`. If `windows` are given, blocks are
+    at least as large as a window.
     """
-    candidates = [
-        blocks
-        for group in groups
-        for number in (1, 2)
-        for dims in itertools.combinations(sorted(group), number)
-        for blocks in _cut_along(dims, shape, wanted, windows, set(cyclic))
-        if blocks.count >= fewest
-    ]
+    candidates: list[LargeBlocks] = []
+    for group in map(sorted, groups):
+        for dims in (*itertools.combinations(group, 1), *itertools.combinations(group, 2)):
+            candidates += _cut_along(dims, shape, wanted, windows, set(cyclic))
 
     def penalty(blocks: LargeBlocks) -> tuple[float, ...]:
         if not blocks.is_apart:
             return 1, blocks.touching, blocks.count
         return 0, -min(blocks.count, wanted), blocks.touching, blocks.count
 
-    return min(candidates, key=penalty, default=LargeBlocks({}, 1, 0.0))
+    enough = (blocks for blocks in candidates if blocks.count >= fewest)
+    return min(enough, key=penalty, default=LargeBlocks({}, 1, 0.0))
 
 
 def _cut_along(
@@ -99,9 +97,10 @@ def _cuts(
     for size in sorted(size for size in sizes if window <= size < cells):
         number = math.ceil(cells / size)
         last_size = cells - size * (number - 1)
-        # the blocks at the ends have a neighbour on one side only, unless the dim is cyclic
+        # The blocks at the ends have a neighbour on one side only, unless the dim is cyclic.
         end_neighbours = 2 if cyclic else 1
-        touching = max(end_neighbours / last_size, (2 if number > 2 else end_neighbours) / size)
-        # a last block without a whole window is of no use
+        most_neighbours = end_neighbours if number == 2 else 2
+        touching = max(end_neighbours / last_size, most_neighbours / size)
+        # A last block without a whole window is of no use.
         count = number - 1 if last_size < window else number
         yield LargeBlocks({dim: size}, count, min(touching, 1.0))

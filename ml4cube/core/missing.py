@@ -20,7 +20,6 @@ from ml4cube.core.errors import (
     InvalidValueError,
     check_choice,
     check_numpy,
-    check_real_number,
 )
 from ml4cube.core.fingerprint import GOLDEN, mix, mix_number
 from ml4cube.core.statistics import VariableStatistics, scaled_dtype
@@ -49,8 +48,8 @@ def find_gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
     return gaps
 
 
-def set_gaps(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return a copy with gaps in `cells`; integers and booleans become floats."""
+def set_gaps(values: NDArray[Any], where: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return a copy with gaps where `where` is True; integers and booleans become floats."""
     if values.dtype.kind in "fc":
         gap: Any = values.dtype.type(np.nan)
     elif values.dtype.kind in "mM":
@@ -60,10 +59,10 @@ def set_gaps(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
         gap = values.dtype.type(np.nan)
     else:
         raise InvalidTypeError(f"values of dtype {values.dtype} cannot have gaps; leave them out")
-    # into a copy, because np.where would change a foreign byte order
-    shape = np.broadcast_shapes(values.shape, np.shape(cells))
+    # Into a copy, because np.where would change a foreign byte order.
+    shape = np.broadcast_shapes(values.shape, np.shape(where))
     result = np.array(np.broadcast_to(values, shape))
-    np.copyto(result, gap, where=cells)
+    np.copyto(result, gap, where=where)
     return result
 
 
@@ -92,9 +91,9 @@ def masked_to_gaps(values: Any) -> NDArray[Any]:
 def window_all(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Return True for every whole window whose cells are all flagged."""
-    # one dim at a time: a box is the product of its sides
-    result = flags.astype(bool)
+    """Return True for every whole window whose cells are all flagged, in the order of the grid."""
+    # One dim at a time: a window is the product of its sides.
+    result = flags
     for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
         if (length, step) != (1, 1):
             result = _all_along(result, axis, length, step)
@@ -104,8 +103,8 @@ def window_all(
 def window_any(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Return True for every whole window with a flagged cell."""
-    return ~window_all(~flags.astype(bool), size, stride)
+    """Return True for every whole window with a flagged cell, in the order of the grid."""
+    return ~window_all(~flags, size, stride)
 
 
 def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> NDArray[np.bool_]:
@@ -116,19 +115,21 @@ def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> N
     flags = flags.swapaxes(axis, 0)
     runs = max((flags.shape[0] - length) // step + 1, 0)
     span = (runs - 1) * step + 1 if runs else 0  # from the first start to the last one
-    passes_one_by_one, passes_doubling = length / step, 2 * math.log2(length + 1)
-    if passes_one_by_one <= passes_doubling:
+    # Passes over the flags: if the cells of each run are combined one by one, or by doubling.
+    if length / step <= 2 * math.log2(length + 1):
         result = flags[:span:step].copy()
         for offset in range(1, length):
             result &= flags[offset : offset + span : step]
     else:
-        # all_set[i] is True if the flags of `run` cells from i on are all set
-        all_set, run = flags, 1
-        while run * 2 <= length:
-            all_set = all_set[:-run] & all_set[run:] if all_set.shape[0] > run else all_set[:0]
-            run *= 2
-        # two runs that overlap make one of `length`
-        result = all_set[:span:step] & all_set[length - run : length - run + span : step]
+        # all_set[i] is True if the flags of the `doubled` cells from i on are all set.
+        all_set, doubled = flags, 1
+        while doubled * 2 <= length:
+            shorter = max(len(all_set) - doubled, 0)
+            all_set = all_set[:shorter] & all_set[doubled:]
+            doubled *= 2
+        # Two such stretches that overlap make one of `length`.
+        rest = length - doubled
+        result = all_set[:span:step] & all_set[rest : rest + span : step]
     return result.swapaxes(0, axis)
 
 
@@ -136,18 +137,18 @@ def fill_gaps(
     values: NDArray[Any],
     method: str,
     *,
+    variable: str,
     train_stats: VariableStatistics | None = None,
     const: object = None,
     seed: int = 0,
     positions: NDArray[np.uint64] | None = None,
-    variable: str = "",
 ) -> NDArray[Any]:
     """Return a copy of one variable, shape (samples, *window), with its gaps filled.
 
     "sample_mean" takes the mean of the sample's finite cells, or that of the train cells if there
     are none; "mean" takes that of the train cells, "constant" takes `const`. "noise" draws
     uniformly from the range of the train cells, as a function of `seed`, `variable` and the cell's
-    position in the cube alone.
+    position in the cube (`positions`, of the shape of `values`) alone.
     """
     check_choice("fill_method", method, FILL_METHODS)
     filled = np.array(values)
@@ -156,35 +157,37 @@ def fill_gaps(
         return filled
     if filled.dtype.kind != "f":
         raise InvalidTypeError(
-            f"{_named(variable)} must be of a float dtype to fill its gaps, got {filled.dtype}; "
+            f"variable {variable!r} must be of a float dtype to fill its gaps, got {filled.dtype}; "
             "drop those samples"
         )
-    mean: float | None = None
-    low: float | None = None
-    high: float | None = None
-    if train_stats is not None:
-        # weighted statistics, and those with quantiles, are arrays without dims
-        mean, low, high = map(float, (train_stats.mean, train_stats.min, train_stats.max))
-    if method == "mean":
-        filled[gaps] = _finite_number(mean, "mean", method, variable, filled.dtype)
-    elif method == "constant":
-        filled[gaps] = _finite_number(const, "const", method, variable, filled.dtype)
+
+    def checked(argument: str, value: object) -> float:
+        return _finite_number(argument, value, method, variable, filled.dtype)
+
+    def of_train(argument: str, field: str) -> float:
+        # The fields of weighted statistics, and of those with quantiles, are arrays without dims.
+        known = None if train_stats is None else float(getattr(train_stats, field))
+        return checked(argument, known)
+
+    if method == "constant":
+        filled[gaps] = checked("const", const)
+    elif method == "mean":
+        filled[gaps] = of_train("mean", "mean")
     elif method == "sample_mean":
-        # in place, because np.where would change a foreign byte order
-        np.copyto(filled, _sample_means(filled, gaps, mean, variable), where=gaps)
+        means, has_cells = _sample_means(filled, gaps)
+        if not has_cells.all():
+            means[~has_cells] = of_train("mean", "mean")
+        # In place, because np.where would change a foreign byte order.
+        np.copyto(filled, means.astype(filled.dtype), where=gaps)
     else:
-        low = _finite_number(low, "low", method, variable, filled.dtype)
-        high = _finite_number(high, "high", method, variable, filled.dtype)
-        if positions is None:
-            positions = np.arange(gaps.size, dtype=np.uint64).reshape(gaps.shape)
+        assert positions is not None
+        low, high = of_train("low", "min"), of_train("high", "max")
         drawn = low + (high - low) * uniform_noise(positions[gaps], seed, variable)
         filled[gaps] = np.clip(drawn.astype(filled.dtype), low, high)
     return filled
 
 
-def warn_of_filled(
-    argument: str, filled: Mapping[str, str], advice: str, stacklevel: int = 4
-) -> None:
+def warn_of_filled(argument: str, filled: Mapping[str, str], advice: str) -> None:
     """Warn that a loss or score would treat filled gaps as measured values."""
     if not filled:
         return
@@ -192,49 +195,42 @@ def warn_of_filled(
     warnings.warn(
         f"{argument}: gaps of {found} were filled, so losses and scores treat filled values as "
         f"measured ones; {advice}",
-        stacklevel=stacklevel,
+        stacklevel=4,
     )
 
 
 def _finite_number(
-    value: Any, argument: str, method: str, variable: str, dtype: np.dtype[Any]
+    argument: str, value: Any, method: str, variable: str, dtype: np.dtype[Any]
 ) -> float:
-    """Return a number that a method needs; raise if it is missing or not finite in `dtype`."""
+    """Return a number that a method needs; raise if it is None or not finite in `dtype`."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidValueError(
-            f"fill_method={method!r} needs {argument} for {_named(variable)}, got {value!r}; the "
-            "train part may be all gaps"
+            f"fill_method={method!r} needs {argument} for variable {variable!r}, got {value!r}; "
+            "the train part may be all gaps"
         )
-    check_real_number(argument, value)
     with np.errstate(over="ignore"):
         finite = np.isfinite(dtype.type(value))
     if not finite:
         raise InvalidValueError(
-            f"{argument} must be finite in {dtype}, the dtype of {_named(variable)}, got {value!r}"
+            f"{argument} must be finite in {dtype}, the dtype of variable {variable!r}, got "
+            f"{value!r}"
         )
     return float(value)
 
 
-def _named(variable: str) -> str:
-    return f"variable {variable!r}" if variable else "the variable"
-
-
 def _sample_means(
-    values: NDArray[Any], gaps: NDArray[np.bool_], mean: float | None, variable: str
-) -> NDArray[Any]:
-    """Return the mean of each sample's finite cells, or `mean` where it has none."""
+    values: NDArray[Any], gaps: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the mean of each sample's finite cells, and whether it has any."""
     axes = tuple(range(1, values.ndim))
     count = (~gaps).sum(axis=axes, keepdims=True)
     total = np.where(gaps, 0.0, values).sum(axis=axes, keepdims=True, dtype=np.float64)
-    means = total / np.maximum(count, 1)
-    if (count == 0).any():
-        means[count == 0] = _finite_number(mean, "mean", "sample_mean", variable, values.dtype)
-    result: NDArray[Any] = means.astype(values.dtype)
-    return result
+    return total / np.maximum(count, 1), count > 0
 
 
 def uniform_noise(positions: NDArray[np.uint64], seed: int, variable: str) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each position, by hashing position, `seed` and `variable`."""
     start = np.uint64(mix_number(seed * GOLDEN + zlib.crc32(variable.encode())))
     bits = mix(positions.astype(np.uint64) * np.uint64(GOLDEN) + start)
+    # The highest 53 of the 64 bits, which float64 holds exactly.
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

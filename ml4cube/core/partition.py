@@ -51,22 +51,12 @@ def shuffled_positions(
     while pending.size:
         x = positions[pending]
         for key in keys:
-            # odd factor, constant offset and right xor-shift are each a bijection of b bits
+            # An odd factor, a constant offset and a right xor-shift are bijections of b bits.
             x = (x * np.uint64(key | 1) + np.uint64(key >> 17)) & mask
             x = x ^ (x >> shift)
         positions[pending] = x
         pending = pending[x >= n]
     return positions.reshape(np.shape(ids))
-
-
-def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
-    """Refuse more parts than there are blocks, regions or times with valid cells or samples."""
-    usable = int((weights > 0).sum())
-    if usable < parts:
-        raise EmptyPartError(
-            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
-            "valid cells; use fewer parts, smaller blocks or more regions"
-        )
 
 
 def partition(
@@ -88,7 +78,7 @@ def partition(
     parts = np.zeros(weights.size, dtype=np.intp)
     order = np.argsort(hash_ids(seed, np.arange(weights.size)), kind="stable")
     usable = order[weights[order] > 0]
-    unusable = order[weights[order] == 0]
+    unusable = order[weights[order] == 0]  # gets parts too, by the number of items
     parts[unusable] = cut_in_order(np.ones(unusable.size), fractions, may_be_empty=True)
     if classes is None:
         cut = cut_in_order(weights[usable], fractions)
@@ -96,6 +86,16 @@ def partition(
     else:
         parts[usable] = _partition_by_class(weights[usable], fractions, classes[usable])
     return parts
+
+
+def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
+    """Refuse more parts than there are blocks, regions or times with valid cells or samples."""
+    usable = int((weights > 0).sum())
+    if usable < parts:
+        raise EmptyPartError(
+            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
+            "valid cells; use fewer parts, smaller blocks or more regions"
+        )
 
 
 def _partition_by_class(
@@ -107,9 +107,9 @@ def _partition_by_class(
     shares_of_classes = occurring / occurring.sum(axis=0)
     shares_of_total = weights / weights.sum()
     wanted = np.asarray(fractions)
-    # the total counts more and more, until its fractions are met
+    # The total counts more and more, until its fractions are met.
     for factor in (2.0, 8.0, 32.0, 1024.0):
-        # as much as all classes together, times the factor
+        # As much as all classes together, times the factor.
         total_factor = factor * np.sqrt(max(shares_of_classes.shape[1], 1))
         columns = np.column_stack([total_factor * shares_of_total, shares_of_classes])
         parts = _refine(parts, columns, wanted)
@@ -117,32 +117,6 @@ def _partition_by_class(
         if np.abs(found - wanted).max() <= shares_of_total.max() / 2:
             break
     return parts
-
-
-def cut_in_order(
-    weights: NDArray[np.float64], fractions: Sequence[float], *, may_be_empty: bool = False
-) -> NDArray[np.intp]:
-    """Return the part of each item of a sequence that is cut where weights fit fractions best."""
-    n, parts = weights.size, len(fractions)
-    cumulative = np.concatenate([[0.0], np.cumsum(weights)])
-    cuts = [0]
-    for part in range(1, parts):
-        wanted = sum(fractions[:part]) * cumulative[-1]
-        cut = int(np.argmin(np.abs(cumulative - wanted)))
-        if not may_be_empty:
-            cut = min(max(cut, cuts[-1] + 1), n - (parts - part))
-        cuts.append(max(cut, cuts[-1]))
-    return np.repeat(np.arange(parts), np.diff([*cuts, n]))
-
-
-def starts_in_order(
-    weights: NDArray[Any], fractions: Sequence[float], what: str = "blocks"
-) -> NDArray[np.intp]:
-    """Cut a sequence like `cut_in_order`; return the first item of each part but the first."""
-    check_enough(len(fractions), weights, what)
-    usable = np.flatnonzero(weights > 0)
-    parts = cut_in_order(weights[usable], fractions)
-    return usable[np.searchsorted(parts, np.arange(1, len(fractions)))]
 
 
 def _cut_by_class(
@@ -162,6 +136,32 @@ def _cut_by_class(
     return parts
 
 
+def cut_in_order(
+    weights: NDArray[np.float64], fractions: Sequence[float], *, may_be_empty: bool = False
+) -> NDArray[np.intp]:
+    """Return the part of each item of a sequence that is cut where weights fit fractions best."""
+    n, parts = weights.size, len(fractions)
+    cumulative = np.concatenate([[0.0], np.cumsum(weights)])
+    cuts = [0]
+    for part in range(1, parts):
+        wanted = sum(fractions[:part]) * cumulative[-1]
+        cut = int(np.argmin(np.abs(cumulative - wanted)))
+        if not may_be_empty:  # one item at least for this part, and for each one that follows
+            cut = min(max(cut, cuts[-1] + 1), n - (parts - part))
+        cuts.append(max(cut, cuts[-1]))
+    return np.repeat(np.arange(parts), np.diff([*cuts, n]))
+
+
+def starts_in_order(
+    weights: NDArray[Any], fractions: Sequence[float], what: str = "blocks"
+) -> NDArray[np.intp]:
+    """Cut a sequence like `cut_in_order`; return the first item of each part but the first."""
+    check_enough(len(fractions), weights, what)
+    usable = np.flatnonzero(weights > 0)
+    parts = cut_in_order(weights[usable], fractions)
+    return usable[np.searchsorted(parts, np.arange(1, len(fractions)))]
+
+
 def _refine(
     parts: NDArray[np.intp], shares: NDArray[np.float64], fractions: NDArray[np.float64]
 ) -> NDArray[np.intp]:
@@ -171,11 +171,11 @@ def _refine(
     """
     parts = parts.copy()
     wanted = fractions[:, None] * shares.sum(axis=0)
-    # per part and column: by how much the part has too much
+    # By part and column: how much more than wanted the part has.
     surplus = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)]) - wanted
     pairs = list(itertools.combinations(range(fractions.size), 2))
     exchanges: dict[tuple[int, int], _Exchange] = {}
-    # the cost of an exchange grows with the classes, so many classes get fewer exchanges
+    # The cost of an exchange grows with the classes, so many classes get fewer exchanges.
     for _ in range(min(_MAX_EXCHANGES, 10_000 // shares.shape[1])):
         for a, b in pairs:
             if (a, b) not in exchanges:
@@ -184,7 +184,7 @@ def _refine(
         if best is None or exchanges[best][0] >= 0:
             break
         (a, b), (_, from_a, from_b) = best, exchanges[best]
-        # the exchanges of these two parts with others must be found again
+        # The exchanges of these two parts with others must be found again.
         exchanges = {pair: e for pair, e in exchanges.items() if not {a, b} & set(pair)}
         for item, giver, taker in ((from_a, a, b), (from_b, b, a)):
             if item is not None:
@@ -241,7 +241,7 @@ def _candidates(
     change = np.round(change, 12)
     limit = np.partition(change, _BEST_CANDIDATES - 1)[_BEST_CANDIDATES - 1]
     good = np.flatnonzero(change <= limit)
-    # the first of equal items, which np.argpartition does not guarantee
+    # The first of equal items, which np.argpartition does not guarantee.
     best = good[np.argsort(change[good], kind="stable")][:_BEST_CANDIDATES]
     first = np.arange(_CANDIDATES_WITH_CLASSES - _BEST_CANDIDATES)
     chosen: NDArray[np.intp] = items[np.unique(np.concatenate([best, first]))]

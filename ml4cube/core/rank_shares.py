@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-# Highly composite numbers and powers of two: the more world sizes divide the number of
-# streams, the fewer chunks are read by two ranks.
-STREAM_COUNTS = (96, 72, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+# Numbers with many divisors: if the number of streams is a multiple of the number of ranks, each
+# stream belongs to one rank, and few chunks are read by two ranks.
+_STREAM_COUNTS = (96, 72, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 
 # With fewer blocks than this, no loader can mix well, and a report says so.
-FEW_BLOCKS = 15
+_FEW_BLOCKS = 15
 # Fraction of a perfect shuffle's effective batch size below which a report gives advice.
 _WELL_MIXED = 0.8
 
 
 def permutation(n: int, seed: int, epoch: int, chunk: int | None = None) -> Ints:
     """Shuffle 0 ... n - 1 (the samples of `chunk`, if given), the same in every process."""
+    # A 0 at the end of a key does not count, so the key of chunk 0 ends in 1.
     key = [seed, epoch] if chunk is None else [seed, epoch, chunk + 1]
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
     return generator.permutation(n)
@@ -121,29 +122,21 @@ def stream_count(chunks: int, slots: int) -> int:
     # Half of the slots hold the chunks in use, the others those that are read ahead: reads from a
     # distant store must cover its speed times its latency, which is much more than one chunk.
     most = max(1, min(chunks, slots // 2))
-    return next(count for count in STREAM_COUNTS if count <= most)
+    return next(count for count in _STREAM_COUNTS if count <= most)
 
 
-def _sections_of_streams(streams: int) -> list[int]:
-    """Return the section that each stream reads, by reversing its mixed-radix digits."""
-    # The streams of one rank have equal remainders modulo the world size. Reversed digits put them
-    # next to each other for 2, 4, 8 ... ranks, so that adjacent sections, which share a chunk at
-    # their border, mostly belong to one rank.
+def _sections_of_streams(streams: int) -> Ints:
+    """Return the section that each stream reads: its number with the digits reversed."""
+    # The digits are those of a mixed radix, the prime factors of the number of streams. The streams
+    # of one rank have equal remainders modulo the world size. Reversed digits put them next to each
+    # other for 2, 4, 8 ... ranks, so that adjacent sections, which share a chunk at their border,
+    # mostly belong to one rank.
     factors, rest = [], streams
     for prime in (2, 3):
         while rest % prime == 0:
             factors.append(prime)
             rest //= prime
-    factors += [rest] if rest > 1 else []
-    sections = []
-    for rest in range(streams):
-        section, width = 0, streams
-        for factor in factors:
-            rest, digit = divmod(rest, factor)
-            width //= factor
-            section += digit * width
-        sections.append(section)
-    return sections
+    return np.arange(streams).reshape(*factors, rest).ravel(order="F")
 
 
 class ChunkOrder:
@@ -178,14 +171,11 @@ class ChunkOrder:
 
     def samples(self, epoch: int) -> Ints:
         """Return the sample at every position of an epoch."""
+        shuffled = [self.chunk_permutation(epoch, chunk) for chunk in range(len(self.counts))]
         schedule = self.schedule(epoch)
         visits, offsets = schedule.locate(np.arange(self.n, dtype=np.int64))
-        result = np.empty(self.n, np.int64)
-        for visit, chunk in enumerate(schedule.chunks.tolist()):
-            here = visits == visit
-            inside = self.chunk_permutation(epoch, chunk)[offsets[here]]
-            result[here] = self.first_samples[chunk] + inside
-        return result
+        first_of_chunk = self.first_samples[schedule.chunks[visits]]
+        return first_of_chunk + np.concatenate(shuffled)[first_of_chunk + offsets]
 
 
 class ChunkSchedule:
@@ -202,9 +192,10 @@ class ChunkSchedule:
         chunks = np.flatnonzero(order.counts)
         if order.seed is not None:
             chunks = chunks[permutation(len(chunks), order.seed, epoch)]
+        # Where each shuffled chunk begins in the sequence of all.
         self._starts = np.concatenate([[0], np.cumsum(order.counts[chunks])])
         self._find_sections()
-        # all streams, unless each belongs to one rank
+        # All streams, unless each belongs to one rank.
         own_streams = range(order.streams)
         if order.streams % world == 0:
             own_streams = range(rank, order.streams, world)
@@ -212,38 +203,38 @@ class ChunkSchedule:
         self._find_chunks(chunks, own_streams, start, stop)
 
     def _find_sections(self) -> None:
-        """Find the first cell and the direction of each stream in the shuffled sequence."""
+        """Find where each stream begins in the shuffled sequence, and its direction (1 or -1)."""
         n, streams = self.order.n, self.order.streams
-        section = np.array(_sections_of_streams(streams))
+        section = _sections_of_streams(streams)
         length = n // streams + (np.arange(streams) < n % streams)
-        length_of_section = np.empty(streams, np.int64)
-        length_of_section[section] = length
+        length_of_section = length[np.argsort(section)]
         begin = (np.cumsum(length_of_section) - length_of_section)[section]
         self._step = np.where(section % 2 == 0, 1, -1)
         self._origin = np.where(section % 2 == 0, begin, begin + length - 1)
 
     def _find_chunks(self, chunks: Ints, own_streams: range, start: int, stop: int) -> None:
         """Find the chunks that some streams cross between two positions of the epoch."""
-        # stream s takes its k-th sample at position k * streams + s
+        # Stream s takes its k-th sample at position k * streams + s.
         streams, starts = self.order.streams, self._starts
         first = np.full(len(chunks), np.iinfo(np.int64).max)
         last = np.full(len(chunks), -1, np.int64)
         for stream in own_streams:
-            begin, end = max(0, -((stream - start) // streams)), -((stream - stop) // streams)
-            if end <= begin:
+            positions = range(start + (stream - start) % streams, stop, streams)
+            if not positions:
                 continue
             origin, step = int(self._origin[stream]), int(self._step[stream])
-            # indices in the shuffled sequence, the lowest and the highest of the stream and of
-            # its cells in each chunk
-            lowest, highest = sorted((origin + step * begin, origin + step * (end - 1)))
-            low, high = np.searchsorted(starts, (lowest, highest), side="right") - 1
-            crossing = slice(low, high + 1)
+            # Lowest and highest index in the sequence: of all these samples, then of those in each
+            # chunk.
+            lowest, highest = sorted(
+                origin + step * (position // streams) for position in (positions[0], positions[-1])
+            )
+            first_crossed, last_crossed = np.searchsorted(starts, (lowest, highest), "right") - 1
+            crossing = slice(first_crossed, last_crossed + 1)
             lows = np.clip(starts[crossing], lowest, highest)
-            highs = np.clip(starts[low + 1 : high + 2] - 1, lowest, highest)
-            enter, leave = (lows, highs) if step == 1 else (highs, lows)
-            enter, leave = (step * (at - origin) * streams + stream for at in (enter, leave))
-            first[crossing] = np.minimum(first[crossing], enter)
-            last[crossing] = np.maximum(last[crossing], leave)
+            highs = np.clip(starts[first_crossed + 1 : last_crossed + 2] - 1, lowest, highest)
+            at_low, at_high = (np.abs(at - origin) * streams + stream for at in (lows, highs))
+            first[crossing] = np.minimum.reduce([first[crossing], at_low, at_high])
+            last[crossing] = np.maximum.reduce([last[crossing], at_low, at_high])
         crossed = np.flatnonzero(last >= 0)
         crossed = crossed[np.argsort(first[crossed], kind="stable")]
         self.chunks, self.first, self.last = chunks[crossed], first[crossed], last[crossed]
@@ -256,7 +247,7 @@ class ChunkSchedule:
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return index into `chunks` and offset into the shuffled chunk of each position."""
         steps, streams = np.divmod(positions, self.order.streams)
-        index = self._origin[streams] + self._step[streams] * steps
+        index = self._origin[streams] + self._step[streams] * steps  # in the sequence
         shuffled_chunk = np.searchsorted(self._starts, index, side="right") - 1
         return self._visit_of_chunk[shuffled_chunk], index - self._starts[shuffled_chunk]
 
@@ -344,6 +335,6 @@ class ShuffleReport:
         )
         if self.effective_batch_size < _WELL_MIXED * self.perfect:
             sentence += "; a larger buffer_mb, or a store in shuffled order, mixes better"
-        if self.blocks < FEW_BLOCKS:
+        if self.blocks < _FEW_BLOCKS:
             sentence += f"; {self.blocks} {self.unit} are few: no loader can mix more"
         return sentence

@@ -16,7 +16,7 @@ from ml4cube.core.statistics import SCALINGS
 
 SAMPLE_DIM = "samples"
 
-#: `fill_method` as a user writes it, and as a spec stores it.
+#: `fill_method` as a user writes it, and as a spec stores it: pairs of variable and method.
 FillLike = str | Mapping[str, str | None] | None
 Fills = tuple[tuple[str, str], ...]
 
@@ -121,7 +121,8 @@ class SampleSpec:
         self._check_const()
         _ = self.windows  # a Grid checks that dims, sizes and overlaps fit
         if not self.array_dims:
-            window_dims, array_dims = _stored_dims(self._by_dim(self.size), None)
+            size = dict(zip(self.dims, self.size, strict=True))
+            window_dims, array_dims = _stored_dims(size, None)
             object.__setattr__(self, "window_dims", window_dims)
             object.__setattr__(self, "array_dims", array_dims)
         if both := set(self.targets) & set(self.features or ()):
@@ -130,8 +131,7 @@ class SampleSpec:
             )
 
     def _check_const(self) -> None:
-        methods = dict(self._fill_pairs).values()
-        if "constant" in methods:
+        if "constant" in self._fills.values():
             if isinstance(self.const, bool) or not isinstance(self.const, int | float):
                 raise InvalidTypeError(
                     f"fill_method='constant' needs a number as const, got const={self.const!r}"
@@ -141,7 +141,7 @@ class SampleSpec:
         elif self.const is not None:
             raise InvalidValueError(
                 f"const={self.const!r} needs fill_method='constant', got "
-                f"fill_method={dict(self._fill_pairs) or None!r}"
+                f"fill_method={self._fills or None!r}"
             )
 
     @classmethod
@@ -226,9 +226,9 @@ class SampleSpec:
         )
 
     @property
-    def _fill_pairs(self) -> Fills:
-        """`fill_method` as pairs."""
-        return self.fill_method  # type: ignore[return-value]
+    def _fills(self) -> dict[str, str]:
+        """`fill_method` as ``{variable: method}``."""
+        return dict(self.fill_method)  # type: ignore[arg-type]
 
     def fill_of(self, variable: str) -> str | None:
         """Return the method that fills the gaps of a variable.
@@ -243,17 +243,17 @@ class SampleSpec:
         str or None
             The method; None where gaps stay gaps.
         """
-        return dict(self._fill_pairs).get(variable)
+        return self._fills.get(variable)
 
     @property
     def fills_from_train(self) -> bool:
         """True if filling needs statistics of the train cells."""
-        return any(method != "constant" for _, method in self._fill_pairs)
+        return any(method != "constant" for method in self._fills.values())
 
     @property
     def windows(self) -> Grid:
         """The grid of all whole windows of the cube."""
-        return Grid.windows(*map(self._by_dim, (self.shape, self.size, self.overlap)))
+        return Grid(self.dims, self.shape, self.size, self.stride, ragged=False)
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -263,7 +263,7 @@ class SampleSpec:
     @property
     def window_shape(self) -> tuple[int, ...]:
         """Cells of a stored sample along `window_dims`."""
-        size = self._by_dim(self.size)
+        size = dict(zip(self.dims, self.size, strict=True))
         return tuple(size[dim] for dim in self.window_dims)
 
     def window_of(self, name: str, shape: tuple[int, ...]) -> dict[str, int]:
@@ -300,9 +300,6 @@ class SampleSpec:
         """Windows that exceed the end of the cube and make no sample."""
         return self.total - len(self.windows)
 
-    def _by_dim(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        return dict(zip(self.dims, numbers, strict=True))
-
     def replace(self, **changes: Any) -> SampleSpec:
         """Return a spec with some fields changed.
 
@@ -326,7 +323,7 @@ class SampleSpec:
         str
             A JSON object.
         """
-        return json.dumps({**dataclasses.asdict(self), "fill_method": dict(self._fill_pairs)})
+        return json.dumps({**dataclasses.asdict(self), "fill_method": self._fills})
 
     @classmethod
     def from_json(cls, text: str) -> SampleSpec:
@@ -352,16 +349,16 @@ def _parse_fill_method(given: Any, variables: Sequence[str]) -> Fills:
     if given is None or isinstance(given, str):
         check_choice("fill_method", given, (*FILL_METHODS, None))
         given = dict.fromkeys(variables, given)
-    are_pairs = isinstance(given, tuple) and all(isinstance(pair, tuple) for pair in given)
-    if not (are_pairs or isinstance(given, Mapping)):
+    try:
+        methods: dict[str, str | None] = dict(given)
+    except (TypeError, ValueError):
         raise InvalidTypeError(
             f"fill_method must be {listed(FILL_METHODS, 'or')}, a dict {{variable: method}} or "
             f"None, got {given!r}"
-        )
-    methods = dict(given)
+        ) from None
     for name, method in methods.items():
         check_choice(f"fill_method[{name!r}]", method, (*FILL_METHODS, None))
-    return tuple((name, methods[name]) for name in sorted(methods) if methods[name] is not None)
+    return tuple(sorted((name, method) for name, method in methods.items() if method is not None))
 
 
 def _stored_dims(
@@ -377,10 +374,10 @@ def _stored_dims(
             f"array_dims must begin with a name for the sample dim that the cube does not have, "
             f"for example {(SAMPLE_DIM, *default)}, got {array_dims!r}"
         )
-    window_dims = names[1:]
-    if set(default) <= set(window_dims) <= set(size):
-        return window_dims, names
-    if len(window_dims) == len(default) and not set(window_dims) & set(size):
+    others = names[1:]
+    if set(default) <= set(others) <= set(size):  # dims of the cube, to choose and order them
+        return others, names
+    if len(others) == len(default) and not set(others) & set(size):  # new names of the dims
         return default, names
     raise InvalidValueError(
         f"array_dims must be {(SAMPLE_DIM, *default)}, in any order after the first, or have "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time, same_coordinate
 from ml4cube.core.errors import InvalidValueError
@@ -19,10 +19,10 @@ from ml4cube.core.statistics import scale_parameters, scale_values, unscale_valu
 from ml4cube.core.sums.fields import FieldStatistics, decoded, encoded
 from ml4cube.core.sums.moments import VariableStatistics
 
-Ints = NDArray[np.intp]
+Indices = NDArray[np.intp]
 #: For each axis of the statistics: a dim of the cube, and the index on that axis for each cell
 #: along this dim.
-Entries = tuple[tuple[str, Ints], ...]
+Entries = tuple[tuple[str, Indices], ...]
 #: Attribute of a stored variable with its `Entries`.
 ENTRIES_ATTR = "ml4cube_places"
 
@@ -36,14 +36,16 @@ GROUPS: dict[str, NDArray[Any]] = {
 
 
 def group_numbers(dates: NDArray[Any], by: str) -> NDArray[np.int64]:
-    """Return the group number of each date."""
+    """Return the group of each date in a climatology, as an index into its labels."""
     if dates.dtype.kind == "M":
-        months = dates.astype("M8[M]").astype(np.int64) % 12
-        days = (dates.astype("M8[D]") - dates.astype("M8[Y]").astype("M8[D]")).astype(np.int64)
+        month = dates.astype("M8[M]").astype(np.int64) % 12
+        day = (dates.astype("M8[D]") - dates.astype("M8[Y]").astype("M8[D]")).astype(np.int64)
     else:
-        months = np.array([date.month - 1 for date in dates], np.int64)
-        days = np.array([date.dayofyr - 1 for date in dates], np.int64)
-    return days if by == "dayofyear" else months if by == "month" else (months + 1) % 12 // 3
+        month = np.array([date.month - 1 for date in dates], np.int64)
+        day = np.array([date.dayofyr - 1 for date in dates], np.int64)
+    season = (month + 1) % 12 // 3  # December begins the first one
+    groups: dict[str, NDArray[np.int64]] = {"month": month, "season": season, "dayofyear": day}
+    return groups[by]
 
 
 def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:
@@ -65,13 +67,17 @@ def match_entries(
     sizes: Mapping[str, int],
     coords: Mapping[str, NDArray[Any]],
 ) -> Entries:
-    """Return the entry of the statistics for every cell along the dims of a cube."""
+    """Return the entry of the statistics for every cell along the dims of a cube.
+
+    `dims`, `offset` and `labels` belong to the statistics, `sizes` and `coords` to the cube.
+    """
     found = []
     for axis, (dim, size) in enumerate(zip(dims, np.shape(offset), strict=True)):
         if dim in GROUPS and dim not in sizes:
             time_dim = dated_dim(coords, list(sizes))
-            empty = np.isnan(offset).all(axis=tuple(a for a in range(len(dims)) if a != axis))
-            found.append((time_dim, _groups_along(name, dim, time_dim, coords[time_dim], empty)))
+            other_axes = tuple(other for other in range(len(dims)) if other != axis)
+            is_empty = np.isnan(offset).all(axis=other_axes)
+            found.append((time_dim, _groups_along(name, dim, time_dim, coords[time_dim], is_empty)))
         elif dim in sizes:
             found.append((dim, _entries_along(name, dim, size, labels, sizes[dim], coords)))
         else:
@@ -88,18 +94,18 @@ def encode_entries(entries: Entries) -> list[list[Any]]:
 
 
 def decode_entries(encoded_entries: Sequence[Sequence[Any]]) -> Entries:
-    """Return entries from the JSON values of `encode_entries`."""
+    """Return entries from the JSON values of `encode_entries`, which stores extend."""
     return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along, *_ in encoded_entries)
 
 
 def _groups_along(
-    name: str, by: str, time_dim: str, dates: NDArray[Any], empty: NDArray[np.bool_]
-) -> Ints:
-    """Return the group of each date; raise if it is one of the `empty` groups."""
+    name: str, by: str, time_dim: str, dates: NDArray[Any], is_empty: NDArray[np.bool_]
+) -> Indices:
+    """Return the group of each date; raise if it is an empty one."""
     if (dates != dates).any():
         raise InvalidValueError(f"{time_dim!r} must not have missing dates; drop those steps")
     groups = group_numbers(dates, by).astype(np.intp)
-    if missing := [GROUPS[by][n].item() for n in np.unique(groups) if empty[n]]:
+    if missing := [GROUPS[by][n].item() for n in np.unique(groups) if is_empty[n]]:
         raise InvalidValueError(
             f"no statistics of {by} {missing[:6]} for {name!r}; use a split with train cells "
             "there, or a coarser climatology"
@@ -114,7 +120,7 @@ def _entries_along(
     labels: Mapping[str, NDArray[Any]],
     cells: int,
     coords: Mapping[str, NDArray[Any]],
-) -> Ints:
+) -> Indices:
     """Return the entry with the coordinate of each cell along one dim."""
     if dim not in labels or dim not in coords:
         if size != cells:
@@ -124,7 +130,7 @@ def _entries_along(
             )
         return np.arange(cells)
     known, wanted = labels[dim], coords[dim]
-    # coordinates that are equal up to rounding, such as float32, are matched by position
+    # Coordinates that are equal up to rounding, such as float32, are matched by position.
     if same_coordinate(known, wanted):
         return np.arange(cells)
     if known.dtype.kind == wanted.dtype.kind == "M":
@@ -155,8 +161,8 @@ def _first_labels(labels: NDArray[Any]) -> list[Any]:
 class Scaling:
     """Offset and scale of a variable, in each cell of a cube; picklable.
 
-    Both are one number, or an array with the entries of the statistics. `scale_fn` is only used in
-    messages.
+    Both are one number, or an array with the entries of the statistics. `scale_fn` is only used to
+    describe the scaling in messages.
     """
 
     name: str
@@ -170,14 +176,14 @@ class Scaling:
         cls,
         name: str,
         stats: VariableStatistics,
-        scale_fn: str | None,
+        scale_fn: str,
         sizes: Mapping[str, int],
         coords: Mapping[str, NDArray[Any]],
     ) -> Self:
         """Match statistics with a cube."""
         offset, scale = scale_parameters(stats, scale_fn)
         entries: Entries = ()
-        if isinstance(stats, FieldStatistics) and scale_fn is not None:
+        if isinstance(stats, FieldStatistics):
             entries = match_entries(name, stats.dims, offset, stats.labels, sizes, coords)
         return cls(name, offset, scale, entries, scale_fn)
 
@@ -198,7 +204,10 @@ class Scaling:
     def at(
         self, cells: Mapping[str, NDArray[Any]], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
-        """Return offset and scale of some cells; raise if one of `values` has none."""
+        """Return offset and scale of cells, given by arrays of their index along each dim.
+
+        Raise if one of the cells' `values` has none.
+        """
         if not self.entries:
             return self.offset, self.scale
         index = tuple(along[cells[dim]] for dim, along in self.entries)
@@ -210,10 +219,8 @@ class Scaling:
     def in_box(
         self, box: Mapping[str, slice], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
-        """Return offset and scale of a box of cells; raise if one of `values` has none."""
-        cells = np.meshgrid(
-            *(np.arange(s.start, s.stop) for s in box.values()), indexing="ij", sparse=True
-        )
+        """Return offset and scale of a box of cells, as `at` does."""
+        cells = np.ix_(*(np.arange(along.start, along.stop) for along in box.values()))
         return self.at(dict(zip(box, cells, strict=True)), values)
 
     def scaled(
@@ -221,10 +228,9 @@ class Scaling:
         values: NDArray[Any],
         origins: Mapping[str, NDArray[Any]],
         window: Mapping[str, int],
-        dtype: DTypeLike,
     ) -> NDArray[Any]:
         """Scale samples (samples, *window); `origins` are the first cells of each by dim."""
-        return scale_values(values, *self.at(self._cells(origins, window), values), dtype)
+        return scale_values(values, *self.at(self._cells(origins, window), values), values.dtype)
 
     def unscaled(
         self,
@@ -259,11 +265,10 @@ class Scaling:
         """Return the cells of samples along each of `dims`, to broadcast to (samples, *window)."""
         cells = {}
         for dim in self.dims:
-            along = np.asarray(origins[dim]).reshape(-1, *(1 for _ in window))
+            cells[dim] = np.asarray(origins[dim]).reshape(-1, *(1 for _ in window))
             if dim in window:
-                shape = [1, *(n if d == dim else 1 for d, n in window.items())]
-                along = along + np.arange(window[dim]).reshape(shape)
-            cells[dim] = along
+                in_window = [n if d == dim else 1 for d, n in window.items()]
+                cells[dim] = cells[dim] + np.arange(window[dim]).reshape(in_window)
         return cells
 
 

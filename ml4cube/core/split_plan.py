@@ -6,6 +6,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ EXCLUDED = 255
 PARTS = {"train": TRAIN, "test": TEST, "val": VAL}
 HELD_OUT = (TEST, VAL)
 
-# Fractions that add up to 1 within this, such as those of float32, leave no test part.
+# Fractions of train and val that add up to 1 within this, such as those of float32, leave no test
+# part.
 _ROUNDING = 1e-7
 
 Labels = NDArray[np.uint8]
@@ -42,17 +44,18 @@ def check_fractions(
             raise InvalidTypeError(f"{name} must be a number from 0 to 1, got {value!r}")
         if not 0 <= value <= 1:
             raise InvalidValueError(f"{name} must be from 0 to 1, got {value!r}")
-    rest = 1 - float(split) - float(val)
-    if rest < -_ROUNDING:
+    fractions = {"train": float(split), "val": float(val)}
+    given = sum(fractions.values())
+    if given > 1 + _ROUNDING:
         raise InvalidValueError(
             f"{names[0]} + {names[1]} must be at most 1 (the rest is the test part), got {split} + "
-            f"{val} = {1 - rest:.9g}"
+            f"{val} = {given:.9g}"
         )
-    # rounding errors of float64 itself are left as the user wrote them
-    whole = 1 - rest if 1e-12 < abs(rest) < _ROUNDING else 1.0
-    rest = 0.0 if abs(rest) < _ROUNDING else rest
-    wanted = {"train": float(split) / whole, "val": float(val) / whole, "test": rest}
-    return {part: fraction for part, fraction in wanted.items() if fraction > 0}
+    if given > 1 - _ROUNDING:
+        fractions = {part: fraction / given for part, fraction in fractions.items()}
+    else:  # in this order, because 1 - given may differ from stored recipes in the last digit
+        fractions["test"] = 1 - float(split) - float(val)
+    return {part: fraction for part, fraction in fractions.items() if fraction > 0}
 
 
 @dataclass(frozen=True)
@@ -223,14 +226,14 @@ class SplitPlan:
         ndarray of uint8
             One label per cell, axes in the order of ``grid.dims``.
         """
-        dims = self.grid.dims
         table = self.table
-        block_of_cells = (self.grid.tile_of_cells(dim, positions[dim]) for dim in dims)
-        blocks = [np.unique(block, return_inverse=True) for block in block_of_cells]
-        labels = table[np.ix_(*(indices for indices, _ in blocks))]
-        # look up every block once, then repeat whole rows and planes, from the last axis on
-        for axis in reversed(range(len(dims))):
-            labels = labels.take(blocks[axis][1], axis)
+        block_of_cells = (self.grid.tile_of_cells(dim, positions[dim]) for dim in self.grid.dims)
+        # Along each dim: the blocks that occur, and for each cell the index of its block in these.
+        along_dims = [np.unique(blocks, return_inverse=True) for blocks in block_of_cells]
+        labels = table[np.ix_(*(blocks for blocks, _ in along_dims))]
+        # Every block was looked up once. Repeat whole rows and planes, from the last axis on.
+        for axis, (_, block_of_cell) in reversed(list(enumerate(along_dims))):
+            labels = labels.take(block_of_cell, axis)
         if reaches:
             held_out = (table == TEST) | (table == VAL)
             near = cells_near(held_out, self.grid, reaches, positions)
@@ -280,7 +283,7 @@ class SplitPlan:
         raw = json.loads(text)
         with _checked_reading("a split plan of blocks"):
             grid = Grid.from_json(json.dumps(raw["grid"]))
-            # at most one byte more than blocks: a damaged recipe must not fill the memory
+            # At most one byte more than blocks: a damaged recipe must not fill the memory.
             compressed = base64.b64decode(raw["labels"])
             labels = zlib.decompressobj().decompress(compressed, len(grid) + 1)
             return cls(
@@ -337,7 +340,7 @@ class CellPlan:
     @property
     def size(self) -> int:
         """Cells in all."""
-        return int(np.prod([n for _, n in self.shape], dtype=np.int64))
+        return math.prod(n for _, n in self.shape)
 
     def label_cells(self, positions: Positions, reaches: Sequence[Reach] = ()) -> Labels:
         """Label cells; any box of cells has the same labels as in the whole.
@@ -363,7 +366,7 @@ class CellPlan:
         return _labels_of(dict(self.fractions))[parts]
 
     def _ends(self) -> list[int]:
-        """Return where each part ends in the shuffled cells; every part has at least one."""
+        """Return where each part ends in the shuffled cells; every part has at least one cell."""
         ends = [0]
         total = 0.0
         for number, (_, fraction) in enumerate(self.fractions, 1):

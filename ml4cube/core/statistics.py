@@ -273,13 +273,14 @@ class Statistics(Mapping[str, VariableStatistics]):
         return f"{type(self).__name__}({self._table!r}, part={self.part!r})"
 
 
-def check_decoded(name: str, dtype: Any, attrs: Mapping[str, Any]) -> None:
-    """Raise if integers are still packed (`scale_factor` in attrs), or the dtype is pandas' own."""
-    check_numpy(f"variable {name!r}", dtype)
+def check_decoded(name: str, variable: Any) -> None:
+    """Raise if a Variable or DataArray holds packed integers, or has a dtype of pandas' own."""
+    check_numpy(f"variable {name!r}", variable.dtype)
     packing = ("scale_factor", "add_offset", "_FillValue", "missing_value")
-    if (found := [key for key in packing if key in attrs]) and np.dtype(dtype).kind in "iu":
+    found = [key for key in packing if key in variable.attrs]
+    if found and variable.dtype.kind in "iu":
         raise InvalidValueError(
-            f"variable {name!r} has packed {np.dtype(dtype)} values ({found} in its attrs); open "
+            f"variable {name!r} has packed {variable.dtype} values ({found} in its attrs); open "
             "the source with mask_and_scale=True, or apply xarray.decode_cf"
         )
 
@@ -289,11 +290,10 @@ def offset_and_scale(
 ) -> tuple[Any, Any]:
     """Return offset and scale of a user's ``[mean, std]`` or ``[min, max]``.
 
-    `array_types` are types of labelled arrays that may take the place of a number.
+    The scale is never 0. `array_types` are types of labelled arrays that may take the place of a
+    number.
     """
     try:
-        if isinstance(pair, str | bytes):
-            raise TypeError
         numbers: list[Any] = [n if isinstance(n, array_types) else _number(n) for n in pair]
         first, second = numbers
     except (TypeError, ValueError):
@@ -318,7 +318,7 @@ def _not_zero(scale: Any) -> Any:
 
 def _number(given: Any) -> float:
     """Return a float; strings are refused."""
-    if isinstance(given, str | bytes):
+    if isinstance(given, str):
         raise TypeError
     return float(given)
 
@@ -328,14 +328,12 @@ def _shown(numbers: Any) -> str:
     return f"{numbers.sizes} numbers" if hasattr(numbers, "sizes") else str(numbers)
 
 
-def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[Any, Any]:
+def scale_parameters(stats: VariableStatistics, scale_fn: str) -> tuple[Any, Any]:
     """Return offset and scale so that ``(x - offset) / scale`` is the scaled variable.
 
     The scale is never 0. Arrays are NaN where the statistics have no cell.
     """
-    check_choice("scale_fn", scale_fn, SCALINGS)
-    if scale_fn is None:
-        return 0.0, 1.0
+    check_choice("scale_fn", scale_fn, filter(None, SCALINGS))
     if not np.any(stats.count):
         raise InvalidValueError(
             f"cannot {scale_fn} a variable that is all gaps, without a finite cell; drop it, or "
@@ -356,7 +354,7 @@ def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:
     """Return median and interquartile range; 1 where both quartiles are in one bin."""
     low, median, high = (quantile_of(stats, probability) for probability in QUARTILES)
     spread = high - low
-    # at least half of the cells (such as dry days) have about the same value
+    # Then at least half of the cells (such as dry days) have about the same value.
     in_one_bin = spread <= stats.quantile_error  # type: ignore[attr-defined]
     return median, np.where(in_one_bin, 1.0, spread)
 
@@ -377,18 +375,13 @@ def scale_values(
     return _apply_in_float64(array, ((np.subtract, offset), (np.divide, scale)), out_dtype)
 
 
-def unscale_values(
-    array: NDArray[Any],
-    offset: ArrayLike,
-    scale: ArrayLike,
-    out_dtype: DTypeLike | None = None,
-) -> NDArray[Any]:
+def unscale_values(array: NDArray[Any], offset: ArrayLike, scale: ArrayLike) -> NDArray[Any]:
     """Compute ``array * scale + offset`` in float64 and round once.
 
     Scaled and back, a float32 is within 2 units in the last place of the larger of value and
     offset.
     """
-    return _apply_in_float64(array, ((np.multiply, scale), (np.add, offset)), out_dtype)
+    return _apply_in_float64(array, ((np.multiply, scale), (np.add, offset)))
 
 
 def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -413,12 +406,12 @@ def _is_of_unscaled(name: Any) -> bool:
     return name in _ATTRS_OF_UNSCALED or str(name).startswith(_UNSCALED)
 
 
-# signaling NaNs (R's NA) are ordinary gaps and need no warning
+# Signaling NaNs (R's NA) are ordinary gaps and need no warning.
 @np.errstate(invalid="ignore")
 def _apply_in_float64(
     array: NDArray[Any],
     operations: Sequence[tuple[np.ufunc, ArrayLike]],
-    out_dtype: DTypeLike | None,
+    out_dtype: DTypeLike | None = None,
 ) -> NDArray[Any]:
     """Apply operations to float64 copies, of cache size where the operands are numbers."""
     array = np.asarray(array)

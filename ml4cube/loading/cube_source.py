@@ -123,7 +123,7 @@ class CubeSource(SampleSource):
                     coords = extractor.origins(tile, keep)
                     origins = {dim: coords[f"{dim}_index"] for dim in extractor.spec.dims}
                 first_cells, window = windows_in_cube(self, name, origins)
-                values = scaling.scaled(values, first_cells, window, values.dtype)
+                values = scaling.scaled(values, first_cells, window)
             target[...] = values
 
     def _sample_windows(self, chunk: int) -> NDArray[np.intp]:

@@ -178,7 +178,7 @@ class _InputSpec(SampleSpec):
     def windows(self) -> Grid:
         """The grid of windows whose targets lie inside the cube."""
         shape = tuple(n - reach for n, reach in zip(self.shape, self.reach, strict=True))
-        return Grid.windows(*map(self._by_dim, (shape, self.size, self.overlap)))
+        return Grid(self.dims, shape, self.size, self.stride, ragged=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,7 +121,7 @@ class PredictionSpec:
                 raise InvalidTypeError(
                     f"features must be numbers, got {name!r} of dtype {cube[name].dtype}"
                 )
-            check_decoded(name, cube[name].dtype, cube[name].attrs)
+            check_decoded(name, cube[name])
 
     def _warn_of_units(self, cube: xr.Dataset) -> None:
         """Warn if a feature has other units than in training."""

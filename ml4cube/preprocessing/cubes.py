@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
+from ml4cube.core.statistics import VariableStatistics
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import not_data, split_label
@@ -73,13 +73,8 @@ def with_arrays(cube: xr.Dataset, arrays: Mapping[str, xr.DataArray]) -> xr.Data
     return cube.assign({name: array.variable for name, array in arrays.items()})
 
 
-def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:
-    """Refuse packed integers that were not decoded, and extension dtypes of pandas."""
-    core.check_decoded(name, variable.dtype, variable.attrs)
-
-
 def check_no_fill_value(
-    name: str, stats: core.VariableStatistics, variable: xr.Variable | xr.DataArray
+    name: str, stats: VariableStatistics, variable: xr.Variable | xr.DataArray
 ) -> None:
     """Refuse values whose minimum or maximum is the fill value in the attributes."""
     # the attribute alone proves nothing: it stays after a user has turned fill values into NaN

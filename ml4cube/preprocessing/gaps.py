@@ -26,7 +26,7 @@ from ml4cube.core.errors import (
     check_names,
     check_numpy,
     check_real_number,
-    check_seed,
+    check_whole,
     names_of,
 )
 from ml4cube.core.missing import (
@@ -37,7 +37,7 @@ from ml4cube.core.missing import (
     find_gaps,
     set_gaps,
 )
-from ml4cube.core.statistics import VariableStatistics, scaled_dtype
+from ml4cube.core.statistics import VariableStatistics, check_decoded, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
@@ -202,7 +202,7 @@ def apply_filter(
         codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLES]), KEPT, MASK)
         return like_given(_drop_samples(cube, codes), ds)
     for name in data:
-        cubes.check_decoded(name, cube[name])
+        check_decoded(name, cube[name])
     masked = {
         name: _with_gaps(cube[name], ~cubes.broadcast_to(mask, cube[name].sizes)) for name in data
     }
@@ -288,7 +288,7 @@ def drop_nan_values(
     if mode is None:
         return like_given(cube, ds)
     for name in data if vars is None else gap_variables:
-        cubes.check_decoded(name, cube[name])
+        check_decoded(name, cube[name])
     mask_name = filter_var if mode == "masked" else None
     if mode == "masked" and mask_name not in cube.variables:
         raise InvalidValueError(
@@ -419,7 +419,7 @@ def fill_nan_values(
     array([[ 1., -1.],
            [-1., -1.]])
     """
-    seed = check_seed(seed)
+    seed = check_whole("seed", seed)
     if const is not None:
         check_real_number("const", const)
     cube = as_cube(ds)
@@ -466,7 +466,7 @@ def _fill_methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> 
             raise InvalidTypeError(
                 f"vars must be variables of numbers, got {name!r} of dtype {cube[name].dtype}"
             )
-        cubes.check_decoded(name, cube[name])
+        check_decoded(name, cube[name])
     floats = [name for name in names if cube[name].dtype.kind == "f"]
     return {name: method[name] if isinstance(method, Mapping) else method for name in floats}
 

@@ -19,6 +19,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real,
 from ml4cube.core.missing import masked_to_gaps
 from ml4cube.core.scaling import ENTRIES_ATTR, decode_entries, match_entries
 from ml4cube.core.statistics import (
+    check_decoded,
     offset_and_scale,
     scale_parameters,
     scale_values,
@@ -101,7 +102,7 @@ def rescale_array(
         array = xr.DataArray(array if hasattr(array, "dask") else masked_to_gaps(array))
         return rescale_array(name, array, offset, scale, rescale_values).data
     check_real(f"variable {name!r}", array.dtype)
-    cubes.check_decoded(name, array)
+    check_decoded(name, array)
     array = read_in_blocks(array)
     entries = _entries(name, array, offset) if offset.dims else []
     if array.chunks is not None:

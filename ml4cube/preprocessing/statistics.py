@@ -18,7 +18,7 @@ from ml4cube.core.errors import (
     names_of,
     prefixed,
 )
-from ml4cube.core.statistics import VariableStatistics
+from ml4cube.core.statistics import VariableStatistics, check_decoded
 from ml4cube.core.sums.fields import quantile_of
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
@@ -227,7 +227,7 @@ def _chosen(
             "labels, masks, auxiliary, scalar or not real numbers; name or convert those you want"
         )
     for name in chosen:
-        cubes.check_decoded(name, cube.variables[name])
+        check_decoded(name, cube.variables[name])
         check_real(f"variable {name!r}", cube.variables[name].dtype)
     return chosen
 

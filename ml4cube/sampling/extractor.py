@@ -310,7 +310,7 @@ class Extractor:
         for name, of_variable in scaling.items():
             values = samples[name]
             window = self.spec.window_of(name, values.shape[1:])
-            result[name] = of_variable.scaled(values, first_cells, window, values.dtype)
+            result[name] = of_variable.scaled(values, first_cells, window)
         return result
 
     def train_cell_statistics(self, reader: CubeReader, block: Block) -> Statistics:

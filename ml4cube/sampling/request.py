@@ -19,7 +19,7 @@ from ml4cube.core.errors import (
     InvalidValueError,
     check_choice,
     check_flags,
-    check_seed,
+    check_whole,
 )
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of_filled
@@ -27,12 +27,11 @@ from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, SplitPlan, check_fractions
-from ml4cube.core.statistics import SCALE_FNS, Statistics
+from ml4cube.core.statistics import SCALE_FNS, Statistics, check_decoded
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import ComputedSource, CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables, split_label
-from ml4cube.preprocessing.cubes import check_decoded
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.sampling.cf_encoding import axis_of, origin_name
 from ml4cube.sampling.counting import Schema
@@ -105,7 +104,7 @@ class SamplingOptions:
         """Check the arguments."""
         flags = ("rand_chunk", "apply_mask", "drop_sample")
         check_flags({name: getattr(self, name) for name in flags})
-        object.__setattr__(self, "seed", check_seed(self.seed))
+        object.__setattr__(self, "seed", check_whole("seed", self.seed))
         check_fractions(self.data_split, self.val_split or 0.0, ("data_split", "val_split"))
         check_choice("scale_fn", self.scale_fn, SCALE_FNS)
         if self.callback is not None and not callable(self.callback):

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.distance.reach import AxisReach
-from ml4cube.core.errors import EmptyPartError, check_seed
+from ml4cube.core.errors import EmptyPartError, check_whole
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
 from ml4cube.splits.block_sizes import block_sizes, caller_level
@@ -124,7 +124,7 @@ def assign_block_split(
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    seed = check_seed(seed)
+    seed = check_whole("seed", seed)
     fractions = check_fractions(split, val)
     sizes = block_sizes(block_size, view, list(fractions.values()))
     grid = Grid.blocks(view.canonical, sizes)
@@ -197,7 +197,7 @@ def assign_rand_split(
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    seed = check_seed(seed)
+    seed = check_whole("seed", seed)
     fractions = check_fractions(split, val)
     plan = CellPlan(tuple(view.canonical.items()), tuple(fractions.items()), seed)
     warnings.warn(

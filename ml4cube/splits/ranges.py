@@ -302,7 +302,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
         raise InvalidValueError(f"{array.name!r} must hold numbers, got {array.dtype}")
     if not array.ndim:
         raise InvalidValueError(f"{array.name!r} must have dims, got a scalar")
-    check_decoded(str(array.name), array.dtype, array.attrs)
+    check_decoded(str(array.name), array)
     return in_chunks(array)
 
 

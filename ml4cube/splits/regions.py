@@ -18,7 +18,7 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     check_choice,
-    check_seed,
+    check_whole,
 )
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import find_gaps
@@ -185,7 +185,7 @@ def assign_region_split(
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    seed = check_seed(seed)
+    seed = check_whole("seed", seed)
     check_choice("background", background, ("excluded", "train"))
     drawn_fractions = _check_parts(split, test, val)
     region_map = RegionMap.of(regions, view)

@@ -115,7 +115,7 @@ def _parse(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | 
                 f"{var!r} has no quantiles because it has dtype {array.dtype}; to use its classes, "
                 f"write stratify={var!r}"
             )
-        check_decoded(var, array.dtype, array.attrs)
+        check_decoded(var, array)
     elif isinstance(stratify, xr.DataArray):
         request, array = str("regions" if stratify.name is None else stratify.name), stratify
     elif isinstance(stratify, str):

@@ -23,7 +23,6 @@ from ml4cube.core.sums.quantiles import Histogram
 from tests import oracle
 from tests.cubes import coordinates
 
-MODULE = "ml4cube.core.sums.quantiles"
 SHAPE = {"time": 30, "level": 2, "lat": 4, "lon": 2}
 
 
@@ -493,15 +492,6 @@ def test_quantiles_need_a_histogram() -> None:
     ):
         with pytest.raises(InvalidValueError, match="no histogram"):
             ask()
-
-
-@pytest.mark.parametrize("dtype", ["i2", "u1", "bool", ">f4", "f2", "f8"])
-def test_every_real_dtype_is_right_in_every_form(dtype: str) -> None:
-    cells = (np.arange(60).reshape(5, 12) * 7 % 2).astype(dtype)
-    ds = xr.Dataset({"t": (("time", "x"), cells)})
-    stats = pp.Statistics.from_cube(ds, dims="time", quantiles=[0.5])["t"]
-    np.testing.assert_allclose(stats.mean, cells.astype("f8").mean(0), rtol=1e-14)
-    np.testing.assert_array_equal(stats.max, cells.max(0))
 
 
 @pytest.mark.parametrize("names", [["b"], ["a", "b", "c"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tests import oracle
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=5, max_side=4)
 ELEMENTS = st.sampled_from([0.0, 1.5, -3.0, math.nan, math.nan, math.inf])
+fill = partial(fill_gaps, variable="t")
 
 
 def stats(mean: float) -> VariableStatistics:
@@ -62,7 +64,7 @@ def test_gaps_of_every_dtype() -> None:
 
 @given(hnp.arrays(np.float64, SHAPES, elements=ELEMENTS))
 def test_sample_mean_falls_back_to_the_train_mean(values: np.ndarray) -> None:
-    filled = fill_gaps(values, "sample_mean", train_stats=stats(7.5))
+    filled = fill(values, "sample_mean", train_stats=stats(7.5))
     means = oracle.sample_means(values, 7.5).reshape(-1, *(1,) * (values.ndim - 1))
     expected = np.where(np.isfinite(values), values, means)
     np.testing.assert_allclose(filled, expected, rtol=1e-15)
@@ -83,7 +85,8 @@ def test_noise_is_even_and_differs_by_seed_and_variable() -> None:
 @pytest.mark.parametrize("method", ["sample_mean", "mean", "constant", "noise"])
 @given(hnp.arrays(st.sampled_from([">f4", "<f4", ">f8", "<f8", ">f2"]), SHAPES, elements=ELEMENTS))
 def test_the_dtype_never_depends_on_whether_there_are_gaps(method: str, values: np.ndarray) -> None:
-    filled = fill_gaps(values, method, train_stats=stats(1.0), const=1.0)
+    ids = np.arange(values.size, dtype=np.uint64).reshape(values.shape)
+    filled = fill(values, method, train_stats=stats(1.0), const=1.0, positions=ids)
     assert filled.dtype.str == values.dtype.str
     assert np.isfinite(filled).all()
     gaps = ~np.isfinite(values)
@@ -92,20 +95,18 @@ def test_the_dtype_never_depends_on_whether_there_are_gaps(method: str, values: 
 
 def test_constants_and_means_keep_the_dtype_and_other_kinds_are_refused() -> None:
     values = np.array([[1, np.nan], [np.inf, 4]], "float32")
-    assert fill_gaps(values, "constant", const=-9).tolist() == [[1, -9], [-9, 4]]
-    assert fill_gaps(values, "mean", train_stats=stats(2.5)).dtype == np.float32
-    assert fill_gaps(np.array([1, 2]), "mean").tolist() == [1, 2]
+    assert fill(values, "constant", const=-9).tolist() == [[1, -9], [-9, 4]]
+    assert fill(values, "mean", train_stats=stats(2.5)).dtype == np.float32
+    assert fill(np.array([1, 2]), "mean").tolist() == [1, 2]
     for method, words in [("constant", "needs const"), ("mean", "needs mean"), ("noise", "low")]:
         with pytest.raises(InvalidValueError, match=f"{words}.*'t'"):
-            fill_gaps(values, method, variable="t")
+            fill(values, method, positions=np.zeros(values.shape, np.uint64))
     with pytest.raises(InvalidValueError, match="train part may be all gaps"):
-        fill_gaps(values, "mean", train_stats=stats(math.nan))
-    with pytest.raises(InvalidTypeError, match="must be a real number"):
-        fill_gaps(values, "constant", const="x")
+        fill(values, "mean", train_stats=stats(math.nan))
     with pytest.raises(InvalidTypeError, match="must be of a float dtype"):
-        fill_gaps(np.array(["NaT"], "M8[D]"), "constant", const=0)
+        fill(np.array(["NaT"], "M8[D]"), "constant", const=0)
     with pytest.raises(InvalidValueError, match="did you mean 'sample_mean'"):
-        fill_gaps(values, "samplemean")
+        fill(values, "samplemean")
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">f8", ">c16", ">M8[s]", "f2", "m8[D]"])
@@ -136,7 +137,7 @@ def test_masked_texts_are_refused() -> None:
 def test_values_that_are_not_finite_fill_no_gap(dtype: str, const: float) -> None:
     values = np.array([[1.0, math.nan]], dtype)
     with pytest.raises(InvalidValueError, match=r"const must be finite in float.* 't', got"):
-        fill_gaps(values, "constant", const=const, variable="t")
+        fill(values, "constant", const=const)
     with pytest.raises(InvalidValueError, match=r"mean must be finite"):
-        fill_gaps(values, "mean", train_stats=stats(const))
-    assert fill_gaps(values[:, :1], "constant", const=const).tolist() == [[1]]
+        fill(values, "mean", train_stats=stats(const))
+    assert fill(values[:, :1], "constant", const=const).tolist() == [[1]]

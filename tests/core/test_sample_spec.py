@@ -56,12 +56,6 @@ def test_windows_are_those_that_fit(spec: SampleSpec) -> None:
     assert spec.array_dims == ("samples", *spec.window_dims)
 
 
-def test_replace_gives_a_new_spec() -> None:
-    spec = SampleSpec.parse(SHAPE, ["a"])
-    assert spec.replace(scale_fn=None).scale_fn is None
-    assert spec.scale_fn == "standardize"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -78,15 +78,16 @@ class SphereReach:
     lon: NDArray[np.float64]
     km: float
 
-    def cells_near(self, blocks: Bools, grid: Grid, positions: Mapping[str, Ints]) -> Bools:
-        """Replace the two axes of blocks by axes of cells: is one of `blocks` near?"""
+    def spread(self, blocks: Bools, grid: Grid, positions: Mapping[str, Ints]) -> Bools:
+        """Return True for cells near to one of `blocks`, with cells along the two axes."""
         axes = grid.dims.index(self.lat_dim), grid.dims.index(self.lon_dim)
         lat_cells, lon_cells = positions[self.lat_dim], positions[self.lon_dim]
         blocks = np.moveaxis(blocks, axes, (-2, -1))
         lon = np.mod(self.lon, 360.0)
         eastward = np.argsort(lon, kind="stable")
+        rising_lon = lon[eastward]
         in_blocks = blocks[..., grid.tile_of_cells(self.lon_dim)[eastward]]
-        # cumulative counts along each row of blocks, to count any range of longitudes at once
+        # Cumulative counts along each row of blocks, to count any range of longitudes at once.
         count = np.zeros((*in_blocks.shape[:-1], in_blocks.shape[-1] + 1), dtype=np.int32)
         np.cumsum(in_blocks, axis=-1, out=count[..., 1:])
         near = np.zeros((*blocks.shape[:-2], lat_cells.size, lon_cells.size), dtype=bool)
@@ -94,20 +95,19 @@ class SphereReach:
         for i, cell in enumerate(lat_cells):
             degrees = self._degrees_of_longitude(float(self.lat[cell]))
             for row in np.unique(block_row[degrees >= 0]):
-                most = float(degrees[block_row == row].max())
-                near[..., i, :] |= _any_within(
-                    count[..., row, :], lon[eastward], lon[lon_cells], most
-                )
+                farthest = float(degrees[block_row == row].max())
+                counts = count[..., row, :]
+                near[..., i, :] |= _any_within(counts, rising_lon, lon[lon_cells], farthest)
         return np.moveaxis(near, (-2, -1), axes)
 
     def _degrees_of_longitude(self, lat: float) -> NDArray[np.float64]:
         """Return how far `km` from a cell at `lat` extends in each row; -1 in rows out of reach."""
         here, rows = np.deg2rad(lat), np.deg2rad(self.lat)
-        # haversine: precise for small angles, where the law of cosines loses digits
-        distance = np.sin(min(self.km / EARTH_RADIUS_KM, np.pi) / 2) ** 2
-        left_for_longitude = distance - np.sin((rows - here) / 2) ** 2
-        # a cell exactly at the distance is near, also after rounding
-        in_reach = left_for_longitude >= -1e-12 * max(distance, 1e-12)
+        # Haversines of angles: precise for small ones, where the law of cosines loses digits.
+        whole = np.sin(min(self.km / EARTH_RADIUS_KM, np.pi) / 2) ** 2
+        left_for_longitude = whole - np.sin((rows - here) / 2) ** 2
+        # A cell exactly at the distance is near, also after rounding.
+        in_reach = left_for_longitude >= -1e-12 * max(whole, 1e-12)
         ratio = left_for_longitude / np.maximum(np.cos(here) * np.cos(rows), 1e-15)
         degrees = np.rad2deg(2 * np.arcsin(np.sqrt(np.clip(ratio, 0, 1)))) * (1 + 1e-9) + 1e-9
         return np.where(in_reach, np.minimum(degrees, 180.0), -1.0)
@@ -124,6 +124,8 @@ def cells_near(
     sphere_dims = {dim for reach in on_sphere for dim in (reach.lat_dim, reach.lon_dim)}
     by_dim = {reach.dim: reach for reach in reaches if isinstance(reach, AxisReach)}
     near = blocks
+    # By axis, the first and last block that are near to each cell; other blocks are dropped at
+    # once, so that the slower steps that follow see few.
     ranges: dict[int, tuple[Ints, Ints]] = {}
     for axis, dim in enumerate(grid.dims):
         if dim in sphere_dims:
@@ -134,7 +136,7 @@ def cells_near(
         near = np.take(near, np.arange(first, last + 1), axis=axis, mode="wrap")
         ranges[axis] = (low - first, high - first)
     for sphere in on_sphere:
-        near = sphere.cells_near(near, grid, positions)
+        near = sphere.spread(near, grid, positions)
     for axis, (low, high) in ranges.items():
         near = _any_between(near, axis, low, high)
     return near
@@ -164,7 +166,7 @@ def _any_within(
 
 def _any_between(flags: Bools, axis: int, low: Ints, high: Ints) -> Bools:
     """Return the logical or of ``flags[low[i] : high[i] + 1]`` along `axis`, for every i."""
-    # cells of a block mostly share their range, so compute each range once
+    # Cells of a block mostly share their range, so compute each range once.
     ranges, range_of_cell = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
     count = np.cumsum(flags, axis=axis, dtype=np.int32)
     count_before = np.concatenate([np.zeros_like(count.take([0], axis)), count], axis=axis)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.distance.reach import EARTH_RADIUS_KM, Bools, Ints
+
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _PAIRS_AT_ONCE = 1 << 21
 
@@ -20,9 +20,9 @@ def nearest_box(
     """Return the distance of each point to the nearest box, and the cells along each axis.
 
     `points` (points, axes) are cells, `low` and `high` (boxes, axes) the first and last cell of
-    each box. `unit` is the unit of distance in cells of each axis (inf: the axis does not count),
-    `period` the length of each cyclic axis, 0 for others. Without boxes distances are inf and
-    cells -1.
+    each box. `unit` is, for each axis, the number of cells that count as a distance of 1 (inf: the
+    axis does not count), `period` the length of each cyclic axis, 0 for others. Without boxes
+    distances are inf and cells -1.
     """
     distance = np.full(len(points), np.inf)
     cells_apart = np.full(points.shape, -1, dtype=np.int64)
@@ -36,8 +36,8 @@ def nearest_box(
             for axis in range(points.shape[1])
         ]
         squares = np.zeros(by_axis[0].shape)
-        for along, cells in zip(by_axis, unit, strict=True):
-            squares += (along / cells) ** 2
+        for cells, cells_per_unit in zip(by_axis, unit, strict=True):
+            squares += (cells / cells_per_unit) ** 2
         nearest = squares.argmin(axis=1)
         rows = np.arange(len(nearest))
         distance[some] = np.sqrt(squares[rows, nearest])
@@ -50,7 +50,7 @@ def _cells_apart(point: Ints, low: Ints, high: Ints, period: int) -> Ints:
     below, above = low[None, :] - point[:, None], point[:, None] - high[None, :]
     apart = np.maximum(below, above)
     if period:
-        # also to the copies of the box one period up and down
+        # Also to the copies of the box one period up and down.
         apart = np.minimum(apart, np.maximum(below + period, above - period))
         apart = np.minimum(apart, np.maximum(below - period, above + period))
     return np.asarray(np.maximum(apart, 0))
@@ -64,16 +64,14 @@ def run_lengths(part: Bools, widths: Sequence[Ints]) -> list[Ints]:
     """
     lengths = []
     for axis, width in enumerate(widths):
-        flags = np.moveaxis(part, axis, 0)
-        length = np.zeros(flags.shape, dtype=np.int64)
-        # from the start of the run to the box, and from the box to its end: the box counts twice
-        for boxes in (range(len(width)), reversed(range(len(width)))):
-            running = np.zeros(flags.shape[1:], dtype=np.int64)
-            for box in boxes:
-                running = np.where(flags[box], running + width[box], 0)
-                length[box] += running
-        length -= np.where(flags, width.reshape(-1, *(1,) * (flags.ndim - 1)), 0)
-        lengths.append(np.moveaxis(length, 0, axis))
+        along_axis = [-1 if other == axis else 1 for other in range(part.ndim)]
+        stop = np.cumsum(width).reshape(along_axis)
+        start = stop - width.reshape(along_axis)
+        # A run ends at the nearest boxes of other parts, before and after it, or with the axis.
+        run_start = np.maximum.accumulate(np.where(part, 0, stop), axis)
+        backwards = np.flip(np.where(part, width.sum(), start), axis)
+        run_stop = np.flip(np.minimum.accumulate(backwards, axis), axis)
+        lengths.append(np.where(part, run_stop - run_start, 0))
     return lengths
 
 
@@ -93,6 +91,6 @@ def unit_vectors(lat: Floats, lon: Floats) -> Floats:
     return np.stack([np.cos(phi) * np.cos(theta), np.cos(phi) * np.sin(theta), np.sin(phi)], -1)
 
 
-def kilometres(chord: Floats, radius_km: float) -> Floats:
+def kilometres(chord: Floats) -> Floats:
     """Return the great-circle distance of points whose unit vectors are `chord` apart."""
-    return np.asarray(2 * radius_km * np.arcsin(np.clip(chord / 2, 0, 1)))
+    return np.asarray(2 * EARTH_RADIUS_KM * np.arcsin(np.clip(chord / 2, 0, 1)))

@@ -7,7 +7,7 @@ sill. The lag where it stops growing is the range, beyond which values are not c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -35,9 +35,9 @@ class Variogram:
     """Semivariances along one dim and the model fitted to them.
 
     Lags are in cells, the sill includes the nugget, and `range` is the practical range: the lag at
-    which the model reaches 95 % of its sill, at least one cell. Without a model, or a range, they
-    are NaN and `reason` says why. `rising` is True if there is no sill because the semivariance
-    still rises at the longest range that can be seen.
+    which the model reaches 95 % of its sill, at least one cell. Without a model they are NaN and
+    `reason` says why. `rising` is True if there is no sill because the semivariance still rises at
+    the longest range that can be seen.
     """
 
     lags: Floats
@@ -51,8 +51,8 @@ class Variogram:
     rising: bool = False
 
     def at(self, lag: Floats) -> Floats:
-        """Return the semivariance of the model; NaN without a range."""
-        if self.model is None or not np.isfinite(self.range):
+        """Return the semivariance of the model; NaN without one."""
+        if self.model is None:
             return np.full(np.shape(lag), np.nan)
         shape = _MODELS[self.model](np.asarray(lag, dtype=float) / self.range)
         return np.asarray(self.nugget + (self.sill - self.nugget) * shape)
@@ -93,17 +93,18 @@ def semivariances(lines: Floats, positions: Floats) -> tuple[Floats, Floats, NDA
     of the cells, ascending, in units of a cell; classes are one cell wide, so the axis may be
     irregular. The longest distance is half the length of the dim; few pairs lie farther apart.
     """
-    n = positions.size
-    longest = float(positions[-1] - positions[0]) / 2 if n else 0.0
-    steps = _steps(n, positions, longest)
+    # A step is a difference of index. Its pairs are those of all cells with that difference.
+    longest = float(positions[-1] - positions[0]) / 2 if positions.size else 0.0
+    steps = _steps(positions, longest)
     farthest = np.floor(longest + 0.5)
 
+    # Called twice for each step, because the classes of all pairs take much memory.
     def class_of_pairs(step: int) -> tuple[Floats, NDArray[np.bool_]]:
-        # two cells at nearly one position, on an irregular axis, are a pair of neighbours
+        # Two cells at nearly one position, on an irregular axis, are a pair of neighbours.
         class_ = np.maximum(np.floor(positions[step:] - positions[:-step] + 0.5), 1.0)
         return class_, class_ <= farthest
 
-    # the classes that occur, because an axis with a wide hole might have very many
+    # The classes that occur, because an axis with a wide hole might have very many.
     occurring = [np.unique(class_[is_used]) for class_, is_used in map(class_of_pairs, steps)]
     classes = np.unique(np.concatenate([np.empty(0), *occurring]))
     squares, distances = np.zeros(classes.size), np.zeros(classes.size)
@@ -123,8 +124,9 @@ def semivariances(lines: Floats, positions: Floats) -> tuple[Floats, Floats, NDA
     return distances[found] / pairs[found], squares[found] / pairs[found] / 2, pairs[found]
 
 
-def _steps(n: int, positions: Floats, longest: float) -> list[int]:
+def _steps(positions: Floats, longest: float) -> list[int]:
     """Return the differences of index to use: all short ones, and fewer of the long ones."""
+    n = positions.size
     if n < 2:
         return []
     reach = np.searchsorted(positions, positions + longest + 0.5) - np.arange(n)
@@ -192,19 +194,23 @@ class _Fit(NamedTuple):
 
 
 def _best(lags: Floats, gamma: Floats, pairs: Floats) -> _Fit:
-    """Return the best model; less usual ones (a nugget, a sharp bend) need a clearly better fit."""
+    """Return the best model of the semivariances `gamma`.
 
-    def best_of(models: list[str], nugget: bool) -> _Fit:
-        return min(_fit_model(name, lags, gamma, pairs, nugget) for name in models)
+    Less usual models (with a nugget, or a sharp bend) need a clearly better fit.
+    """
 
-    best = best_of([name for name in _MODELS if name != "linear"], False)
-    for less_usual in (best_of(["linear"], False), best_of(list(_MODELS), True)):
+    def best_of(models: Iterable[str], has_nugget: bool) -> _Fit:
+        return min(_fit_model(name, lags, gamma, pairs, has_nugget) for name in models)
+
+    best = best_of([name for name in _MODELS if name != "linear"], has_nugget=False)
+    linear, with_nugget = best_of(["linear"], has_nugget=False), best_of(_MODELS, has_nugget=True)
+    for less_usual in (linear, with_nugget):
         if less_usual.loss < best.loss * _CLEARLY_BETTER:
             best = less_usual
     return best
 
 
-def _fit_model(name: str, lags: Floats, gamma: Floats, pairs: Floats, nugget: bool) -> _Fit:
+def _fit_model(name: str, lags: Floats, gamma: Floats, pairs: Floats, has_nugget: bool) -> _Fit:
     """Fit one model, with or without a nugget."""
     expected = np.maximum(gamma, 1e-3 * gamma.max())
     for _ in range(3):
@@ -212,7 +218,7 @@ def _fit_model(name: str, lags: Floats, gamma: Floats, pairs: Floats, nugget: bo
         weights = weights / weights.sum()
         tried = np.geomspace(0.3 * lags.min(), 4 * lags.max(), _RANGES_TRIED)
         for _ in range(3):  # three grids, each within the two steps around the last one's best
-            loss, nuggets, partial = _solve(name, tried, lags, gamma, weights, nugget)
+            loss, nuggets, partial = _solve(name, tried, lags, gamma, weights, has_nugget)
             i = int(np.argmin(loss))
             fit = _Fit(float(loss[i]), name, float(tried[i]), float(nuggets[i]), float(partial[i]))
             tried = np.geomspace(tried[max(i - 1, 0)], tried[min(i + 1, tried.size - 1)], 15)
@@ -222,14 +228,14 @@ def _fit_model(name: str, lags: Floats, gamma: Floats, pairs: Floats, nugget: bo
 
 
 def _solve(
-    name: str, ranges: Floats, lags: Floats, gamma: Floats, weights: Floats, nugget: bool
+    name: str, ranges: Floats, lags: Floats, gamma: Floats, weights: Floats, has_nugget: bool
 ) -> tuple[Floats, Floats, Floats]:
     """Return loss, best nugget and best partial sill, neither below 0, for every range tried."""
     shape = _MODELS[name](lags[None, :] / ranges[:, None])
     nuggets = np.zeros(ranges.size)
-    # no nugget: a line through zero
+    # Without a nugget, gamma over shape is a line through zero.
     partial = ((shape * gamma) @ weights) / np.maximum((shape**2) @ weights, 1e-300)
-    if nugget:
+    if has_nugget:
         mean_shape, mean_gamma = shape @ weights, float(gamma @ weights)
         across = (shape * gamma) @ weights - mean_shape * mean_gamma
         spread = (shape**2) @ weights - mean_shape**2

@@ -20,14 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real
-from ml4cube.core.sums.moments import (
-    VariableStatistics,
-    check_exact,
-    raise_too_large,
-)
-from ml4cube.core.sums.quantiles import Floats, Histogram
-
-Ints = NDArray[np.int64]
+from ml4cube.core.sums.moments import VariableStatistics, check_exact, raise_too_large
+from ml4cube.core.sums.quantiles import Floats, Histogram, Ints
 
 # Cells summed up at a time: few, because new memory for temporaries costs more than the sums, but
 # several of each entry, because merging costs as much as summing up three.
@@ -95,15 +89,16 @@ def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slic
     """Cut a block along a summed axis into slabs of a size that is fast to process."""
     size = math.prod(shape)
     entries = size // max(math.prod(shape[axis] for axis in axes), 1)
-    cells = max(_SLAB_CELLS, _LEAST_PER_ENTRY * entries)
+    cells_at_once = max(_SLAB_CELLS, _LEAST_PER_ENTRY * entries)
     whole = [slice(None)] * len(shape)
-    if not axes or size <= cells:
+    if not axes or size <= cells_at_once:
         if size:
             yield tuple(whole)
         return
-    small_enough = [a for a in axes if size // shape[a] <= cells]
-    axis = small_enough[0] if small_enough else max(axes, key=lambda a: shape[a])
-    slabs = -(-shape[axis] // max(shape[axis] * cells // size, 1))
+    small_enough = [axis for axis in axes if size // shape[axis] <= cells_at_once]
+    axis = small_enough[0] if small_enough else max(axes, key=lambda axis: shape[axis])
+    most_along_axis = max(shape[axis] * cells_at_once // size, 1)
+    slabs = math.ceil(shape[axis] / most_along_axis)
     for ends in pairwise(shape[axis] * slab // slabs for slab in range(slabs + 1)):
         yield (*whole[:axis], slice(*ends), *whole[axis + 1 :])
 
@@ -111,23 +106,21 @@ def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slic
 def _slab_moments(
     values: NDArray[Any],
     axes: tuple[int, ...],
-    where: NDArray[np.bool_] | None,
+    used: NDArray[np.bool_] | None,
     weights: Floats | None,
 ) -> Moments:
     """Sum up one slab: mean first, then deviations from it, then what rounding left of them."""
+    # `asarray`, here and below, because sums over all axes are numbers, which take no assignment.
     with np.errstate(invalid="ignore", over="ignore"):
-        # asarray here and below: numpy makes numbers, which cannot be written to, of no dims
         x = np.array(values, np.float64)
-        # without signaling NaNs (R's NA), next to which fmin may miss numbers, and without -0.0
+        # Without signaling NaNs (R's NA), next to which fmin may miss numbers, and without -0.0.
         x += 0.0
-    used = where
-    if weights is not None:
-        least_weight = check_weights(weights)
-        if least_weight == 0:
-            used = weights > 0 if used is None else used & (weights > 0)
+    if weights is not None and check_weights(weights) == 0:
+        used = weights > 0 if used is None else used & (weights > 0)
     if values.dtype.kind in "iu" and values.dtype.itemsize > 4:
-        among = True if used is None else used
-        least, greatest = (f(values, initial=0, where=among) for f in (np.min, np.max))
+        where_used = True if used is None else used
+        least = np.min(values, initial=0, where=where_used)
+        greatest = np.max(values, initial=0, where=where_used)
         check_exact(int(least), int(greatest))
     cells_per_entry = math.prod(x.shape[axis] for axis in axes)
     used_cells: Any = cells_per_entry
@@ -135,7 +128,7 @@ def _slab_moments(
         used_cells = used.sum(axes)
         x[~used] = np.nan
 
-    # count, range, gaps and infinities
+    # Count, range, gaps and infinities.
     low, high = _range(x, axes)
     infs = np.zeros(low.shape, np.int64)
     if (np.isinf(low) | np.isinf(high)).any():
@@ -147,29 +140,30 @@ def _slab_moments(
     count = np.asarray(cells_per_entry - left_out.sum(axes))
     gaps = np.asarray(used_cells - count - infs)
 
-    # mean and squared deviations
+    # Mean and squared deviations.
     x[left_out] = 0.0
-    # with weights, a buffer that is refilled after each change of x; without, x itself
-    weight, weighted = count.astype(np.float64), x
+    # Without weights x itself, else a buffer for weights * x that is filled after each change of x.
+    weighted_x = x
+    weight = count.astype(np.float64)
     if weights is not None:
-        weighted = np.multiply(weights, ~left_out, out=np.empty_like(x))
-        weight = np.asarray(weighted.sum(axes))
+        weighted_x = np.multiply(weights, ~left_out, out=np.empty_like(x))
+        weight = np.asarray(weighted_x.sum(axes))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if weights is not None:
-            np.multiply(weights, x, out=weighted)
-        mean = np.asarray(weighted.sum(axes)) / weight
+            np.multiply(weights, x, out=weighted_x)
+        mean = np.asarray(weighted_x.sum(axes)) / weight
         x -= np.expand_dims(mean, axes)
         x[left_out] = 0.0
         if weights is not None:
-            np.multiply(weights, x, out=weighted)
-        left_by_rounding = weighted.sum(axes)
-        x *= weighted
+            np.multiply(weights, x, out=weighted_x)
+        left_by_rounding = weighted_x.sum(axes)
+        x *= weighted_x
         m2 = x.sum(axes) - left_by_rounding * left_by_rounding / weight
         mean = mean + left_by_rounding / weight
-    # a constant is its own mean, exactly
-    constant = low == high
-    mean = np.where(constant, low, mean)
-    m2 = np.where((count == 0) | constant, 0.0, np.maximum(m2, 0.0))
+    # A constant is its own mean, exactly.
+    is_constant = low == high
+    mean = np.where(is_constant, low, mean)
+    m2 = np.where((count == 0) | is_constant, 0.0, np.maximum(m2, 0.0))
     if not np.isfinite(m2).all():
         raise_too_large(np.nanmin(low), np.nanmax(high))
     return Moments(count, mean, m2, low, high, gaps, infs, weight)
@@ -221,14 +215,15 @@ class FieldStatistics(VariableStatistics):
     (array([2., 5.]), array([1., 0.]), array([0, 1]))
     """
 
-    count: Ints = field(default_factory=lambda: np.zeros((), np.int64))  # type: ignore[assignment]
-    mean: Floats = field(default_factory=lambda: np.full((), np.nan))  # type: ignore[assignment]
-    m2: Floats = field(default_factory=lambda: np.zeros(()))  # type: ignore[assignment]
-    min: Floats = field(default_factory=lambda: np.full((), np.nan))  # type: ignore[assignment]
-    max: Floats = field(default_factory=lambda: np.full((), np.nan))  # type: ignore[assignment]
-    gaps: Ints = field(default_factory=lambda: np.zeros((), np.int64))  # type: ignore[assignment]
-    infs: Ints = field(default_factory=lambda: np.zeros((), np.int64))  # type: ignore[assignment]
-    weight: Floats = field(default_factory=lambda: np.zeros(()))
+    # `field()` takes the defaults of `VariableStatistics` away.
+    count: Ints = field()  # type: ignore[assignment]
+    mean: Floats = field()  # type: ignore[assignment]
+    m2: Floats = field()  # type: ignore[assignment]
+    min: Floats = field()  # type: ignore[assignment]
+    max: Floats = field()  # type: ignore[assignment]
+    gaps: Ints = field()  # type: ignore[assignment]
+    infs: Ints = field()  # type: ignore[assignment]
+    weight: Floats
     dims: tuple[str, ...] = ()
     labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     histogram: Histogram | None = None
@@ -433,7 +428,7 @@ def encoded(values: NDArray[Any]) -> dict[str, Any]:
         return {**entry, "dtype": "text" if texts else "object", "values": shown}
     little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<")))
     if little.dtype.kind == "f":
-        # one kind of NaN and of zero, so that equal arrays have equal bytes
+        # One kind of NaN and of zero, so that equal arrays have equal bytes.
         little = np.where(np.isnan(little), np.array(np.nan, little.dtype), little + 0)
     content = base64.b64encode(zlib.compress(little.tobytes(), 1)).decode()
     return {**entry, "dtype": values.dtype.newbyteorder("<").str, "zlib": content}

@@ -33,9 +33,6 @@ _HUGE_PAGE = 2 * 2**20  # bytes, on x86 and most others
 # Up to here float64 holds every integer.
 _LARGEST_EXACT = 2**53
 
-# Fields of a VariableStatistics: count, mean, m2, min, max, gaps, infs.
-_Numbers = tuple[int, float, float, float, float, int, int]
-
 
 @dataclass(frozen=True, eq=False)
 class VariableStatistics:
@@ -73,8 +70,8 @@ class VariableStatistics:
     gaps: int = 0
     infs: int = 0
 
-    @classmethod
-    def of(cls, values: ArrayLike, where: ArrayLike | None = None) -> Self:
+    @staticmethod
+    def of(values: ArrayLike, where: ArrayLike | None = None) -> VariableStatistics:
         """Sum up one block of cells.
 
         Parameters
@@ -102,10 +99,10 @@ class VariableStatistics:
         check_real("values", array.dtype)
         flat = _used(array, where)
         scratch = _Scratch.of(flat)
+        starts = range(0, max(flat.size, 1), _CELLS_PER_SHIFT)  # no cells are one piece, too
         with np.errstate(over="ignore", invalid="ignore"):
-            starts = range(0, flat.size or 1, _CELLS_PER_SHIFT)
-            pieces = [cls(*_of_piece(flat[i : i + _CELLS_PER_SHIFT], scratch)) for i in starts]
-        return reduce(cls.merge, pieces)
+            pieces = (_of_piece(flat[i : i + _CELLS_PER_SHIFT], scratch) for i in starts)
+            return reduce(VariableStatistics.merge, pieces)
 
     def merge(self, other: VariableStatistics) -> Self:
         """Merge with the statistics of other cells.
@@ -190,7 +187,7 @@ class VariableStatistics:
         return cls(**values)
 
 
-def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
+def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> VariableStatistics:
     """Sum up at most `_CELLS_PER_SHIFT` cells, 1-D, by deviations from a shift."""
     # The shift, 0 or the least cell, replaces gaps, which then add nothing. If it is so far from
     # the mean that digits of the spread would be lost, deviations are taken again, from the mean.
@@ -199,22 +196,22 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
     low, high, gaps = scratch.range_of(piece)
     if math.isinf(low) or math.isinf(high):
         finite = _of_piece(piece[np.isfinite(piece)], scratch)
-        return (*finite[:5], gaps, piece.size - gaps - finite[0])
+        return replace(finite, gaps=gaps, infs=piece.size - gaps - finite.count)
     count = piece.size - gaps
     if count == 0 or low == high:
-        return count, low, 0.0, low, high, gaps, 0
-    # cells whose range is about their size need no shift, which saves a pass
+        return VariableStatistics(count, low, 0.0, low, high, gaps)
+    # Cells whose range is about their size need no shift, which saves a pass.
     shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
-    total, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=True)
+    total, squares = scratch.sums(piece, shift, has_gaps=gaps > 0, shift_is_least=True)
     if math.isnan(total):  # signaling NaNs survive a maximum
         return _of_piece(piece + 0, scratch)
     if not total * total <= 0.9999 * count * squares:
         shift += total / count
-        total, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=False)
+        total, squares = scratch.sums(piece, shift, has_gaps=gaps > 0, shift_is_least=False)
     m2 = squares - total * total / count
     if not math.isfinite(m2):
         raise_too_large(low, high)
-    return count, shift + total / count, max(m2, 0.0), low, high, gaps, 0
+    return VariableStatistics(count, shift + total / count, max(m2, 0.0), low, high, gaps)
 
 
 def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
@@ -266,9 +263,9 @@ class _Scratch:
     def __init__(self, dtype: np.dtype[Any]) -> None:
         """Allocate buffers for a part, and for the sums of a piece's rows."""
         memory = np.empty(3 * _HUGE_PAGE, np.uint8)
-        memory = memory[-memory.ctypes.data % _HUGE_PAGE :]
-        ends = np.cumsum([8, dtype.itemsize, 1]) * _CELLS_IN_CACHE
-        x, filler, flags, _ = np.split(memory, ends)
+        memory = memory[-memory.ctypes.data % _HUGE_PAGE :]  # from the start of a huge page on
+        bytes_per_cell = [8, dtype.itemsize, 1]
+        x, filler, flags, _ = np.split(memory, np.cumsum(bytes_per_cell) * _CELLS_IN_CACHE)
         self.dtype = dtype
         self.x = x.view(np.float64)
         self.rows = self.x.reshape(-1, _CELLS_PER_DOT)
@@ -277,7 +274,7 @@ class _Scratch:
         self.filler.fill(0)
         self.totals = np.empty(_CELLS_PER_SHIFT // _CELLS_PER_DOT)
         self.squares = np.empty(_CELLS_PER_SHIFT // _CELLS_PER_DOT)
-        # only saves a pass: the results are the same with either value
+        # Only saves a pass: the results are the same with either value.
         self.gaps_expected = True
 
     def range_of(self, piece: NDArray[Any]) -> tuple[float, float, int]:
@@ -288,14 +285,14 @@ class _Scratch:
             least, greatest = int(piece.min()), int(piece.max())
             check_exact(least, greatest)
             return float(least), float(greatest), 0
-        # + 0.0 turns -0.0, which minimum and maximum may return instead of 0.0, into 0.0
+        # + 0.0 turns -0.0, which minimum and maximum may return instead of 0.0, into 0.0.
         if not self.gaps_expected:
             high = float(np.maximum.reduce(piece)) + 0.0
             if not math.isnan(high):
                 return float(np.minimum.reduce(piece)) + 0.0, high, 0
         gaps, lows, highs = 0, [], []
         for part in _parts(piece):
-            # + 0 makes NaNs quiet: next to signaling ones (R's NA), fmin may miss numbers
+            # + 0 makes NaNs quiet: next to signaling ones (R's NA), fmin may miss numbers.
             quiet = np.add(part, 0, out=self.x.view(self.dtype)[: part.size])
             gaps += int(np.count_nonzero(np.isnan(quiet, out=self.flags[: part.size])))
             lows.append(np.fmin.reduce(quiet))
@@ -304,21 +301,24 @@ class _Scratch:
         return float(np.fmin.reduce(lows)) + 0.0, float(np.fmax.reduce(highs)) + 0.0, gaps
 
     def sums(
-        self, piece: NDArray[Any], shift: float, *, gaps: bool, is_least: bool
+        self, piece: NDArray[Any], shift: float, *, has_gaps: bool, shift_is_least: bool
     ) -> tuple[float, float]:
-        """Return the sums of the cells less `shift`, and of their squares, without gaps."""
-        # With `is_least`, `shift` is a number of the piece's dtype and at most the least cell, so a
-        # maximum with it replaces gaps, which is far cheaper than selecting them. The bits are the
-        # same on any number of cores.
-        replace_by_maximum, replace_one_by_one = gaps and is_least, gaps and not is_least
+        """Return the sums of the cells less `shift`, and of their squares, without gaps.
+
+        `shift_is_least` says that no cell is less than `shift`, a number of the piece's dtype.
+        """
+        # Then a maximum with the shift replaces gaps, which is far cheaper than selecting them. The
+        # bits are the same on any number of cores.
+        replace_by_maximum = has_gaps and shift_is_least
+        replace_one_by_one = has_gaps and not shift_is_least
         if replace_by_maximum and self.filler[0] != shift:
             self.filler.fill(shift)
         done = 0
         for part in _parts(piece):
             x, rows = self.x, self.rows
             if part.size < _CELLS_IN_CACHE:
-                rows = rows[: -(-part.size // _CELLS_PER_DOT)]
-                x[part.size : rows.size] = 0.0
+                rows = rows[: math.ceil(part.size / _CELLS_PER_DOT)]
+                x[part.size : rows.size] = 0.0  # the rest of the last row
                 x = x[: part.size]
             if replace_by_maximum:
                 np.fmax(part, self.filler[: part.size], out=x)

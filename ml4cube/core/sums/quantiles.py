@@ -22,7 +22,7 @@ from ml4cube.core.errors import InvalidValueError
 Floats = NDArray[np.float64]
 Reals = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
-_Bins = tuple[Floats, NDArray[Any]]  # edges and counts, one row for each entry
+_Bins = tuple[Floats, NDArray[Any]]  # edges and counts, (*field, width)
 
 # Bins this narrow hold one value each, but for values as small as they are, 2e-308; 2**-exponent
 # is still a normal number.
@@ -55,10 +55,10 @@ def default_bins(entries: int) -> int:
 class Histogram:
     """Cells per bin, for every entry of a field.
 
-    Bins are ``2**exponent`` wide; at the least exponent each holds one value. `edges` (*field,
-    width) are the lower edges of the bins that hold a cell, rising, NaN after the last. `counts`
-    are the cells in each bin (int64) or their weights (float64), 0 after the last. `bins`, at least
-    3, is the most bins per entry.
+    Bins are ``2**exponent`` wide; at the least exponent each holds one value. `edges` (*field, n)
+    are the lower edges of the bins that hold a cell, rising, NaN after the last. `counts` (*field,
+    n) are the cells in each bin (int64) or their weights (float64), 0 after the last. `bins`, at
+    least 3, is the most bins per entry.
     """
 
     exponent: Ints
@@ -86,7 +86,9 @@ class Histogram:
             some_weights = None if weight_rows is None else weight_rows[some]
             parts.append(((some, ...), empty._with_rows(rows[some], some_weights)))
         whole = cls.gathered((len(rows),), bins, parts, dtype)
-        return whole._reshaped(field)
+        shape = (*field, whole.edges.shape[-1])
+        exponent = whole.exponent.reshape(field)
+        return cls(exponent, whole.edges.reshape(shape), whole.counts.reshape(shape), bins)
 
     @classmethod
     def gathered(
@@ -115,7 +117,7 @@ class Histogram:
         """Count the cells of each row of an empty histogram."""
         n, total = cells.shape[-1], self
         if n > _SORTED_CELLS:  # there is only one row then
-            # several times as fast as sorting, if it works
+            # Several times as fast as sorting, if it works.
             counted = self._by_counters(cells[0], None if weights is None else weights[0])
             if counted is not None:
                 return counted
@@ -151,7 +153,7 @@ class Histogram:
             return None
         first, last = _lower_edges(np.array([[low, high]]), np.full(1, exponent))[0] / width
         counts = np.zeros(int(last - first) + 2, self.counts.dtype)  # counter 0 is for gaps
-        # the value that each counter counts, while all its cells have the same value
+        # The value that each counter counts, while all its cells have the same value.
         value, one_value_each = np.full(counts.size, np.nan), True
         for start in range(0, values.size, _CELLS_COUNTED):
             part = slice(start, start + _CELLS_COUNTED)
@@ -180,32 +182,24 @@ class Histogram:
 
     def _fitted(self, exponent: Ints, edges: Floats, counts: NDArray[Any]) -> Self:
         """Double the width of bins until not too many hold cells."""
-        field = exponent.shape
-        exponent, edges = exponent.reshape(-1), edges.reshape(-1, edges.shape[-1])
-        counts = counts.reshape(edges.shape)
-        too_many = np.flatnonzero((~np.isnan(edges)).sum(-1) > self.bins)
-        if too_many.size:
-            # bisection between an exponent that is too fine, and one at which all bins fit
+        too_many = np.asarray((~np.isnan(edges)).sum(-1) > self.bins)
+        if too_many.any():
+            # Bisection between an exponent that is too fine, and one at which all bins fit.
             rows, too_fine = edges[too_many], exponent[too_many]
-            # halved, so that it does not overflow
+            # Halved, so that it does not overflow.
             extent = np.nanmax(rows, -1) / 2 - rows[:, 0] / 2 + np.ldexp(0.5, too_fine)
             fitting = np.maximum(np.frexp(extent / (self.bins - 2))[1] + 1, too_fine + 1)
             step = 1  # small steps first: the widths sought are only slightly narrower
             while (fitting - too_fine > 1).any():
                 tried = np.maximum((too_fine + fitting) // 2, fitting - step)
                 step *= 2
-                fits = _occupied(_lower_edges(rows, tried)) <= self.bins
+                fits = _begin_bins(_lower_edges(rows, tried)).sum(-1) <= self.bins
                 fitting = np.where(fits, tried, fitting)
                 too_fine = np.where(fits, too_fine, tried)
             exponent = exponent.copy()
             exponent[too_many] = fitting
             edges, counts = _collapsed(_lower_edges(edges, exponent), counts)
-        return type(self)(exponent, edges, counts, self.bins)._reshaped(field)
-
-    def _reshaped(self, field: tuple[int, ...]) -> Self:
-        shape = (*field, self.edges.shape[-1])
-        edges, counts = self.edges.reshape(shape), self.counts.reshape(shape)
-        return type(self)(self.exponent.reshape(field), edges, counts, self.bins)
+        return type(self)(exponent, edges, counts, self.bins)
 
     @property
     def width(self) -> Floats:
@@ -217,12 +211,8 @@ class Histogram:
         mine, theirs = (self.exponent.shape, self.bins), (other.exponent.shape, other.bins)
         if mine != theirs:
             raise InvalidValueError(f"cannot merge histograms of (shape, bins) {mine} and {theirs}")
-        exponent = np.maximum(self.exponent, other.exponent)
-        parts = []
-        for histogram in (self, other):
-            rows = (-1, histogram.edges.shape[-1])
-            edges = _lower_edges(histogram.edges, exponent)
-            parts.append((edges.reshape(rows), histogram.counts.reshape(rows)))
+        exponent = np.asarray(np.maximum(self.exponent, other.exponent))
+        parts = [(_lower_edges(each.edges, exponent), each.counts) for each in (self, other)]
         return self._fitted(exponent, *_joined(parts))
 
     def transposed(self, order: Sequence[int]) -> Self:
@@ -238,7 +228,7 @@ class Histogram:
         edges, counts = self.edges.reshape(-1, columns), self.counts.reshape(-1, columns)
         width = self.width.reshape(-1)
         found = np.empty(len(edges))
-        # a few at a time: cumulative sums need as much memory as the counts
+        # A few at a time: cumulative sums need as much memory as the counts.
         at_once = max(2**20 // columns, 1)
         for start in range(0, len(edges), at_once):
             some = slice(start, start + at_once)
@@ -252,20 +242,14 @@ def _lower_edges(values: Reals, exponent: Ints) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         width = np.ldexp(1.0, exponent)[..., np.newaxis]
         edges = np.floor(values / width) * width
-        # except that tiny negative values give -0.0
+        # Except that tiny negative values give -0.0.
         edges = np.where((edges == 0) & (values < 0), -width, edges)
-        # values so large are multiples of the width
+        # Values so large are multiples of the width.
         return np.asarray(np.where(np.abs(values) >= width * 2.0**53, values, edges) + 0.0)
 
 
-def _occupied(edges: Floats) -> Ints:
-    """Return the number of different edges in each row; rows rise, with NaN after the last."""
-    new = (edges[:, 1:] != edges[:, :-1]) & ~np.isnan(edges[:, 1:])
-    return np.asarray(new.sum(-1) + ~np.isnan(edges[:, 0]))
-
-
 def _joined(parts: Sequence[_Bins]) -> _Bins:
-    """Concatenate and merge bins of the same rows."""
+    """Concatenate and merge bins of the same entries."""
     filled = [part for part in parts if not np.isnan(part[0]).all()]
     if len(filled) < 2:
         return _collapsed(*(filled or parts)[0])
@@ -274,34 +258,37 @@ def _joined(parts: Sequence[_Bins]) -> _Bins:
 
 
 def _sorted_and_collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
-    """Sort each row by its edges and add up the counts of equal ones."""
+    """Sort each entry by its edges and add up the counts of equal ones."""
     order = np.argsort(edges, axis=-1, kind="stable")
     return _collapsed(np.take_along_axis(edges, order, -1), np.take_along_axis(counts, order, -1))
 
 
 def _collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
-    """Add up the counts of equal edges; rows rise, with NaN and 0 after the last."""
-    new = ~np.isnan(edges)
-    new[:, 1:] &= edges[:, 1:] != edges[:, :-1]
-    starts = np.flatnonzero(new)
-    if len(edges) == 1 and starts.size:
-        return edges[:, starts], np.add.reduceat(counts, starts, axis=-1)
-    per_row = new.sum(-1)
-    shape = (len(edges), max(int(per_row.max(initial=0)), 1))
-    fewer, sums = np.full(shape, np.nan), np.zeros(shape, counts.dtype)
-    if starts.size:
-        before = np.repeat(np.cumsum(per_row) - per_row, per_row)
-        at = (np.repeat(np.arange(len(edges)), per_row), np.arange(starts.size) - before)
-        fewer[at] = edges.ravel()[starts]
-        sums[at] = np.add.reduceat(counts.ravel(), starts)
+    """Add up the counts of equal edges of each entry, which rise, with NaN after the last."""
+    begin_bins = _begin_bins(edges)
+    bins_per_entry = np.asarray(begin_bins.sum(-1))
+    width = max(int(bins_per_entry.max(initial=0)), 1)
+    is_used = np.arange(width) < bins_per_entry[..., np.newaxis]
+    fewer = np.full(is_used.shape, np.nan)
+    sums = np.zeros(is_used.shape, counts.dtype)
+    if is_used.any():
+        fewer[is_used] = edges[begin_bins]
+        sums[is_used] = np.add.reduceat(counts.ravel(), np.flatnonzero(begin_bins))
     return fewer, sums
+
+
+def _begin_bins(edges: Floats) -> NDArray[np.bool_]:
+    """Mark the first of equal edges of each entry, which rise, with NaN after the last."""
+    marked: NDArray[np.bool_] = ~np.isnan(edges)
+    marked[..., 1:] &= edges[..., 1:] != edges[..., :-1]
+    return marked
 
 
 def _bin_of_quantile(counts: NDArray[Any], probability: float) -> tuple[NDArray[np.intp], Floats]:
     """Return the bin of a quantile in each row, and the fraction of the bin below it."""
     cumulative = np.cumsum(counts, axis=1, dtype=np.float64)
     wanted = probability * cumulative[:, -1:]
-    # the first bin that is not empty and reaches the share wanted
+    # The first bin that is not empty and reaches the share wanted.
     index = np.argmax((cumulative >= wanted) & (counts > 0), axis=1)
     rows = np.arange(len(counts))
     in_bin = counts[rows, index].astype(np.float64)

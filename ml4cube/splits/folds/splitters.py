@@ -15,7 +15,6 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     check_choice,
-    check_seed,
     check_whole,
 )
 from ml4cube.core.grid import Grid, SizesLike
@@ -128,7 +127,7 @@ class BlockKFold(_BlockSplitter):
 
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 2)
-        check_seed(self.seed)
+        check_whole("seed", self.seed)
 
     def _shares(self) -> list[float]:
         return [1 / self.n_splits] * self.n_splits
@@ -174,7 +173,7 @@ class BlockShuffleSplit(_BlockSplitter):
 
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 1)
-        check_seed(self.seed)
+        check_whole("seed", self.seed)
         check_fractions(self.test_size, names=("test_size", "val"))
         if not 0 < self.test_size < 1:
             raise InvalidValueError(

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import is_time
-from ml4cube.core.distance.reach import EARTH_RADIUS_KM
 from ml4cube.core.distance.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
@@ -77,7 +76,7 @@ class Axes:
 
         assert self.points is not None
         near = KDTree(self.points[locations]).query(points, k=count)[0]
-        found = kilometres(near, EARTH_RADIUS_KM)
+        found = kilometres(near)
         # the rounding error of a unit vector is a tenth of a millimetre
         return np.where(found < 1e-6, 0.0, found)
 

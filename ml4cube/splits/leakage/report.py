@@ -394,7 +394,7 @@ def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[s
         if view.ds[name].dtype.kind not in "biuf":
             continue
         try:
-            check_decoded(name, view.ds[name].dtype, view.ds[name].attrs)
+            check_decoded(name, view.ds[name])
         except InvalidValueError as error:
             logger.warning("no range was estimated: %s", error)
             continue
