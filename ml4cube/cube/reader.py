@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.cube.absent_chunks import AbsentChunks, absent_chunks
-from ml4cube.cube.chunks.disk import DiskChunks
+from ml4cube.cube.chunks.disk import StoredChunks, stored_chunks
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
-from ml4cube.cube.variables import cube_dims, cube_variables, repeats_dim
+from ml4cube.cube.variables import cube_dims, repeats_dim
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,14 +31,14 @@ class Source:
     """Source of the cells of one variable; picklable.
 
     `is_shared` is True if all regions use the same source, which `narrow` returns unchanged.
-    `stored` is the zarr array with exactly these cells, or its files; None if unknown.
+    `stored` are the chunks of zarr with exactly these cells, before decoding; None if unknown.
     `hides_absent_chunks` is True if chunks that are missing in a file would not be noticed.
     """
 
     dims: tuple[str, ...]
     dtype: np.dtype[Any]
     is_shared: bool = True
-    stored: Any = None
+    stored: StoredChunks | None = None
     hides_absent_chunks: bool = False
 
     def read(self, slices: Slices) -> NDArray[Any]:
@@ -109,14 +109,14 @@ class _LazySource(Source):
         return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _ZarrSource(Source):
     """Cells of `stored` that need no decoding, read without xarray, which is slow to import."""
 
+    stored: StoredChunks
+
     def read(self, slices: Slices) -> NDArray[Any]:
-        box = tuple(slices[dim] for dim in self.dims)
-        if isinstance(self.stored, DiskChunks):
-            return self.stored.read(box)
-        return np.asarray(self.stored[box])
+        return self.stored.read([slices[dim] for dim in self.dims])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +153,9 @@ def _source(variable: xr.Variable) -> Source:
 def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
     """Return a source of a lazily indexed file: zarr itself where xarray adds nothing."""
     zarr = LazyZarr.behind(array, dtype)
-    stored = zarr.array if zarr.is_whole and not zarr.in_this_process else None
+    is_known = zarr.is_whole and not zarr.in_this_process
+    stored = stored_chunks(zarr.array) if is_known else None
     if zarr.is_undecoded and stored is not None:
-        # without the zarr array a worker need not import zarr, half of its start-up time
-        stored = DiskChunks.of(stored) or stored
         return _ZarrSource(dims=dims, dtype=dtype, stored=stored)
     return _LazySource(
         dims=dims,
@@ -195,23 +194,23 @@ class CubeReader:
     sources: Mapping[str, Source]
 
     @classmethod
-    def of(cls, ds: xr.Dataset, variables: Iterable[str] | None = None) -> CubeReader:
+    def of(cls, ds: xr.Dataset, names: Iterable[str]) -> CubeReader:
         """Make a reader of some variables of a cube."""
         dims = cube_dims(ds)
-        names = list(variables) if variables is not None else cube_variables(ds)[0]
-        for name in names:
-            if repeats_dim(ds[name].variable):
+        variables = {name: ds[name].variable for name in names}
+        for name, variable in variables.items():
+            if repeats_dim(variable):
                 raise InvalidValueError(
-                    f"{name!r} must have every dim once, got {ds[name].dims}; rename one of the "
+                    f"{name!r} must have every dim once, got {variable.dims}; rename one of the "
                     "two or leave the variable out"
                 )
-            if _is_persisted(ds[name].variable._data):
+            if _is_persisted(variable._data):
                 raise InvalidValueError(
                     f"{name!r} is held by a dask cluster, where it cannot be read by regions; pass "
                     "the cube from before persist(), or compute() it"
                 )
         shape = tuple(ds.sizes[dim] for dim in dims)
-        return cls(dims, shape, {name: _source(ds[name].variable) for name in names})
+        return cls(dims, shape, {name: _source(v) for name, v in variables.items()})
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -274,8 +273,8 @@ class CubeReader:
         if source.dims == self.dims:
             return values
         values = values.transpose([source.dims.index(d) for d in self.dims if d in source.dims])
-        absent_axes = tuple(axis for axis, d in enumerate(self.dims) if d not in source.dims)
-        values = np.expand_dims(values, absent_axes)
+        lacking_axes = tuple(axis for axis, d in enumerate(self.dims) if d not in source.dims)
+        values = np.expand_dims(values, lacking_axes)
         shape = tuple(slices[d].stop - slices[d].start for d in self.dims)
         return values if values.shape == shape else np.broadcast_to(values, shape)
 

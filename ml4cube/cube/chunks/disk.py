@@ -1,4 +1,4 @@
-"""Chunks of a zarr array on local disk, decoded without zarr-python's cost per read.
+"""Chunks of a zarr array: on local disk decoded without zarr-python's cost per read, else by zarr.
 
 A read through zarr-python has a fixed cost of milliseconds, as much as decoding a chunk, and a
 sampler reads every chunk twice. Layouts that are not supported are left to zarr.
@@ -124,3 +124,39 @@ def _layout_v3(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:
 def _layout_v2(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:
     codecs = ChunkCodecs.of_v2(metadata)
     return None if codecs is None else ("", metadata["dimension_separator"], codecs)
+
+
+@dataclass(frozen=True)
+class ZarrChunks:
+    """Chunks of any zarr array, read by zarr-python; where there are shards, these are meant."""
+
+    array: Any
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Cells along each axis of what is one object in the store."""
+        sizes: tuple[int, ...] = self.array.shards or self.array.chunks
+        return sizes
+
+    def read(self, box: Sequence[slice]) -> NDArray[Any]:
+        """Read a box of cells."""
+        return np.asarray(self.array[tuple(box)])
+
+    def key(self, chunk: tuple[int, ...]) -> str:
+        """Return the name of a chunk."""
+        return str(self.array.metadata.encode_chunk_key(chunk))
+
+    def has(self, chunk: tuple[int, ...]) -> bool:
+        """Return True if a chunk exists; others read as the fill value."""
+        from zarr.core.sync import sync
+
+        return bool(sync((self.array.store_path / self.key(chunk)).exists()))
+
+
+StoredChunks = DiskChunks | ZarrChunks
+
+
+def stored_chunks(array: Any) -> StoredChunks:
+    """Return the quickest reader of a zarr array."""
+    # a worker that gets no zarr array need not import zarr, half of its start-up time
+    return DiskChunks.of(array) or ZarrChunks(array)
