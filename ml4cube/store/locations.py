@@ -13,7 +13,7 @@ from ml4cube.cube.opening import store_and_path
 from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, digest
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ZarrFolder:
     """A group of a zarr store that is not a folder of files: an Icechunk session, or memory."""
 
@@ -65,19 +65,6 @@ class ZarrFolder:
         parts = self.path.split("/") if self.path else []
         depths = range(len(parts) + 1)
         return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
-
-    def identity(self) -> tuple[Any, str]:
-        """Return a value that is equal for all objects of the same group."""
-        # read-only views of a store in memory are other objects with the same name
-        name = str(self.store)
-        return name if name.startswith("memory://") else self.store, self.path
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ZarrFolder):
-            return NotImplemented
-        return self.identity() == other.identity()
-
-    __hash__ = None  # type: ignore[assignment]
 
     def _key(self, path: str) -> str:
         return f"{self.path}/{path}" if self.path else path

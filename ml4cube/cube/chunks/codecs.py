@@ -24,13 +24,13 @@ class ChunkCodecs:
     @classmethod
     def of_v3(cls, codecs: Sequence[Mapping[str, Any]]) -> ChunkCodecs | None:
         """Return the codecs of a zarr v3 array; None if they are not supported."""
-        names = [codec["name"] for codec in codecs]
-        if names[:1] != ["bytes"]:
-            return None
+        first, *others = [codec["name"] for codec in codecs]
+        checksum = others[-1:] == ["crc32c"]
+        compressors = others[:-1] if checksum else others
         endian = (codecs[0].get("configuration") or {}).get("endian", "little")
-        checksum = names[1:][-1:] == ["crc32c"]
-        compressors = names[1 : -1 if checksum else None]
-        if endian not in ("little", None) or compressors not in ([], ["blosc"], ["zstd"]):
+        if first != "bytes" or endian not in ("little", None):
+            return None
+        if compressors not in ([], ["blosc"], ["zstd"]):
             return None
         return cls(compressors[0] if compressors else None, checksum)
 

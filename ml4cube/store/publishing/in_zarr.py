@@ -47,8 +47,11 @@ class ZarrDraft(Draft):
             self._write_group(self.target, {DRAFT_KEY: sorted(old_files | new_files)})
         for child in sorted({name.partition("/")[0] for name in old_files} - {"zarr.json"}):
             self.target.remove(child)
-        chunks_last = sorted(new_files, key=lambda name: not name.endswith("zarr.json"))
-        for name in sorted(chunks_last, key=lambda name: name == "zarr.json"):
+
+        def turn(name: str) -> tuple[bool, bool]:
+            return name == "zarr.json", not name.endswith("/zarr.json")
+
+        for name in sorted(new_files, key=turn):
             self.target.write(name, self.store_folder.read(name))
 
     def _make_groups_above(self) -> None:
