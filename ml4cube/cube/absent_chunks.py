@@ -44,7 +44,7 @@ def absent_chunks(
 ) -> AbsentChunks | None:
     """Find the chunks that begin in `owned` and that a variable's source lacks.
 
-    `stored` has `dims`; `cells` have those of the cube, as `origin`, the position of the first.
+    `dims` are those of `stored`; `cells` have all dims of the cube, and begin at `origin` in it.
     """
     found: AbsentChunks | None = None
     for chunk, box in _chunks(stored, dims, origin, owned):
@@ -64,6 +64,7 @@ def _chunks(
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
     """Yield the index of each stored chunk that begins in `owned`, and its box in the cells."""
     sizes = dict(zip(dims, stored.chunks, strict=True))
+    # of each dim the chunks whose first cell, index * n, lies in `owned`
     ranges = [range(-(-owned[d].start // n), -(-owned[d].stop // n)) for d, n in sizes.items()]
     for chunk in itertools.product(*ranges):
         box = dict.fromkeys(origin, slice(None))

@@ -138,21 +138,19 @@ def _source(variable: xr.Variable) -> Source:
 
     dims, dtype = tuple(str(dim) for dim in variable.dims), np.dtype(variable.dtype)
     origin = (0,) * variable.ndim
-    # `_data`, because `data` would load a lazily indexed file
-    if is_dask_collection(variable._data):
-        file = file_behind(variable._data)
-        if file is not None:
-            return _file_source(dims, file, dtype)
-        return _DaskSource(dims=dims, dtype=dtype, array=variable._data, origin=origin)
     if variable._in_memory:
         cells = np.asarray(variable.values)
         return _MemorySource(dims=dims, dtype=cells.dtype, array=cells, origin=origin)
-    return _file_source(dims, variable._data, dtype)
+    data: Any = variable._data  # because `data` would load a lazily indexed file
+    file = file_behind(data) if is_dask_collection(data) else data
+    if file is None:
+        return _DaskSource(dims=dims, dtype=dtype, array=data, origin=origin)
+    return _file_source(dims, file, dtype)
 
 
-def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
+def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Source:
     """Return a source of a lazily indexed file: zarr itself where xarray adds nothing."""
-    zarr = LazyZarr.behind(array, dtype)
+    zarr = LazyZarr.behind(file, dtype)
     is_known = zarr.is_whole and not zarr.in_this_process
     stored = stored_chunks(zarr.array) if is_known else None
     if zarr.is_undecoded and stored is not None:
@@ -160,7 +158,7 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     return _LazySource(
         dims=dims,
         dtype=dtype,
-        array=array,
+        array=file,
         is_shared=not zarr.in_this_process,
         stored=stored,
         hides_absent_chunks=zarr.array is not None and stored is None,
@@ -176,7 +174,7 @@ def _is_persisted(data: Any) -> bool:
     future = "distributed.client", "Future"
     return is_dask_collection(data) and any(
         (type(task).__module__, type(task).__name__) == future
-        for layer in data.dask.layers.values()
+        for layer in getattr(data.dask, "layers", {}).values()
         if isinstance(layer, MaterializedLayer)
         for task in layer.values()
     )

@@ -32,6 +32,7 @@ from ml4cube.store.format import (
     write_shard,
 )
 from ml4cube.store.locations import folder_of, location_of
+from ml4cube.store.shard_encoding import Compressor
 
 RNG = np.random.default_rng(0)
 N = 23
@@ -60,7 +61,7 @@ def layout(samples: int = N, shard: int = 8, chunk: int = 2) -> StoreLayout:
         ArrayLayout("time", ("samples",), (), "<i8", shard, calendar, is_coordinate=True),
         ArrayLayout("station", ("samples",), (), "O", shard, is_coordinate=True),
     ]
-    return StoreLayout(samples, shard, (*variables, *coordinates))
+    return StoreLayout(samples, shard, (*variables, *coordinates), Compressor())
 
 
 def metadata(samples: int = N) -> StoreMetadata:

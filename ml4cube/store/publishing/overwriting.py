@@ -45,7 +45,7 @@ def check_overwritable(target: Location) -> None:
         )
     try:
         files = read_manifest(target)
-    except (StoreError, OSError, ValueError, KeyError, TypeError):
+    except StoreError:
         raise StoreExistsError(
             f"{target} exists and is not a sample store of ml4cube, so it is never overwritten; "
             "move it away or choose another path"
