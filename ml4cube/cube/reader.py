@@ -211,11 +211,6 @@ class CubeReader:
         return cls(dims, shape, {name: _source(v) for name, v in variables.items()})
 
     @property
-    def variables(self) -> tuple[str, ...]:
-        """Names in the order given."""
-        return tuple(self.sources)
-
-    @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Dtype of each variable."""
         return {name: source.dtype for name, source in self.sources.items()}
@@ -247,24 +242,8 @@ class CubeReader:
         """Read one region of every variable."""
         return {name: self._read_one(name, slices) for name in self.sources}
 
-    def absent(
-        self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
-    ) -> dict[str, AbsentChunks]:
-        """Return the variables with absent chunks that begin in `owned`, given the cells read."""
-        found = {}
-        origin = {dim: slices[dim].start for dim in self.dims}
-        for name, source in self.sources.items():
-            if source.stored is None:
-                continue
-            # along dims that the variable lacks, all cells are the same
-            box = tuple(slice(None) if d in source.dims else slice(0, 1) for d in self.dims)
-            with _reading(name, slices):
-                absent = absent_chunks(source.stored, source.dims, cells[name][box], origin, owned)
-            if absent is not None:
-                found[name] = absent
-        return found
-
     def _read_one(self, name: str, slices: Slices) -> NDArray[Any]:
+        """Read a variable with all dims of the cube: repeated along those that it lacks."""
         source = self.sources[name]
         with _reading(name, slices):
             values = source.read(slices)
@@ -276,6 +255,26 @@ class CubeReader:
         shape = tuple(slices[d].stop - slices[d].start for d in self.dims)
         return values if values.shape == shape else np.broadcast_to(values, shape)
 
+    def absent(
+        self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
+    ) -> dict[str, AbsentChunks]:
+        """Find the absent chunks that begin in `owned`, by the cells that were read of `slices`."""
+        found = {}
+        origin = {dim: slices[dim].start for dim in self.dims}
+        for name, source in self.sources.items():
+            if source.stored is None:
+                continue
+            # along dims that the variable lacks, all cells are the same
+            first_along_others = tuple(
+                slice(None) if dim in source.dims else slice(0, 1) for dim in self.dims
+            )
+            own = cells[name][first_along_others]
+            with _reading(name, slices):
+                absent = absent_chunks(source.stored, source.dims, own, origin, owned)
+            if absent is not None:
+                found[name] = absent
+        return found
+
 
 @contextlib.contextmanager
 def _reading(name: str, slices: Slices) -> Iterator[None]:
@@ -283,8 +282,8 @@ def _reading(name: str, slices: Slices) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        place = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
+        region = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
         raise StoreError(
-            f"variable {name!r} cannot be read at {place}: {type(error).__name__}: {error}; the "
+            f"variable {name!r} cannot be read at {region}: {type(error).__name__}: {error}; the "
             "source is damaged or not reachable"
         ) from error

@@ -258,7 +258,7 @@ def _identity_of(sampling: Sampling) -> str | None:
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
     if isinstance(reader, LeadReader):
-        settings["lead"] = [asdict(reader.lead), list(reader.target_reader.variables)]
+        settings["lead"] = [asdict(reader.lead), list(reader.target_reader.sources)]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
         return Call.of(sampling, settings, callback, may_read=False).id

@@ -174,7 +174,7 @@ class LeadReader(CubeReader):
         target_slices = self.lead.targets_of(slices, self.shape)
         shared: list[str] = []
         if not self.is_narrowed and _overlap(slices, target_slices):
-            shared = [name for name in self.target_reader.variables if name in self.sources]
+            shared = [name for name in self.target_reader.sources if name in self.sources]
         union = {
             dim: slice(min(s.start, target_slices[dim].start), max(s.stop, target_slices[dim].stop))
             for dim, s in slices.items()

@@ -52,7 +52,7 @@ AXES = "axes"
 # Optional attributes of a store.
 _FILL_ATTR = "fill_statistics"
 _PLACES_ATTR = "scaling_places"
-_NO_DATE = np.iinfo(np.int64).min
+_NO_DATE = np.iinfo(np.int64).min  # NaT as int64
 
 
 class NoStoreError(StoreError):
@@ -189,6 +189,7 @@ def write_shard(
         for array in layout.arrays:
             samples = values[array.name]
             assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
+            # shards are cut along the samples only
             path = "/".join([array.name, "c", str(shard), *("0" for _ in array.window)])
             pieces = encode_shard(
                 samples,

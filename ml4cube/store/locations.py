@@ -43,15 +43,17 @@ class ZarrFolder:
         return int(_wait_for(self.store.getsize(self._key(path))))
 
     def list(self) -> dict[str, int]:
+        prefix = self._key("")
+
         async def sizes() -> dict[str, int]:
             group_exists = not self.path or await self.store.exists(self._key("zarr.json"))
             # Icechunk refuses to list below a missing group, other stores may have files there
-            listed = self.store.list_prefix(self._key("")) if group_exists else self.store.list()
-            names = [name async for name in listed if name.startswith(self._key(""))]
-            return {name: int(await self.store.getsize(name)) for name in names}
+            listed = self.store.list_prefix(prefix) if group_exists else self.store.list()
+            keys = [key async for key in listed if key.startswith(prefix)]
+            return {k.removeprefix(prefix): int(await self.store.getsize(k)) for k in keys}
 
-        size_by_key: dict[str, int] = _wait_for(sizes())
-        return {key.removeprefix(self._key("")): size for key, size in size_by_key.items()}
+        found: dict[str, int] = _wait_for(sizes())
+        return found
 
     def make_durable(self) -> None:
         """Do nothing: an Icechunk session is durable once the user commits it."""

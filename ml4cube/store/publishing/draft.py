@@ -22,7 +22,7 @@ from ml4cube.store.locations import Location, folder_of
 
 logger = logging.getLogger(__name__)
 
-#: Key, in JSON files, of the owner of a remote lock and of the files of an interrupted copy.
+#: Key, in JSON, of the owner of a remote lock, or of the files that a copy into zarr writes.
 DRAFT_KEY = "ml4cube_draft"
 #: Names in a work folder that begin so are ours.
 OUR_PREFIX = "ml4cube-"
@@ -51,10 +51,10 @@ class Draft(ABC):
         self._clear(keep_this_call=resume)
         size_of = self._size_lookup()
         for name in sorted(self.journal.list()):
-            # a note that was cut off or is damaged: the task is done again
+            # if its note was cut off or is damaged, a task is done again
             with contextlib.suppress(ValueError, TypeError, AttributeError):
-                noted = json.loads(self.journal.read(name))
-                files = {str(path): (int(size), str(hash)) for path, (size, hash) in noted.items()}
+                note = json.loads(self.journal.read(name))
+                files = {str(path): (int(size), str(hash)) for path, (size, hash) in note.items()}
                 if all(size_of(path) == size for path, (size, _) in files.items()):
                     self.finished_tasks[int(name.removesuffix(".json"))] = files
 

@@ -24,7 +24,7 @@ def is_taken(target: Location) -> bool:
     if isinstance(target, ZarrFolder):
         return not recorded_files(target)
     copy_began = folder_of(work_location(target)).size(COPY_RECORD) is not None
-    return not copy_began or folder.size(MANIFEST) is not None
+    return folder.size(MANIFEST) is not None or not copy_began
 
 
 def check_free(target: Location) -> None:
