@@ -82,10 +82,11 @@ def cube_variables(
     reasons: dict[str, str] = {}
     for key, v in ds.data_vars.items():
         name = str(key)
+        if name in (filter_var, label):  # not held, and users know why
+            continue
         if name in kinds:
-            if name not in (filter_var, label):
-                by_attribute = f" by its {ROLE_ATTR}" if ROLE_ATTR in v.attrs else ""
-                reasons[name] = f"is {kinds[name]}{by_attribute}"
+            by_attribute = f" by its {ROLE_ATTR}" if ROLE_ATTR in v.attrs else ""
+            reasons[name] = f"is {kinds[name]}{by_attribute}"
         elif not set(v.dims) <= set(dims):
             reasons[name] = f"has dims {v.dims} outside the cube's {dims}"
         elif not holds_dtype(v.dtype):
@@ -99,15 +100,8 @@ def cube_variables(
 
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
     """Return the data variables on any dims whose dtype is of one of numpy's `kinds`."""
-    excluded, no_data = set(exclude), {*not_data(ds), split_label(ds)}
-    found = [
-        str(name)
-        for name, v in ds.data_vars.items()
-        if name not in no_data and v.dtype.kind in kinds
-    ]
-    if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
-        logger.debug("left out: %s", ", ".join(left_out))
-    return [name for name in found if name not in excluded]
+    others = {*exclude, *not_data(ds), split_label(ds)}
+    return [str(n) for n, v in ds.data_vars.items() if n not in others and v.dtype.kind in kinds]
 
 
 def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:

@@ -95,24 +95,17 @@ def location_of(argument: str, source: Any) -> str | ZarrFolder:
             f"{argument} must be a path, a URL, a zarr store or group, or an Icechunk session, got "
             f"{source!r}"
         )
-    from zarr.storage import FsspecStore, LocalStore
+    from zarr.storage import FsspecStore, LocalStore, StorePath
 
     if isinstance(store, LocalStore):
-        return str(store.root / path) if path else str(store.root)
+        return str(store.root / path)
     if isinstance(store, FsspecStore):
         fs = getattr(store.fs, "sync_fs", store.fs)  # zarr wraps those that are not asynchronous
         # with its own options (credentials), it could not be opened again by its URL
         if not set(fs.storage_options) - {"asynchronous"}:
             return str(fs.unstrip_protocol("/".join(filter(None, [store.path, path]))))
-    return _open_group(argument, store, path)
-
-
-def _open_group(argument: str, store: Any, path: str) -> ZarrFolder:
-    """Return a group of an open zarr store; some, such as ZipStore, must be opened first."""
-    from zarr.storage import StorePath
-
     try:
-        _wait_for(StorePath.open(store, path))
+        _wait_for(StorePath.open(store, path))  # without it, some (ZipStore) cannot be read
     except OSError as error:
         raise StoreError(f"{argument}: {store} cannot be opened: {error}") from error
     return ZarrFolder(store, path)
