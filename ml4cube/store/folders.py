@@ -27,7 +27,7 @@ Files = dict[str, tuple[int, str]]
 
 
 class Folder(Protocol):
-    """The folder of a store that is being written."""
+    """Files by their path: on disk, behind a URL, or in a group of a zarr store (`ZarrFolder`)."""
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
         """Write a file whole or not at all, durably; return its size and hash."""
