@@ -9,7 +9,7 @@ from ml4cube.store.folders import Files, LocalFolder
 from ml4cube.store.format import group_json
 from ml4cube.store.locations import ZarrFolder
 from ml4cube.store.publishing.draft import DRAFT_KEY, Draft
-from ml4cube.store.publishing.overwriting import check_free, recorded_files, replaceable_files
+from ml4cube.store.publishing.overwriting import check_free, replaceable_files
 
 
 class ZarrDraft(Draft):
@@ -39,7 +39,7 @@ class ZarrDraft(Draft):
         if not overwrite:
             check_free(self.target)
         new_files = self.store_folder.list().keys()
-        old_files = replaceable_files(self.target, recorded_files(self.target))
+        old_files = replaceable_files(self.target)
         for group in self.target.groups_from_root()[:-1]:
             if group.size("zarr.json") is None:  # readers do not look into a folder without it
                 group.write("zarr.json", group_json({}))

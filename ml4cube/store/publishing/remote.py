@@ -126,7 +126,7 @@ class RemoteDraft(Draft):
         if not overwrite:
             check_free(self.target)
         new_files = set(self.store_folder.list())
-        ours = replaceable_files(self.target, self._recorded_files()) | new_files
+        ours = replaceable_files(self.target) | new_files
         self.work_folder.write(COPY_RECORD, json.dumps(sorted(ours)).encode())
         first_copied = sorted(new_files - {"zarr.json", MANIFEST})
         starts = range(0, len(first_copied), _COPIED_AT_ONCE)
@@ -140,13 +140,6 @@ class RemoteDraft(Draft):
             # a run that was suspended must not write into the store of a run that took over
             self._check_lock()
             step()
-
-    def _recorded_files(self) -> set[str]:
-        """Return the files that an interrupted copy was to remove and put."""
-        try:
-            return set(json.loads(self.work_folder.read(COPY_RECORD)))
-        except FileNotFoundError:
-            return set()
 
     def discard(self) -> None:
         """Remove our part of the work folder, the lock last."""
