@@ -58,7 +58,7 @@ class LocalFolder:
         file = self.root / path
         try:
             return write_file(file, *pieces, sync=self.sync_each_file)
-        except FileNotFoundError:
+        except FileNotFoundError:  # its folder is missing
             for parent in reversed(Path(path).parents[:-1]):
                 (self.root / parent).mkdir(exist_ok=True)
             return write_file(file, *pieces, sync=self.sync_each_file)
@@ -83,7 +83,9 @@ class LocalFolder:
             return sizes
         for folder, _, names in os.walk(self.root, onerror=raise_error, followlinks=True):
             for path in (Path(folder, name) for name in names):
-                sizes[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                # temporary files of tasks that still run may vanish
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[path.relative_to(self.root).as_posix()] = path.stat().st_size
         return sizes
 
     def make_durable(self) -> None:

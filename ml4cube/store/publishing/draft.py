@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -49,13 +48,13 @@ class Draft(ABC):
                 self.work_folder,
             )
         self._clear(keep_this_call=resume)
-        size_of = self._size_lookup()
+        sizes = self.store_folder.list()
         for name in sorted(self.journal.list()):
             # if its note was cut off or is damaged, a task is done again
             with contextlib.suppress(ValueError, TypeError, AttributeError):
                 note = json.loads(self.journal.read(name))
                 files = {str(path): (int(size), str(hash)) for path, (size, hash) in note.items()}
-                if all(size_of(path) == size for path, (size, _) in files.items()):
+                if all(sizes.get(path) == size for path, (size, _) in files.items()):
                     self.finished_tasks[int(name.removesuffix(".json"))] = files
 
     def folder_for_workers(self, on_other_machines: bool) -> Folder:
@@ -90,10 +89,6 @@ class Draft(ABC):
     @abstractmethod
     def _clear(self, keep_this_call: bool) -> None:
         """Remove what earlier runs left in the work folder, except the lock."""
-
-    def _size_lookup(self) -> Callable[[str], int | None]:
-        """Return a function that tells the size of a file of the store, None if it is missing."""
-        return self.store_folder.list().get
 
     def __enter__(self) -> Draft:
         return self

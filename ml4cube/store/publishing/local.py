@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -58,10 +57,6 @@ class LocalDraft(Draft):
                 shutil.rmtree(path, ignore_errors=True)
         for path in ours:
             path.mkdir(parents=True, exist_ok=True)
-
-    def _size_lookup(self) -> Callable[[str], int | None]:
-        # not listed at once: tasks of stopped runs may still write
-        return self.store_folder.size
 
     def record(self, task: int, files: Files) -> None:
         """Sync the files of a finished task, then record it."""
