@@ -46,14 +46,13 @@ def absent_chunks(
 
     `dims` are those of `stored`; `cells` have all dims of the cube, and begin at `origin` in it.
     """
-    found: AbsentChunks | None = None
-    for chunk, box in _chunks(stored, dims, origin, owned):
-        value = cells[box].flat[0]
+    absent = [
+        (stored.key(chunk), str(cells[box].flat[0]))
+        for chunk, box in _chunks(stored, dims, origin, owned)
         # only a chunk of equal cells can be absent, so that few have to be looked up
-        if _are_all(cells[box], value) and not stored.has(chunk):
-            absent = AbsentChunks(1, stored.key(chunk), str(value))
-            found = absent if found is None else found.merge(absent)
-    return found
+        if _is_constant(cells[box]) and not stored.has(chunk)
+    ]
+    return AbsentChunks(len(absent), *absent[0]) if absent else None
 
 
 def _chunks(
@@ -74,8 +73,9 @@ def _chunks(
         yield chunk, tuple(box.values())
 
 
-def _are_all(cells: NDArray[Any], value: Any) -> bool:
-    """Return True if all cells have this value; most chunks differ in the last cell already."""
-    if value != value:  # NaN or NaT
-        return bool(cells.flat[-1] != cells.flat[-1] and (cells != cells).all())
-    return bool(cells.flat[-1] == value and np.all(cells == value))
+def _is_constant(cells: NDArray[Any]) -> bool:
+    """Return True if all cells are equal or gaps; most chunks differ in the last cell already."""
+    first, last = cells.flat[0], cells.flat[-1]
+    if first != first:  # NaN or NaT
+        return bool(last != last and (cells != cells).all())
+    return bool(last == first and np.all(cells == first))

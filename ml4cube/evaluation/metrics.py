@@ -506,7 +506,7 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
 def _described_areas(
     cube: Cube, bounds: Mapping[Any, xr.Variable]
 ) -> tuple[xr.DataArray | None, str]:
-    """Return the areas of cells, or None, with a description; `bounds` may have those of cells."""
+    """Return the areas of cells, or None, and a description; latitudes may name one of `bounds`."""
     latitudes = find_latitudes(cube.coords)
     if not latitudes:
         return None, "none, no coordinate is a latitude"

@@ -10,7 +10,7 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 
     zarr.json                 attributes (see StoreMetadata), metadata of all arrays
     sst/zarr.json             dims (samples, lat, lon); sharding: chunks of whole samples,
-    sst/c/0/0/0               blosc-lz4, sorted by byte, unless asked; a crc32c on each
+    sst/c/0/0/0               blosc-lz4, shuffled by byte (by default); a crc32c on each
     sst/c/1/0/0
     time/c/0, time_index/c/0  origin of each sample along each dim of the cube, as value
     lat_origin/...            and as index; <dim>_origin where the window keeps that dim

@@ -32,13 +32,13 @@ class Draft(ABC):
     """An unfinished store, locked by one run; a context manager."""
 
     target: Location
-    work_folder: Folder
-    # Both inside the work folder.
     store_folder: Folder
-    journal: Folder
-    call_id: str
     # Files by the number of the task that wrote them.
     finished_tasks: dict[int, Files]
+    # Stores that go into a zarr store have none of these, because no later run can resume them.
+    call_id: str
+    work_folder: Folder
+    journal: Folder
 
     def begin(self, resume: bool = True) -> None:
         """Read the finished tasks of this call, or start over; remove what other calls left."""
