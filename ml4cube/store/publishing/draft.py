@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,7 @@ OUR_PREFIX = "ml4cube-"
 _JOURNAL = f"{OUR_PREFIX}journal"
 
 
-class Draft(ABC):
+class Draft(AbstractContextManager["Draft"]):
     """An unfinished store, locked by one run; a context manager."""
 
     target: Location
@@ -89,9 +90,6 @@ class Draft(ABC):
     @abstractmethod
     def _clear(self, keep_this_call: bool) -> None:
         """Remove what earlier runs left in the work folder, except the lock."""
-
-    def __enter__(self) -> Draft:
-        return self
 
     def __exit__(
         self,
