@@ -20,6 +20,7 @@ from ml4cube.store.format import (
     write_group_and_manifest,
     write_shard,
 )
+from ml4cube.store.shard_encoding import Compressor
 
 WINDOW = {"lat": 2, "lon": 3}
 
@@ -58,7 +59,7 @@ def write_store(
         for dim in window
     ]
     index = {f"{dim}_index": np.arange(n) * size for dim, size in window.items()}
-    layout = StoreLayout(n, shard, tuple(arrays))
+    layout = StoreLayout(n, shard, tuple(arrays), Compressor())
     root.mkdir(parents=True, exist_ok=True)
     files = write_array_metadata(LocalFolder(root), layout)
     for k in range(layout.shard_count):

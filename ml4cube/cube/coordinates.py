@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -46,11 +46,11 @@ def is_longitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = Fals
 
 
 def _is_angle(kind: str, name: object, attrs: Mapping[Any, Any], rotated: bool) -> bool:
-    called, standard = str(name).lower(), _text(attrs, "standard_name")
-    if standard == f"grid_{kind}" or (called == _ROTATED[kind] and standard != kind):
+    lower_name, standard_name = str(name).lower(), _text(attrs, "standard_name")
+    if standard_name == f"grid_{kind}" or (lower_name == _ROTATED[kind] and standard_name != kind):
         # many files give these units="degrees_north", by which cf_xarray takes them for latitudes
         return rotated
-    return called in _NAMES[kind] or _by_cf(kind, attrs)
+    return lower_name in _NAMES[kind] or _by_cf(kind, attrs)
 
 
 def _by_cf(kind: str, attrs: Mapping[Any, Any]) -> bool:
@@ -67,11 +67,17 @@ def _criteria(kind: str) -> dict[str, frozenset[str]]:
     """Return the values of each attribute in lower case: cf_xarray misses ``Degrees_North``."""
     from cf_xarray.criteria import coordinate_criteria  # imports all of xarray
 
-    found = coordinate_criteria[kind].items()
-    return {key: frozenset(word.lower() for word in words) for key, words in found}
+    criteria = coordinate_criteria[kind].items()
+    return {attribute: frozenset(map(str.lower, values)) for attribute, values in criteria}
 
 
-def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
+def find_time_dim(coords: Collection[Any], dims: Iterable[Any]) -> str | None:
+    """Return the time dim, or None unless there is exactly one."""
+    found = time_dims(coords, dims)
+    return found[0] if len(found) == 1 else None
+
+
+def time_dims(coords: Collection[Any], dims: Iterable[Any]) -> list[str]:
     """Return the dims that may be time, by the first rule that finds any."""
     along = {dim: [c for c in coords if c.dims == (dim,)] for dim in dims}
     index = {dim: next((c for c in along[dim] if c.name == dim), None) for dim in along}
@@ -86,24 +92,18 @@ def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
     return []
 
 
+def _is_named_time(dates: Any) -> bool:
+    """Return True if dates are the time by their name or CF attributes."""
+    name = str(dates.name).lower()
+    # sample stores may name the origins of windows "time_origin"
+    return name in ("time", "time_origin") or _by_cf("time", dates.attrs)
+
+
 def _is_time_without_dates(dim: Any, index: Any) -> bool:
     """Return True if a dim is named like a time, or has numbers with CF attributes of time."""
     if str(dim).lower() in TIME_NAMES:
         return True
     return index is not None and index.dtype.kind in "fiu" and _by_cf("time", index.attrs)
-
-
-def _is_named_time(dates: Any) -> bool:
-    """Return True if dates are the time by their name or CF attributes."""
-    name = str(dates.name).lower()
-    # sample stores name the origins of windows so
-    return name in ("time", "time_origin") or _by_cf("time", dates.attrs)
-
-
-def find_time_dim(coords: Iterable[Any], dims: Iterable[Any]) -> str | None:
-    """Return the time dim, or None unless there is exactly one."""
-    found = time_dims(list(coords), dims)
-    return found[0] if len(found) == 1 else None
 
 
 def dates_along(coords: Iterable[Any], dim: str) -> Any:
@@ -115,9 +115,10 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
         lambda c: _is_in_order(c.values),
     )
     for rule in rules:
-        if found := {c.name: c for c in dated if rule(c)}:
-            # several are ambiguous, and later rules are weaker
-            return found.get("time", next(iter(found.values())) if len(found) == 1 else None)
+        if found := [c for c in dated if rule(c)]:
+            if len(found) > 1:  # ambiguous but for the name, and later rules are weaker
+                found = [c for c in found if c.name == "time"]
+            return found[0] if found else None
     return None
 
 

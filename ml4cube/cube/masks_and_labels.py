@@ -23,9 +23,11 @@ RECIPE_ATTR = "ml4cube_split"
 NAME_ATTR = "ml4cube_name"
 
 
-def is_named_mask(name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any]) -> bool:
-    """Return True if a variable is a mask rather than data."""
-    return name == FILTER_VAR or (
+def is_mask(
+    name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any], filter_var: str | None = None
+) -> bool:
+    """Return True if a variable is a mask rather than data, as the one called `filter_var` is."""
+    return name in (FILTER_VAR, filter_var) or (
         attrs.get(ROLE_ATTR) == "mask" and (dtype == np.bool_ or attrs.get(NAME_ATTR) == name)
     )
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def as_dataset(ds: Any, argument: str = "ds") -> xr.Dataset:
+def as_dataset(ds: Any) -> xr.Dataset:
     """Return a cube in any form as a Dataset, lazily and unchanged."""
     import xarray as xr
 
@@ -24,8 +24,8 @@ def as_dataset(ds: Any, argument: str = "ds") -> xr.Dataset:
     store, path = store_and_path(ds)
     if store is None and not isinstance(ds, str | os.PathLike):
         raise InvalidTypeError(
-            f"{argument} must be an xarray Dataset or DataArray, a path, a zarr store or group, or "
-            f"an Icechunk session, got {type(ds).__name__}"
+            "ds must be an xarray Dataset or DataArray, a path, a zarr store or group, or an "
+            f"Icechunk session, got {type(ds).__name__}"
         )
     return _open_cube(ds if store is None else store, path)
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.cube.absent_chunks import AbsentChunks, absent_chunks
-from ml4cube.cube.chunks.disk import DiskChunks
+from ml4cube.cube.chunks.disk import StoredChunks, stored_chunks
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
-from ml4cube.cube.variables import cube_dims, cube_variables, repeats_dim
+from ml4cube.cube.variables import cube_dims, repeats_dim
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,14 +31,14 @@ class Source:
     """Source of the cells of one variable; picklable.
 
     `is_shared` is True if all regions use the same source, which `narrow` returns unchanged.
-    `stored` is the zarr array with exactly these cells, or its files; None if unknown.
+    `stored` are the chunks of zarr with exactly these cells, before decoding; None if unknown.
     `hides_absent_chunks` is True if chunks that are missing in a file would not be noticed.
     """
 
     dims: tuple[str, ...]
     dtype: np.dtype[Any]
     is_shared: bool = True
-    stored: Any = None
+    stored: StoredChunks | None = None
     hides_absent_chunks: bool = False
 
     def read(self, slices: Slices) -> NDArray[Any]:
@@ -109,14 +109,14 @@ class _LazySource(Source):
         return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _ZarrSource(Source):
     """Cells of `stored` that need no decoding, read without xarray, which is slow to import."""
 
+    stored: StoredChunks
+
     def read(self, slices: Slices) -> NDArray[Any]:
-        box = tuple(slices[dim] for dim in self.dims)
-        if isinstance(self.stored, DiskChunks):
-            return self.stored.read(box)
-        return np.asarray(self.stored[box])
+        return self.stored.read([slices[dim] for dim in self.dims])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,30 +138,27 @@ def _source(variable: xr.Variable) -> Source:
 
     dims, dtype = tuple(str(dim) for dim in variable.dims), np.dtype(variable.dtype)
     origin = (0,) * variable.ndim
-    # `_data`, because `data` would load a lazily indexed file
-    if is_dask_collection(variable._data):
-        file = file_behind(variable._data)
-        if file is not None:
-            return _file_source(dims, file, dtype)
-        return _DaskSource(dims=dims, dtype=dtype, array=variable._data, origin=origin)
     if variable._in_memory:
         cells = np.asarray(variable.values)
         return _MemorySource(dims=dims, dtype=cells.dtype, array=cells, origin=origin)
-    return _file_source(dims, variable._data, dtype)
+    data: Any = variable._data  # because `data` would load a lazily indexed file
+    file = file_behind(data) if is_dask_collection(data) else data
+    if file is None:
+        return _DaskSource(dims=dims, dtype=dtype, array=data, origin=origin)
+    return _file_source(dims, file, dtype)
 
 
-def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
+def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Source:
     """Return a source of a lazily indexed file: zarr itself where xarray adds nothing."""
-    zarr = LazyZarr.behind(array, dtype)
-    stored = zarr.array if zarr.is_whole and not zarr.in_this_process else None
+    zarr = LazyZarr.behind(file, dtype)
+    is_known = zarr.is_whole and not zarr.in_this_process
+    stored = stored_chunks(zarr.array) if is_known else None
     if zarr.is_undecoded and stored is not None:
-        # without the zarr array a worker need not import zarr, half of its start-up time
-        stored = DiskChunks.of(stored) or stored
         return _ZarrSource(dims=dims, dtype=dtype, stored=stored)
     return _LazySource(
         dims=dims,
         dtype=dtype,
-        array=array,
+        array=file,
         is_shared=not zarr.in_this_process,
         stored=stored,
         hides_absent_chunks=zarr.array is not None and stored is None,
@@ -177,7 +174,7 @@ def _is_persisted(data: Any) -> bool:
     future = "distributed.client", "Future"
     return is_dask_collection(data) and any(
         (type(task).__module__, type(task).__name__) == future
-        for layer in data.dask.layers.values()
+        for layer in getattr(data.dask, "layers", {}).values()
         if isinstance(layer, MaterializedLayer)
         for task in layer.values()
     )
@@ -195,28 +192,23 @@ class CubeReader:
     sources: Mapping[str, Source]
 
     @classmethod
-    def of(cls, ds: xr.Dataset, variables: Iterable[str] | None = None) -> CubeReader:
+    def of(cls, ds: xr.Dataset, names: Iterable[str]) -> CubeReader:
         """Make a reader of some variables of a cube."""
         dims = cube_dims(ds)
-        names = list(variables) if variables is not None else cube_variables(ds)[0]
-        for name in names:
-            if repeats_dim(ds[name].variable):
+        variables = {name: ds[name].variable for name in names}
+        for name, variable in variables.items():
+            if repeats_dim(variable):
                 raise InvalidValueError(
-                    f"{name!r} must have every dim once, got {ds[name].dims}; rename one of the "
+                    f"{name!r} must have every dim once, got {variable.dims}; rename one of the "
                     "two or leave the variable out"
                 )
-            if _is_persisted(ds[name].variable._data):
+            if _is_persisted(variable._data):
                 raise InvalidValueError(
                     f"{name!r} is held by a dask cluster, where it cannot be read by regions; pass "
                     "the cube from before persist(), or compute() it"
                 )
         shape = tuple(ds.sizes[dim] for dim in dims)
-        return cls(dims, shape, {name: _source(ds[name].variable) for name in names})
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """Names in the order given."""
-        return tuple(self.sources)
+        return cls(dims, shape, {name: _source(v) for name, v in variables.items()})
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
@@ -250,34 +242,38 @@ class CubeReader:
         """Read one region of every variable."""
         return {name: self._read_one(name, slices) for name in self.sources}
 
-    def absent(
-        self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
-    ) -> dict[str, AbsentChunks]:
-        """Return the variables with absent chunks that begin in `owned`, given the cells read."""
-        found = {}
-        origin = {dim: slices[dim].start for dim in self.dims}
-        for name, source in self.sources.items():
-            if source.stored is None:
-                continue
-            # along dims that the variable lacks, all cells are the same
-            box = tuple(slice(None) if d in source.dims else slice(0, 1) for d in self.dims)
-            with _reading(name, slices):
-                absent = absent_chunks(source.stored, source.dims, cells[name][box], origin, owned)
-            if absent is not None:
-                found[name] = absent
-        return found
-
     def _read_one(self, name: str, slices: Slices) -> NDArray[Any]:
+        """Read a variable with all dims of the cube: repeated along those that it lacks."""
         source = self.sources[name]
         with _reading(name, slices):
             values = source.read(slices)
         if source.dims == self.dims:
             return values
         values = values.transpose([source.dims.index(d) for d in self.dims if d in source.dims])
-        absent_axes = tuple(axis for axis, d in enumerate(self.dims) if d not in source.dims)
-        values = np.expand_dims(values, absent_axes)
+        lacking_axes = tuple(axis for axis, d in enumerate(self.dims) if d not in source.dims)
+        values = np.expand_dims(values, lacking_axes)
         shape = tuple(slices[d].stop - slices[d].start for d in self.dims)
         return values if values.shape == shape else np.broadcast_to(values, shape)
+
+    def absent(
+        self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
+    ) -> dict[str, AbsentChunks]:
+        """Find the absent chunks that begin in `owned`, by the cells that were read of `slices`."""
+        found = {}
+        origin = {dim: slices[dim].start for dim in self.dims}
+        for name, source in self.sources.items():
+            if source.stored is None:
+                continue
+            # along dims that the variable lacks, all cells are the same
+            first_along_others = tuple(
+                slice(None) if dim in source.dims else slice(0, 1) for dim in self.dims
+            )
+            own = cells[name][first_along_others]
+            with _reading(name, slices):
+                absent = absent_chunks(source.stored, source.dims, own, origin, owned)
+            if absent is not None:
+                found[name] = absent
+        return found
 
 
 @contextlib.contextmanager
@@ -286,8 +282,8 @@ def _reading(name: str, slices: Slices) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        place = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
+        region = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
         raise StoreError(
-            f"variable {name!r} cannot be read at {place}: {type(error).__name__}: {error}; the "
+            f"variable {name!r} cannot be read at {region}: {type(error).__name__}: {error}; the "
             "source is damaged or not reachable"
         ) from error

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ml4cube.core.errors import InvalidValueError, listed
-from ml4cube.cube.masks_and_labels import (
-    RECIPE_ATTR,
-    ROLE_ATTR,
-    is_label,
-    is_named_mask,
-)
+from ml4cube.cube.masks_and_labels import RECIPE_ATTR, ROLE_ATTR, is_label, is_mask
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -54,21 +49,19 @@ def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
             f"{_variables_with_kinds(ds, kinds)}"
         )
     most = max(map(len, dims_of.values()))
-    largest = {name: dims for name, dims in dims_of.items() if len(dims) == most}
-    name_of_grid: dict[frozenset[Hashable], str] = {}
-    for name, dims in largest.items():
-        name_of_grid.setdefault(frozenset(dims), name)
-    if len(name_of_grid) > 1:
-        found = " and ".join(
-            f"{name!r} with dims {dims_of[name]}" for name in name_of_grid.values()
-        )
-        first_grid = next(iter(name_of_grid))
-        on_first_grid = [name for name, dims in dims_of.items() if first_grid.issuperset(dims)]
+    first_on_grid: dict[frozenset[Hashable], str] = {}
+    for name, dims in dims_of.items():
+        if len(dims) == most:
+            first_on_grid.setdefault(frozenset(dims), name)
+    grid, largest = next(iter(first_on_grid.items()))
+    if len(first_on_grid) > 1:
+        found = " and ".join(f"{n!r} with dims {dims_of[n]}" for n in first_on_grid.values())
+        on_first_grid = [name for name, dims in dims_of.items() if grid.issuperset(dims)]
         raise InvalidValueError(
             f"the dims of the cube are ambiguous: it has {found}; select the variables of one "
             f"grid, ds[{on_first_grid}]"
         )
-    return tuple(str(dim) for dim in next(iter(largest.values())))
+    return tuple(str(dim) for dim in dims_of[largest])
 
 
 def _variables_with_kinds(ds: xr.Dataset, kinds: dict[str, str]) -> str:
@@ -89,10 +82,11 @@ def cube_variables(
     reasons: dict[str, str] = {}
     for key, v in ds.data_vars.items():
         name = str(key)
+        if name in (filter_var, label):  # not held, and users know why
+            continue
         if name in kinds:
-            if name not in (filter_var, label):
-                by_attribute = f" by its {ROLE_ATTR}" if ROLE_ATTR in v.attrs else ""
-                reasons[name] = f"is {kinds[name]}{by_attribute}"
+            by_attribute = f" by its {ROLE_ATTR}" if ROLE_ATTR in v.attrs else ""
+            reasons[name] = f"is {kinds[name]}{by_attribute}"
         elif not set(v.dims) <= set(dims):
             reasons[name] = f"has dims {v.dims} outside the cube's {dims}"
         elif not holds_dtype(v.dtype):
@@ -106,15 +100,8 @@ def cube_variables(
 
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
     """Return the data variables on any dims whose dtype is of one of numpy's `kinds`."""
-    excluded, no_data = set(exclude), {*not_data(ds), split_label(ds)}
-    found = [
-        str(name)
-        for name, v in ds.data_vars.items()
-        if name not in no_data and v.dtype.kind in kinds
-    ]
-    if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
-        logger.debug("left out: %s", ", ".join(left_out))
-    return [name for name in found if name not in excluded]
+    others = {*exclude, *not_data(ds), split_label(ds)}
+    return [str(n) for n, v in ds.data_vars.items() if n not in others and v.dtype.kind in kinds]
 
 
 def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
@@ -123,36 +110,35 @@ def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
     for name, variable in ds.variables.items():
         if is_label(name, variable.dtype, variable.attrs):
             found[str(name)] = "the split label"
-        elif is_mask(name, ds, filter_var):
+        elif is_mask(name, variable.dtype, variable.attrs, filter_var):
             found[str(name)] = "a mask"
         elif name in ds.coords:
             found[str(name)] = "a coordinate"
         elif variable.ndim == 0:
             found[str(name)] = "a scalar"
-    by_attribute = _auxiliary(ds)
-    found = {**found, **{n: what for n, what in by_attribute.items() if n not in found}}
-    return {**found, **dict.fromkeys(_bounds_by_name(ds, found), "bounds of cells by its name")}
+    found = _named_by_attributes(ds) | found
+    return found | dict.fromkeys(_bounds_by_name(ds, found), "bounds of cells by its name")
 
 
-def _auxiliary(ds: xr.Dataset) -> dict[str, str]:
+def _named_by_attributes(ds: xr.Dataset) -> dict[str, str]:
     """Find bounds and grid mappings by CF attributes, also where xarray moved these to encoding."""
     mappings = [str(n) for n, v in ds.data_vars.items() if "grid_mapping_name" in v.attrs]
     found = dict.fromkeys(mappings, "a grid mapping")
     # not with cf_xarray, which misses the bounds of a climatology
-    for what, keys in (
-        ("a grid mapping", ("grid_mapping",)),
-        ("bounds of cells", ("bounds", "climatology")),
+    for attribute, kind in (
+        ("grid_mapping", "a grid mapping"),
+        ("bounds", "bounds of cells"),
+        ("climatology", "bounds of cells"),
     ):
         for variable in ds.variables.values():
-            for key in keys:
-                named = variable.attrs.get(key, variable.encoding.get(key, ""))
-                # a grid mapping may be written "crs: x y"
-                words = (word.rstrip(":") for word in str(named).split())
-                found.update({word: what for word in words if word in ds.data_vars})
+            value = variable.attrs.get(attribute, variable.encoding.get(attribute, ""))
+            # a grid mapping may be written "crs: x y"
+            names = (word.rstrip(":") for word in str(value).split())
+            found.update({name: kind for name in names if name in ds.data_vars})
     return found
 
 
-def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> list[str]:
+def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> set[str]:
     """Find bounds by the name of the variable, or of a dim that no data variable has."""
     variables = {str(n): v for n, v in ds.data_vars.items() if n not in known}
     short_dims = {dim for dim, n in ds.sizes.items() if n <= _MOST_VERTICES}
@@ -160,22 +146,19 @@ def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> list[str]:
         dim for dim in short_dims.difference(ds.coords) if _BOUNDS_DIM.search(str(dim).lower())
     }
     by_name = {name for name in variables if _BOUNDS.search(name.lower())}
-    by_dim = {n for n, v in variables.items() if bounds_dims.intersection(v.dims)} - by_name
+    by_dim = {n for n, v in variables.items() if bounds_dims.intersection(v.dims)}
     data_dims = {
         dim
         for name, v in variables.items()
         if name not in by_name | by_dim and holds_dtype(v.dtype) and not repeats_dim(v)
         for dim in v.dims
     }
-    if not data_dims:  # there are no data that they could be bounds of
-        by_dim = set()
+    # a dim alone tells only beside data that they can be the bounds of
+    candidates = by_name | by_dim if data_dims else by_name
+    own_dims = short_dims - data_dims
     axis_names = {str(name).lower() for name in (*ds.coords, *ds.dims)}
-    return [
-        name
-        for name in by_name | by_dim
-        if short_dims.intersection(variables[name].dims) - data_dims
-        or (name in by_name and _BOUNDS.sub("", name.lower()) in axis_names)
-    ]
+    named_after_axis = {name for name in by_name if _BOUNDS.sub("", name.lower()) in axis_names}
+    return named_after_axis | {n for n in candidates if own_dims.intersection(variables[n].dims)}
 
 
 def split_label(ds: xr.Dataset) -> str | None:
@@ -199,12 +182,6 @@ def split_label(ds: xr.Dataset) -> str | None:
                 var.dtype,
             )
     return None
-
-
-def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
-    """Return True if a variable is a mask rather than data."""
-    variable = ds.variables[name]
-    return name == filter_var or is_named_mask(name, variable.dtype, variable.attrs)
 
 
 def repeats_dim(variable: xr.Variable | xr.DataArray) -> bool:

@@ -9,7 +9,7 @@ of batch averages are taken: they are wrong if batches or gaps are uneven.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -26,7 +26,6 @@ from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing.area_weights import area_of, find_latitudes
 
 Cube = xr.Dataset | xr.DataArray
-Weights = xr.DataArray | str | None
 
 _DEFAULT_METRICS = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted")
 _BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
@@ -242,36 +241,25 @@ def _as_float64(values: ArrayLike) -> NDArray[np.float64]:
 def _ratio(
     numerator: NDArray[np.float64], denominator: NDArray[np.float64], otherwise: float = np.nan
 ) -> NDArray[np.float64]:
+    """Divide where the denominator is above 0."""
     out = np.full_like(numerator, otherwise)
     return np.divide(numerator, denominator, out=out, where=denominator > 0)
 
 
-def _mse(sums: PairSums) -> NDArray[np.float64]:
-    return _ratio(sums.squared_error, sums.weight)
-
-
-def _r2(sums: PairSums) -> NDArray[np.float64]:
-    return 1.0 - _ratio(sums.squared_error, sums.truth_m2)
-
-
 def _correlation(sums: PairSums) -> NDArray[np.float64]:
     spread = np.sqrt(sums.prediction_m2) * np.sqrt(sums.truth_m2)
-    return np.clip(_ratio(sums.product_m2, spread), -1.0, 1.0)
-
-
-def _largest_error(sums: PairSums) -> NDArray[np.float64]:
-    return np.where(sums.count > 0, sums.largest_error, np.nan)
+    return np.clip(_ratio(sums.product_m2, spread), -1.0, 1.0)  # beyond by rounding only
 
 
 _FORMULAS: dict[str, Callable[[PairSums], NDArray[Any]]] = {
-    "rmse": lambda sums: np.sqrt(_mse(sums)),
-    "mse": _mse,
+    "rmse": lambda sums: np.sqrt(_ratio(sums.squared_error, sums.weight)),
+    "mse": lambda sums: _ratio(sums.squared_error, sums.weight),
     "mae": lambda sums: _ratio(sums.absolute_error, sums.weight),
     "bias": lambda sums: _ratio(sums.error, sums.weight),
-    "r2": _r2,
+    "r2": lambda sums: 1.0 - _ratio(sums.squared_error, sums.truth_m2),
     "correlation": _correlation,
     "std_ratio": lambda sums: np.sqrt(_ratio(sums.prediction_m2, sums.truth_m2)),
-    "max_error": _largest_error,
+    "max_error": lambda sums: np.where(sums.count > 0, sums.largest_error, np.nan),
     "count": lambda sums: sums.count,
     "gaps": lambda sums: sums.gaps,
     "unpredicted": lambda sums: sums.unpredicted,
@@ -518,7 +506,7 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
 def _described_areas(
     cube: Cube, bounds: Mapping[Any, xr.Variable]
 ) -> tuple[xr.DataArray | None, str]:
-    """Return the areas of cells, or None, with a description; `bounds` may have those of cells."""
+    """Return the areas of cells, or None, and a description; latitudes may name one of `bounds`."""
     latitudes = find_latitudes(cube.coords)
     if not latitudes:
         return None, "none, no coordinate is a latitude"
@@ -593,18 +581,17 @@ def score_cube(
             )
     pairs = _pairs(prediction, truth)
     largest = max((predicted for predicted, _ in pairs.values()), key=lambda array: array.ndim)
-    labels: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
-    groupings = [_Grouping.of(one, largest) for one in labels if one is not None]
-    # the truth wins: arithmetic on a prediction changes its bounds too
+    given_by: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
+    groupings = [_Grouping.of(one, largest) for one in given_by if one is not None]
     bounds: dict[Any, xr.Variable] = {}
-    for cube in (prediction, truth):
+    for cube in (prediction, truth):  # the truth wins: arithmetic changes a prediction's bounds too
         bounds |= cube.variables if isinstance(cube, xr.Dataset) else {}
     sums, descriptions = [], {}
     for name, (predicted, true) in pairs.items():
         cell_weights, descriptions[name] = _cell_weights(weights, predicted, true, bounds)
         sums.append(_sum_variable(predicted, true, groupings, cell_weights))
     coords = {grouping.name: grouping.labels for grouping in groupings}
-    shape = tuple(grouping.labels.size for grouping in groupings)
+    shape = [len(labels) for labels in coords.values()]
     scores = {
         metric: (
             ("variable", *coords),
@@ -622,17 +609,14 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
     """Return the variables of both cubes, the truth's dims in the prediction's order."""
     if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
         # two arrays are compared whatever their names
-        prediction = prediction.rename(truth.name if prediction.name is None else prediction.name)
-        truth = truth.rename(prediction.name)
+        name = truth.name if prediction.name is None else prediction.name
+        prediction, truth = prediction.rename(name), truth.rename(name)
     predicted, true = _variables(prediction), _variables(truth)
-    shared = [name for name in predicted if name in true]
-    if not shared:
-        raise InvalidValueError(
-            f"prediction has variables {list(predicted)}, truth has {list(true)}, none in common"
-        )
     pairs: dict[Hashable, tuple[xr.DataArray, xr.DataArray]] = {}
-    for name in shared:
-        p, t = predicted[name], true[name]
+    for name, p in predicted.items():
+        if name not in true:
+            continue
+        t = true[name]
         if set(p.dims) != set(t.dims):
             raise InvalidValueError(
                 f"prediction and truth of {name!r} must have the same dims, got {p.dims} and "
@@ -640,6 +624,10 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
             )
         check_aligned(f"prediction of {name!r}", p, t)
         pairs[name] = p, t.transpose(*p.dims)
+    if not pairs:
+        raise InvalidValueError(
+            f"prediction has variables {list(predicted)}, truth has {list(true)}, none in common"
+        )
     return pairs
 
 
@@ -679,7 +667,7 @@ class _Grouping:
 
 
 def _cell_weights(
-    weights: Weights,
+    weights: xr.DataArray | str | None,
     prediction: xr.DataArray,
     truth: xr.DataArray,
     bounds: Mapping[Any, xr.Variable],
@@ -705,42 +693,42 @@ def _sum_variable(
 ) -> PairSums:
     """Sum over a variable, one block at a time, in a fixed order."""
     arrays = [grouping.codes for grouping in groupings] + ([] if weights is None else [weights])
-    missing = {d: n for a in arrays for d, n in a.sizes.items() if d not in prediction.dims}
-    prediction, truth = prediction.expand_dims(missing), truth.expand_dims(missing)
+    lacking = {d: n for a in arrays for d, n in a.sizes.items() if d not in prediction.dims}
+    prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
     if weights is not None:
         check_aligned("weights", weights, prediction)
-    shape = tuple(grouping.labels.size for grouping in groupings)
-    n_groups = math.prod(shape)
+    n_groups = math.prod(len(grouping.labels) for grouping in groupings)
     sums = PairSums.empty(n_groups)
     for slices in _blocks(prediction):
-        p, t = prediction.isel(slices), truth.isel(slices)
-        w = None if weights is None else _in_block(weights, p, slices)
+        w = None if weights is None else _in_block(weights, prediction.dims, slices)
+        # the combined code of several groupings: labels of the last one vary fastest
         group: NDArray[Any] = np.zeros((), dtype=np.intp)
-        for grouping, n in zip(groupings, shape, strict=True):
-            code = _in_block(grouping.codes, p, slices)
-            group = np.where((group < 0) | (code < 0), -1, group * n + code)
-        sums = sums.merge(PairSums.of(p.values, t.values, w, group, n_groups))
+        for grouping in groupings:
+            code = _in_block(grouping.codes, prediction.dims, slices)
+            combined = group * len(grouping.labels) + code
+            group = np.where((group < 0) | (code < 0), -1, combined)
+        p, t = prediction.isel(slices).values, truth.isel(slices).values
+        sums = sums.merge(PairSums.of(p, t, w, group, n_groups))
     return sums
 
 
-def _blocks(cube: xr.DataArray) -> Iterable[dict[Hashable, slice]]:
-    """Return slices of blocks that follow the chunks; chunks that are too large are cut."""
-    if not cube.dims:
-        return [{}]
+def _blocks(cube: xr.DataArray) -> Iterator[dict[str, slice]]:
+    """Yield the slices of blocks that follow the chunks; chunks that are too large are cut."""
     if 0 in cube.shape:
-        return []
+        return
     shape = {str(dim): n for dim, n in cube.sizes.items()}
     size = shape | {str(dim): max(chunks) for dim, chunks in cube.variable.chunksizes.items()}
     for dim in shape:
         cells_of_others = math.prod(size.values()) // size[dim]
         size[dim] = max(1, min(size[dim], _BLOCK_CELLS // cells_of_others))
-    return (
-        {dim: block.slices[str(dim)] for dim in cube.dims} for block in Grid.blocks(shape, size)
-    )
+    for block in Grid.blocks(shape, size):
+        yield block.slices
 
 
-def _in_block(array: xr.DataArray, block: xr.DataArray, slices: dict[Hashable, slice]) -> Any:
+def _in_block(
+    array: xr.DataArray, dims: Sequence[Hashable], slices: dict[str, slice]
+) -> NDArray[Any]:
     """Return the values of an array in a block, with an axis of length 1 for dims that it lacks."""
-    part = array.isel({dim: slices[dim] for dim in array.dims})
-    missing = [dim for dim in block.dims if dim not in part.dims]
-    return part.expand_dims(missing).transpose(*block.dims).values
+    part = array.variable.isel({dim: slices[str(dim)] for dim in array.dims})
+    values: NDArray[Any] = part.set_dims(dims).values  # type: ignore[no-untyped-call]
+    return values

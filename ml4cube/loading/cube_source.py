@@ -262,7 +262,7 @@ def _identity_of(sampling: Sampling) -> str | None:
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
     if isinstance(reader, LeadReader):
-        settings["lead"] = [reader.lead, list(reader.target_reader.variables)]
+        settings["lead"] = [reader.lead, list(reader.target_reader.sources)]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
         return Call.of(sampling, settings, callback, may_read=False).id

@@ -204,7 +204,7 @@ class LeadReader(CubeReader):
         }
         read_once: Arrays = {}
         if not self.is_narrowed and _overlap(slices, target_slices):
-            shared = [name for name in self.target_reader.variables if name in self.sources]
+            shared = [name for name in self.target_reader.sources if name in self.sources]
             read_once = self.target_reader.only(shared).read(union)
 
         def cells_of(reader: CubeReader, region: Slices) -> Arrays:

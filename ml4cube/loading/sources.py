@@ -299,6 +299,6 @@ def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
 def _array_behind(variable: xr.Variable) -> Any:
     """Return the zarr array that a lazy variable shows unchanged, or None."""
     file = None if variable.chunks is None else file_behind(variable.data)
-    zarr = LazyZarr() if file is None else LazyZarr.behind(file, np.dtype(variable.dtype))
+    zarr = LazyZarr.behind(file, np.dtype(variable.dtype))
     # Nothing is sliced, decoded or cast between array and variable.
     return zarr.array if zarr.is_undecoded and zarr.is_whole else None

@@ -31,7 +31,7 @@ from ml4cube.core.sums.fields import FieldStatistics
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.variables import is_mask, split_label
+from ml4cube.cube.variables import split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples, like_given
 
@@ -62,7 +62,11 @@ def rescale(
         cube = as_dataset(ds)
         cubes.present_mask(cube.variables, filter_var)
         label = split_label(cube)
-        arrays = {n: a for n, a in cube.items() if n != label and not is_mask(n, cube, filter_var)}
+        arrays = {
+            name: array
+            for name, array in cube.items()
+            if name != label and not roles.is_mask(name, array.dtype, array.attrs, filter_var)
+        }
     else:
         cubes.present_mask(ds, filter_var)
         arrays = {n: a for n, a in ds.items() if n not in ("split", filter_var)}

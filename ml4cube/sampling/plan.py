@@ -151,7 +151,8 @@ def make_plan(
             filled.update(result.filled)
             if missing_chunks == "raise":
                 _refuse_absent(result.absent)
-            absent |= {n: chunks.merge(absent.get(n)) for n, chunks in result.absent.items()}
+            for name, chunks in result.absent.items():
+                absent[name] = absent[name].merge(chunks) if name in absent else chunks
             schema = same_schema(schema, result.schema)
             if result.statistics is not None:
                 of_tile = result.statistics

@@ -27,7 +27,7 @@ Files = dict[str, tuple[int, str]]
 
 
 class Folder(Protocol):
-    """The folder of a store that is being written."""
+    """Files by their path: on disk, behind a URL, or in a group of a zarr store (`ZarrFolder`)."""
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
         """Write a file whole or not at all, durably; return its size and hash."""
@@ -58,7 +58,7 @@ class LocalFolder:
         file = self.root / path
         try:
             return write_file(file, *pieces, sync=self.sync_each_file)
-        except FileNotFoundError:
+        except FileNotFoundError:  # its folder is missing
             for parent in reversed(Path(path).parents[:-1]):
                 (self.root / parent).mkdir(exist_ok=True)
             return write_file(file, *pieces, sync=self.sync_each_file)
@@ -83,7 +83,9 @@ class LocalFolder:
             return sizes
         for folder, _, names in os.walk(self.root, onerror=raise_error, followlinks=True):
             for path in (Path(folder, name) for name in names):
-                sizes[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                # temporary files of tasks that still run may vanish
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[path.relative_to(self.root).as_posix()] = path.stat().st_size
         return sizes
 
     def make_durable(self) -> None:

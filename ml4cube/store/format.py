@@ -10,7 +10,7 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 
     zarr.json                 attributes (see StoreMetadata), metadata of all arrays
     sst/zarr.json             dims (samples, lat, lon); sharding: chunks of whole samples,
-    sst/c/0/0/0               blosc-lz4, sorted by byte, unless asked; a crc32c on each
+    sst/c/0/0/0               blosc-lz4, shuffled by byte (by default); a crc32c on each
     sst/c/1/0/0
     time/c/0, time_index/c/0  origin of each sample along each dim of the cube, as value
     lat_origin/...            and as index; <dim>_origin where the window keeps that dim
@@ -20,11 +20,10 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,7 +52,7 @@ AXES = "axes"
 # Optional attributes of a store.
 _FILL_ATTR = "fill_statistics"
 _PLACES_ATTR = "scaling_places"
-_NO_DATE = np.iinfo(np.int64).min
+_NO_DATE = np.iinfo(np.int64).min  # NaT as int64
 
 
 class NoStoreError(StoreError):
@@ -79,13 +78,13 @@ class ArrayLayout:
     @property
     def stored_dtype(self) -> np.dtype[Any]:
         """Dtype on disk, little-endian."""
-        kind = np.dtype(self.dtype)
-        return np.dtype("<i8") if kind.kind == "M" else kind.newbyteorder("<")
+        dtype = np.dtype(self.dtype)
+        return np.dtype("<i8") if dtype.kind == "M" else dtype.newbyteorder("<")
 
     @property
     def sample_bytes(self) -> int:
         """Bytes of one sample before compression."""
-        return int(np.prod(self.window, dtype=np.int64)) * self.stored_dtype.itemsize
+        return math.prod(self.window) * self.stored_dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class StoreLayout:
     samples: int
     samples_per_shard: int
     arrays: tuple[ArrayLayout, ...]
-    compressor: Compressor = Compressor()  # noqa: RUF009 (frozen)
+    compressor: Compressor
 
     @property
     def shard_count(self) -> int:
@@ -123,8 +122,8 @@ def write_axes(
     axes: Mapping[str, tuple[NDArray[Any], Mapping[str, Any]]],
 ) -> Files:
     """Write the whole coordinates of the cube that samples come from: values and attributes."""
-    group, path = {"zarr_format": 3, "node_type": "group", "attributes": {}}, f"{AXES}/zarr.json"
-    files: Files = {path: folder.write(path, _json_bytes(group))}
+    path = f"{AXES}/zarr.json"
+    files: Files = {path: folder.write(path, group_json({}))}
     for dim, (values, attrs) in axes.items():
         array = ArrayLayout(f"{AXES}/{dim}", (dim,), (), values.dtype.str, len(values), attrs)
         layout = StoreLayout(len(values), len(values), (array,), compressor)
@@ -190,6 +189,7 @@ def write_shard(
         for array in layout.arrays:
             samples = values[array.name]
             assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
+            # shards are cut along the samples only
             path = "/".join([array.name, "c", str(shard), *("0" for _ in array.window)])
             pieces = encode_shard(
                 samples,
@@ -210,14 +210,12 @@ def write_group_and_manifest(
     # CF separates these names by spaces, so names with spaces are left out; see `open_store`
     coordinates = [a.name for a in layout.arrays if a.is_coordinate and len(a.name.split()) == 1]
     arrays = {a.name: json.loads(folder.read(f"{a.name}/zarr.json")) for a in layout.arrays}
-    group = {
-        "zarr_format": 3,
-        "node_type": "group",
-        "attributes": {"ml4cube_format": FORMAT, **attrs, "coordinates": " ".join(coordinates)},
-        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
-    }
+    group = group_json(
+        {"ml4cube_format": FORMAT, **attrs, "coordinates": " ".join(coordinates)},
+        consolidated_metadata={"kind": "inline", "must_understand": False, "metadata": arrays},
+    )
     listed = dict(sorted(files.items()))
-    listed["zarr.json"] = folder.write("zarr.json", _json_bytes(group))
+    listed["zarr.json"] = folder.write("zarr.json", group)
     folder.make_durable()
     folder.write(MANIFEST, _manifest_bytes(listed))
     folder.make_durable()
@@ -225,8 +223,13 @@ def write_group_and_manifest(
 
 def _manifest_bytes(files: Files) -> bytes:
     """Return the manifest of these files, with their hash, as zarr metadata of a group."""
-    manifest = {"algorithm": HASH_ALGORITHM, "digest": digest(_json_bytes(files)), "files": files}
-    return _json_bytes({"zarr_format": 3, "node_type": "group", "attributes": manifest})
+    hashed = digest(_json_bytes(files))
+    return group_json({"algorithm": HASH_ALGORITHM, "digest": hashed, "files": files})
+
+
+def group_json(attributes: Mapping[str, Any], **more: Any) -> bytes:
+    """Return the ``zarr.json`` of a group."""
+    return _json_bytes({"zarr_format": 3, "node_type": "group", "attributes": attributes, **more})
 
 
 def _json_bytes(value: Any) -> bytes:
@@ -252,7 +255,7 @@ def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
         attributes=_stored_attrs(array, layout.samples),
         zarr_format=3,
     )
-    metadata: dict[str, Any] = json.loads(json.dumps(made.metadata.to_dict()))
+    metadata: dict[str, Any] = made.metadata.to_dict()
     return metadata
 
 
@@ -270,7 +273,7 @@ def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
         return {k: v for k, v in array.attrs.items() if k not in ("units", "calendar")}
     if np.dtype(array.dtype).kind != "M":
         return dict(array.attrs)
-    unit = np.datetime_data(np.dtype(array.dtype))[0]
+    unit, _ = np.datetime_data(np.dtype(array.dtype))
     return {
         **array.attrs,
         "units": f"{DATE_UNITS[unit]} since 1970-01-01",
@@ -305,12 +308,13 @@ def read_manifest(location: Location) -> Files:
 
 def read_metadata(location: Location, files: Files, path: str) -> dict[str, Any]:
     """Return the content of a ``zarr.json`` of a store, after checking its hash."""
-    content: bytes | None = None
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    try:
         content = folder_of(location).read(path)
-    size = None if content is None else len(content)
-    _refuse_damaged(location, [_fault(path, files[path], size, content)])
-    metadata: dict[str, Any] = json.loads(content or b"")
+    except (FileNotFoundError, NotADirectoryError):
+        raise _damaged(location, [f"{path} is missing"]) from None
+    if fault := _fault(path, files[path], len(content), content):
+        raise _damaged(location, [fault])
+    metadata: dict[str, Any] = json.loads(content)
     return metadata
 
 
@@ -332,13 +336,11 @@ def _fault(
     return None
 
 
-def _refuse_damaged(location: Location, faults: Iterable[str | None]) -> None:
-    found = list(filter(None, faults))
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise StoreError(
-            f"the store {location} is damaged: {'; '.join(found[:3])}{more}; make it again"
-        )
+def _damaged(location: Location, faults: Sequence[str]) -> StoreError:
+    more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+    return StoreError(
+        f"the store {location} is damaged: {'; '.join(faults[:3])}{more}; make it again"
+    )
 
 
 def verify_store(location: Location, *, hashes: bool = True) -> None:
@@ -358,8 +360,9 @@ def verify_store(location: Location, *, hashes: bool = True) -> None:
         If a file is missing or has changed; the message names up to three of them.
     """
     folder, files = folder_of(location), read_manifest(location)
+    sizes: Mapping[str, int] = {}
 
-    def fault(path: str) -> str | None:
+    def check(path: str) -> str | None:
         size = sizes.get(path)
         must_read = size == files[path][0] and (hashes or _is_metadata(path))
         return _fault(path, files[path], size, folder.read(path) if must_read else None)
@@ -367,10 +370,11 @@ def verify_store(location: Location, *, hashes: bool = True) -> None:
     try:
         sizes = folder.list()
         with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-verify") as threads:
-            faults = list(threads.map(fault, files))
+            faults = list(filter(None, threads.map(check, files)))
     except OSError as error:
         raise StoreError(f"{location} cannot be read: {error}") from error
-    _refuse_damaged(location, faults)
+    if faults:
+        raise _damaged(location, faults)
 
 
 def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:

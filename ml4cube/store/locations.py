@@ -13,7 +13,7 @@ from ml4cube.cube.opening import store_and_path
 from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, digest
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ZarrFolder:
     """A group of a zarr store that is not a folder of files: an Icechunk session, or memory."""
 
@@ -43,15 +43,17 @@ class ZarrFolder:
         return int(_wait_for(self.store.getsize(self._key(path))))
 
     def list(self) -> dict[str, int]:
+        prefix = self._key("")
+
         async def sizes() -> dict[str, int]:
             group_exists = not self.path or await self.store.exists(self._key("zarr.json"))
             # Icechunk refuses to list below a missing group, other stores may have files there
-            listed = self.store.list_prefix(self._key("")) if group_exists else self.store.list()
-            names = [name async for name in listed if name.startswith(self._key(""))]
-            return {name: int(await self.store.getsize(name)) for name in names}
+            listed = self.store.list_prefix(prefix) if group_exists else self.store.list()
+            keys = [key async for key in listed if key.startswith(prefix)]
+            return {k.removeprefix(prefix): int(await self.store.getsize(k)) for k in keys}
 
-        size_by_key: dict[str, int] = _wait_for(sizes())
-        return {key.removeprefix(self._key("")): size for key, size in size_by_key.items()}
+        found: dict[str, int] = _wait_for(sizes())
+        return found
 
     def make_durable(self) -> None:
         """Do nothing: an Icechunk session is durable once the user commits it."""
@@ -65,19 +67,6 @@ class ZarrFolder:
         parts = self.path.split("/") if self.path else []
         depths = range(len(parts) + 1)
         return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
-
-    def identity(self) -> tuple[Any, str]:
-        """Return a value that is equal for all objects of the same group."""
-        # read-only views of a store in memory are other objects with the same name
-        name = str(self.store)
-        return name if name.startswith("memory://") else self.store, self.path
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ZarrFolder):
-            return NotImplemented
-        return self.identity() == other.identity()
-
-    __hash__ = None  # type: ignore[assignment]
 
     def _key(self, path: str) -> str:
         return f"{self.path}/{path}" if self.path else path
@@ -106,24 +95,17 @@ def location_of(argument: str, source: Any) -> str | ZarrFolder:
             f"{argument} must be a path, a URL, a zarr store or group, or an Icechunk session, got "
             f"{source!r}"
         )
-    from zarr.storage import FsspecStore, LocalStore
+    from zarr.storage import FsspecStore, LocalStore, StorePath
 
     if isinstance(store, LocalStore):
-        return str(store.root / path) if path else str(store.root)
+        return str(store.root / path)
     if isinstance(store, FsspecStore):
         fs = getattr(store.fs, "sync_fs", store.fs)  # zarr wraps those that are not asynchronous
         # with its own options (credentials), it could not be opened again by its URL
         if not set(fs.storage_options) - {"asynchronous"}:
             return str(fs.unstrip_protocol("/".join(filter(None, [store.path, path]))))
-    return _open_group(argument, store, path)
-
-
-def _open_group(argument: str, store: Any, path: str) -> ZarrFolder:
-    """Return a group of an open zarr store; some, such as ZipStore, must be opened first."""
-    from zarr.storage import StorePath
-
     try:
-        _wait_for(StorePath.open(store, path))
+        _wait_for(StorePath.open(store, path))  # without it, some (ZipStore) cannot be read
     except OSError as error:
         raise StoreError(f"{argument}: {store} cannot be opened: {error}") from error
     return ZarrFolder(store, path)

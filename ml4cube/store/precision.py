@@ -20,7 +20,7 @@ from ml4cube.core.errors import (
 
 # Key of the setting for all variables that are not named.
 _OTHERS = ""
-_MANTISSA_BITS = {"float16": 10, "float32": 23, "float64": 52}
+_DTYPES = ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Precision:
     @classmethod
     def parse(cls, dtype: Any, bitround: Any) -> Precision:
         """Make a precision from the sampler's `dtype` and `bitround`."""
-        dtypes = {n: _float_dtype("dtype", d) for n, d in _by_name(dtype).items()}
+        dtypes = {n: _float_dtype(d) for n, d in _by_name(dtype).items()}
         bits = {n: check_whole("bitround", b, 1) for n, b in _by_name(bitround).items()}
         return cls(dtypes, bits)
 
@@ -56,10 +56,10 @@ class Precision:
                     )
         for name, given in stored.items():
             bits, dtype = self._keepbits(name, given), self.dtype(name, given)
-            if bits is not None and bits > _mantissa_bits(dtype):
+            if bits is not None and bits > (most := np.finfo(dtype).nmant):
                 raise InvalidValueError(
-                    f"bitround of {name!r} must be at most {_mantissa_bits(dtype)}, the mantissa "
-                    f"of {dtype}, got {bits}"
+                    f"bitround of {name!r} must be at most {most}, the mantissa of {dtype}, got "
+                    f"{bits}"
                 )
 
     def dtype(self, name: str, given: DTypeLike) -> str:
@@ -98,19 +98,13 @@ def _by_name(setting: Any) -> dict[str, Any]:
     return {_OTHERS: setting}
 
 
-def _float_dtype(argument: str, dtype: Any) -> str:
+def _float_dtype(dtype: Any) -> str:
     try:
         found = np.dtype(dtype)
     except TypeError:
-        raise InvalidTypeError(
-            f"{argument} must be {listed(_MANTISSA_BITS, 'or')}, got {dtype!r}"
-        ) from None
-    check_choice(argument, found.name, _MANTISSA_BITS)
+        raise InvalidTypeError(f"dtype must be {listed(_DTYPES, 'or')}, got {dtype!r}") from None
+    check_choice("dtype", found.name, _DTYPES)
     return str(found.newbyteorder("<").str)
-
-
-def _mantissa_bits(dtype: DTypeLike) -> int:
-    return _MANTISSA_BITS[np.dtype(dtype).name]
 
 
 def _narrowed(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -128,7 +122,7 @@ def _narrowed(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[
 def _rounded(values: NDArray[Any], bits: int) -> NDArray[Any]:
     from numcodecs.bitround import BitRound  # type: ignore[import-untyped]
 
-    if bits >= _mantissa_bits(values.dtype):
+    if bits >= np.finfo(values.dtype).nmant:
         return values
     # it supports only native byte order
     native = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))

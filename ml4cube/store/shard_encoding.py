@@ -12,7 +12,7 @@ from ml4cube.core.errors import InvalidTypeError, check_choice, listed
 
 # Offset and size, in the index, of a chunk that a shard does not have.
 _NO_CHUNK = np.iinfo(np.uint64).max
-_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # 0, 1 and 2 in numcodecs
 _COMPRESSORS = ("lz4", "zstd")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from ml4cube.store.locations import Location, ZarrFolder
 
 
 @dataclass(frozen=True)
-class WriteErrors:
+class WriteErrors(AbstractContextManager["WriteErrors"]):
     """A context that turns errors of a location's file system into StoreError; picklable."""
 
     location: str
@@ -27,9 +28,6 @@ class WriteErrors:
     def of(cls, target: Location) -> Self:
         """Make the context for a location."""
         return cls(str(target), isinstance(target, Path), isinstance(target, ZarrFolder))
-
-    def __enter__(self) -> None:
-        """Begin."""
 
     def __exit__(
         self,

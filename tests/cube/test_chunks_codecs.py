@@ -49,10 +49,10 @@ def test_more_or_fewer_cells_are_refused(codecs: ChunkCodecs, rows: int) -> None
 @every
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_damage_is_an_error_or_seen_in_cells_of_the_same_number(
+def test_damage_is_an_error_or_changes_cells_but_not_their_number(
     codecs: ChunkCodecs, data: Any
 ) -> None:
-    """Whatever the bytes are, nothing is written beside the cells wanted."""
+    """Whatever the bytes are, nothing is written outside the cells of the chunk."""
     sound = packed(codecs)
     broken = sound[: data.draw(st.integers(0, len(sound)))].copy()
     places = st.integers(0, max(len(broken) - 1, 0))
@@ -79,25 +79,11 @@ def test_any_flipped_bit_is_refused_where_there_is_a_checksum(compressor: str | 
 
 
 def test_a_chunk_of_another_size_is_refused_before_it_expands() -> None:
-    """Whether its header declares the true size, a wrong one, or none."""
     zeros = np.zeros(2**27, np.uint8)
     for name in ("zstd", "blosc"):
         codecs = ChunkCodecs(name, checksum=False)
-        large = packed(codecs, zeros)
         with pytest.raises(ValueError, match="it holds 134217728 bytes instead of 256"):
-            codecs.decode(large, np.empty((8, 8), "<f4"))
-        wrong = large.copy()
-        start = 4 if name == "blosc" else 6 if wrong[4] >> 6 == 2 and not wrong[4] & 0x20 else 5
-        wrong[start : start + 4] = np.frombuffer((256).to_bytes(4, "little"), np.uint8)
-        with pytest.raises(ValueError, match=r"too small|error during"):
-            codecs.decode(wrong, np.empty((8, 8), "<f4"))
-    # a run of 128 KiB of one byte takes four bytes
-    run = (2**17 << 3 | 2).to_bytes(3, "little") + b"\0"
-    unsized = UNSIZED + run * 8191 + (2**17 << 3 | 3).to_bytes(3, "little") + b"\0"
-    with pytest.raises(ValueError, match="too small"):
-        ChunkCodecs("zstd", checksum=False).decode(
-            np.frombuffer(unsized, np.uint8), np.empty((8, 8), "<f4")
-        )
+            codecs.decode(packed(codecs, zeros), np.empty((8, 8), "<f4"))
 
 
 def unsized(raw: bytes) -> bytes:
@@ -120,8 +106,8 @@ FRAMES = {
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([*FRAMES]), st.integers(0, 400_000)), min_size=1))
 def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[str, int]]) -> None:
-    """As tools that compress in pieces make them (pzstd, streams that are flushed)."""
-    assume(any(n for _, n in frames))  # no chunk is of no bytes
+    """Tools that compress in pieces make them (pzstd, streams that are flushed)."""
+    assume(any(n for _, n in frames))  # there are no chunks of no bytes
     rng = np.random.default_rng(len(frames))
     # what compresses, what does not, and what repeats, each a kind of block
     pieces = [rng.integers(0, 1 + 127 * (n % 3), n).astype("u1").tobytes() for _, n in frames]
@@ -137,24 +123,3 @@ def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[st
     if len(data) > 1:
         with pytest.raises(ValueError, match=r".+"):
             codecs.decode(buffer[:-1], np.empty(len(whole), np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("codecs", "known"),
-    [
-        (["bytes"], ChunkCodecs(None, False)),
-        (["bytes of little", "crc32c"], ChunkCodecs(None, True)),
-        (["bytes", "zstd", "crc32c"], ChunkCodecs("zstd", True)),
-        ([], None),
-        (["bytes of big"], None),
-        (["bytes", "gzip"], None),
-        (["transpose", "bytes"], None),
-        (["bytes", "crc32c", "zstd"], None),
-        (["bytes", "blosc", "zstd"], None),
-    ],
-)
-def test_codecs_of_v3(codecs: list[str], known: ChunkCodecs | None) -> None:
-    metadata: list[dict[str, Any]] = [{"name": codec.split()[0]} for codec in codecs]
-    if codecs and "of" in codecs[0]:
-        metadata[0]["configuration"] = {"endian": codecs[0].split()[-1]}
-    assert ChunkCodecs.of_v3(metadata) == known

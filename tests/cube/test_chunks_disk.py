@@ -11,7 +11,14 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.codecs import (
+    BloscCodec,
+    BytesCodec,
+    Crc32cCodec,
+    GzipCodec,
+    TransposeCodec,
+    ZstdCodec,
+)
 
 from ml4cube.cube.chunks.disk import DiskChunks
 
@@ -94,18 +101,21 @@ def test_a_damaged_chunk_is_named(tmp_path: Path, codec: str, fault: str) -> Non
         reader.read((slice(0, 40), slice(0, 9)))
 
 
-@pytest.mark.parametrize("kind", ["sharded", "gzip", "big-endian", "memory", "text", "filters"])
-def test_other_layouts_are_left_to_zarr(tmp_path: Path, kind: str) -> None:
-    options: dict[str, Any] = {"shape": (8,), "chunks": (4,), "dtype": "<f4"}
-    if kind == "sharded":
-        options["shards"] = (8,)
-    elif kind == "gzip":
-        options["compressors"] = [GzipCodec()]
-    elif kind == "big-endian":
-        options |= {"dtype": ">f4", "zarr_format": 2}
-    elif kind == "text":
-        options["dtype"] = str
-    elif kind == "filters":
-        options |= {"filters": [numcodecs.Delta("<f4")], "zarr_format": 2}
-    store: Any = {} if kind == "memory" else tmp_path / "a"
-    assert DiskChunks.of(zarr.create_array(store, **options)) is None
+OTHER_LAYOUTS: dict[str, dict[str, Any]] = {
+    "sharded": {"shards": (8,)},
+    "gzip": {"compressors": [GzipCodec()]},
+    "two compressors": {"compressors": [BloscCodec(), ZstdCodec()]},
+    "checksum before compression": {"compressors": [Crc32cCodec(), ZstdCodec()]},
+    "transposed": {"filters": [TransposeCodec(order=(0,))]},
+    "big-endian": {"serializer": BytesCodec(endian="big")},
+    "big-endian, version 2": {"dtype": ">f4", "zarr_format": 2},
+    "filters": {"filters": [numcodecs.Delta("<f4")], "zarr_format": 2},
+    "text": {"dtype": str},
+    "memory": {"store": {}},
+}
+
+
+@pytest.mark.parametrize("case", OTHER_LAYOUTS)
+def test_other_layouts_are_left_to_zarr(tmp_path: Path, case: str) -> None:
+    plain: Any = {"store": tmp_path / "a", "shape": (8,), "chunks": (4,), "dtype": "<f4"}
+    assert DiskChunks.of(zarr.create_array(**plain | OTHER_LAYOUTS[case])) is None

@@ -27,7 +27,7 @@ CHUNKS = {"time": 3, "lat": 4, "lon": 6}
 
 
 def stored(path: Path, *, version: Any = 3, **more: Any) -> xr.Dataset:
-    """A cube of known cells with gaps, written; what is in the file."""
+    """Write a cube of known cells with gaps, and return it."""
     ds = cell_id_cube(SIZES, "float32", gaps=0.2)
     encoding = {"a": {"chunks": tuple(CHUNKS.values()), **more.pop("encoding", {})}}
     ds.to_zarr(path, encoding=encoding, zarr_format=version, consolidated=False, **more)
@@ -41,7 +41,7 @@ def opened(path: Path, **how: Any) -> xr.Variable:
 def keys(n: int) -> st.SearchStrategy[Any]:
     return st.one_of(
         st.integers(-n, n - 1),
-        # xarray itself reads nothing backwards from no file
+        # xarray itself cannot read an empty selection backwards
         st.slices(n).filter(lambda k: (k.step or 1) > 0 or len(range(n)[k]) > 0),
         st.lists(st.integers(0, n - 1), max_size=4).map(lambda k: np.array(k, int)),
     )
@@ -110,7 +110,7 @@ def test_a_box_of_an_opened_file_is_read_from_chunks(tmp_path: Path, case: str) 
 
 
 class Kelvin(ZarrArrayWrapper):
-    """What reads a zarr array may change its cells."""
+    """A wrapper that changes the cells of the zarr array that it reads."""
 
     def __getitem__(self, key: Any) -> Any:
         return super().__getitem__(key) + np.float32(273)
@@ -131,23 +131,13 @@ def _assigned(path: Path) -> xr.Variable:
     return variable
 
 
-def _loaded(path: Path) -> xr.Variable:
-    variable = opened(path)
-    variable.load()
-    return variable
-
-
-def _persisted(path: Path) -> xr.Variable:
-    return xr.open_zarr(path, consolidated=False)["a"].persist().variable
-
-
 LEFT_ALONE: dict[str, tuple[dict[str, Any], Callable[[Path], xr.Variable]]] = {
-    "read already": ({}, _loaded),
+    "loaded": ({}, lambda path: opened(path).load()),
     "assigned to": ({}, _assigned),
     "cells picked": ({}, lambda path: opened(path).isel(time=[0, 6])),
     "every other cell": ({}, lambda path: opened(path).isel(time=slice(None, None, 2))),
     "transposed, then cut": ({}, lambda path: opened(path).transpose("lon", ...)[1:]),
-    "persisted": ({}, _persisted),
+    "persisted": ({}, lambda path: xr.open_zarr(path)["a"].persist().variable),
     "cut by dask": ({}, lambda path: opened(path, chunks={})[1:]),
     "computed by dask": ({}, lambda path: opened(path, chunks={}) + 1),
     "changed by a backend": ({}, _changed_by_a_backend),
@@ -167,7 +157,7 @@ def test_variables_that_are_not_plain_chunks_are_left_alone(tmp_path: Path, case
 
 
 def test_variables_of_other_kinds_of_stores_are_left_alone(tmp_path: Path) -> None:
-    """A class of a user's own may count, encrypt or fetch what it is asked for."""
+    """A class of the user may count, encrypt or fetch what is read."""
     stored(tmp_path / "c.zarr")
 
     class Mine(zarr.storage.LocalStore):

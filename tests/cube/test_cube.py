@@ -23,7 +23,7 @@ TIME = np.arange("2001-01-01", "2001-01-09", dtype="M8[D]").astype("M8[ns]")
 
 
 def numbered(**sizes: int) -> xr.DataArray:
-    """An array whose every cell has a number of its own."""
+    """Return an array whose cells are numbered."""
     n = int(np.prod(list(sizes.values())))
     return xr.DataArray(np.arange(n, dtype="f4").reshape(*sizes.values()), dims=list(sizes))
 
@@ -184,7 +184,7 @@ def test_a_cube_without_data_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("apply_mask", [True, False])
 def test_a_named_mask_is_never_data(apply_mask: bool) -> None:
-    """Numbers, so that nothing but its name tells; its gaps drop no sample."""
+    """It holds numbers, so that only its name identifies it; its gaps drop no sample."""
     ds = grid(land=numbered(y=4, x=6) % 2).where(numbered(y=4, x=6) > 5)
     ds["t"] = numbered(y=4, x=6)
     samples = PTXrDataset(ds, filter_var="land", apply_mask=apply_mask, scale_fn=None)

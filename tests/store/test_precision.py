@@ -17,7 +17,7 @@ FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
 def spacing(value: float, bits: int) -> float:
-    """Distance of neighbours that differ in the last of some bits of mantissa: the oracle."""
+    """Return the distance of neighbours that differ in the last bit of mantissa: the oracle."""
     return float(2.0 ** (np.floor(np.log2(abs(value))) - bits))
 
 
@@ -29,7 +29,7 @@ def test_rounded_to_the_nearest(values: np.ndarray, bits: int) -> None:
     np.testing.assert_array_equal(rounded[~finite], values[~finite])
     for before, after in zip(values[finite].tolist(), rounded[finite].tolist(), strict=True):
         if abs(before) < np.finfo(np.float32).tiny:
-            continue  # fewer bits are there to be kept
+            continue  # subnormal numbers have fewer bits
         step = spacing(before, bits)
         if np.isfinite(after):
             assert abs(after - before) <= step / 2
@@ -66,12 +66,12 @@ def test_a_number_is_never_made_infinite() -> None:
 
 
 def test_every_nan_stays_one() -> None:
-    """Also those of other bits, which rounding would carry over into the sign."""
+    """Also those whose bits rounding would carry over into the sign."""
     nans = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF], "u4").view("f4")
     assert np.isnan(Precision.parse(None, 5).apply("t", nans)).all()
 
 
-def test_others_than_floats_stay() -> None:
+def test_integers_are_not_changed() -> None:
     numbers = np.arange(4)
     assert Precision.parse("float32", 5).apply("n", numbers) is numbers
 
@@ -91,6 +91,6 @@ def test_others_than_floats_stay() -> None:
         ("float16", 11, "bitround of 't' must be at most 10, .* got 11"),
     ],
 )
-def test_what_cannot_be_is_refused(dtype: Any, bits: Any, message: str) -> None:
+def test_wrong_arguments_are_refused(dtype: Any, bits: Any, message: str) -> None:
     with pytest.raises(CubeError, match=message):
         Precision.parse(dtype, bits).check_names({"t": "float32", "n": "int16"})

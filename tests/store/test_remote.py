@@ -144,7 +144,7 @@ def test_stores_in_memory(tmp_path: Path) -> None:
     place = f"memory://{tmp_path.name}"
     train, _ = sample(cube(), place, 1).get_datasets()
     again = sample(cube(), place, 1)
-    assert again.run() is None  # they stand already
+    assert again.run() is None  # they exist already
     assert train.sizes == again.get_datasets()[0].sizes
     assert set(fsspec.filesystem("memory").ls(f"/{tmp_path.name}", detail=False)) == {
         f"/{tmp_path.name}/train.zarr",
@@ -155,7 +155,7 @@ def test_stores_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None:
+def test_killed_at_any_step_of_cleaning_up(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
     memory = type(fsspec.filesystem("memory"))
     options = {"sample_size": None, "block_size": {"time": 2}}
@@ -233,7 +233,7 @@ def test_variables_may_be_named_like_wildcards(bucket: str) -> None:
         ("memory://same.partial", "memory:///same.partial.partial"),
     ],
 )
-def test_one_place_by_two_names_is_refused(one: str, other: str) -> None:
+def test_one_location_with_two_names_is_refused(one: str, other: str) -> None:
     for train, test in ((one, other), (other, one)):
         with pytest.raises(CubeError, match=r"another part(; give each|'s target)"):
             MultiProcSampler(cube(), train_cube=train, test_cube=test, nproc=1)
@@ -246,7 +246,7 @@ def test_one_place_by_two_names_is_refused(one: str, other: str) -> None:
     [("s3", 3), ("memory", 2), ("MemoryStore", 3), ("icechunk", 3)],
 )
 def test_cubes_anywhere(bucket: str, tmp_path: Path, kind: str, zarr_format: int) -> None:
-    """Two workers read them; what lies in this process's memory is sent, not taken for gaps."""
+    """Two workers read them; cells in the memory of this process are sent, not read as gaps."""
     ds = cube()
     source: Any
     if kind == "icechunk":
@@ -281,7 +281,7 @@ def test_a_bucket_or_server_that_is_not_there_is_named(
         sample(cube(), "s3://nobody", 1).run()
 
     def fail(self: RemoteFolder) -> dict[str, int]:
-        raise RuntimeError("Could not connect")  # botocore's are no OSErrors
+        raise RuntimeError("Could not connect")  # errors of botocore are not OSErrors
 
     monkeypatch.setattr(RemoteFolder, "list", fail)
     with pytest.raises(StoreError, match=r"train.zarr cannot be written: Could not connect"):
@@ -289,7 +289,7 @@ def test_a_bucket_or_server_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize("appears", ["a file", "a store", "a file after an outage"])
-def test_what_appears_during_a_run_is_kept(
+def test_files_that_appear_during_a_run_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appears: str
 ) -> None:
     place = f"memory://{tmp_path.name}"
@@ -322,10 +322,10 @@ def test_what_appears_during_a_run_is_kept(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allowed", range(0, 60, 7))
-def test_an_outage_is_told_and_the_run_is_resumed(
+def test_an_outage_is_reported_and_the_run_is_resumed(
     tmp_path: Path, monkeypatch: Any, allowed: int
 ) -> None:
-    """Cleaning up fails as well then, which hides nothing."""
+    """Cleaning up then fails too, which does not hide the error."""
     place, steps = f"memory://{tmp_path.name}", [allowed]
     with monkeypatch.context() as patch:
         for name in ("write", "create", "read", "size", "list", "copy_from", "remove", "clear"):
@@ -383,7 +383,7 @@ def test_a_run_that_slept_while_publishing_spares_its_successor(
     assert contents(place) == dict.fromkeys(old, b"new")
 
 
-def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_released_lock_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> None:
     memory = type(fsspec.filesystem("memory"))
     put = memory.pipe_file
 
@@ -428,7 +428,7 @@ def test_a_lock_is_renewed_when_the_network_is_back(
         wait_until(lambda: held.work_folder.read(remote_draft._LOCK) != first)
 
 
-def test_what_is_no_fault_of_a_place_is_not_laid_to_it() -> None:
+def test_errors_that_are_not_of_the_file_system_are_passed_on() -> None:
     for error in (MemoryError(), AssertionError("broken")):
         with pytest.raises(type(error)), WriteErrors.of("memory://train.zarr"):
             raise error
@@ -451,7 +451,7 @@ def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> Non
 
 
 @pytest.mark.slow
-def test_the_host_of_a_cube_tells_which_it_is(bucket: str, monkeypatch: Any) -> None:
+def test_cubes_on_two_hosts_are_not_the_same(bucket: str, monkeypatch: Any) -> None:
     cube().to_zarr(f"{bucket}/a", consolidated=False)
     host = os.environ["AWS_ENDPOINT_URL"]
     other = host.replace("127.0.0.1", "localhost")
@@ -471,7 +471,7 @@ def test_the_host_of_a_cube_tells_which_it_is(bucket: str, monkeypatch: Any) -> 
 
 
 def inside(kind: str) -> tuple[Any, Any]:
-    """A writable zarr store that is no folder of files, and what makes it last."""
+    """Return a writable zarr store that is not a folder of files, and what makes it durable."""
     if kind == "MemoryStore":
         return zarr.storage.MemoryStore(), lambda: None
     import icechunk
@@ -500,11 +500,11 @@ def test_stores_inside_zarr_stores_are_the_same_bytes(
     train, _ = into(store, cube(), nproc).get_datasets()
     commit()
     folder = ZarrFolder(store)
-    # the group above the stores is made, too
+    # without the group above the stores, which is made too
     found = {name: folder.read(name) for name in folder.list() if name != "zarr.json"}
     assert found == local_bytes(cube(), tmp_path / "local")
     place = StorePath(store, "train.zarr")
-    assert into(store, cube()).run() is None  # they stand already
+    assert into(store, cube()).run() is None  # they exist already
     plain = xr.open_zarr(store, group="train.zarr", consolidated=False)
     for opened in (open_store(place, verify=True), plain):
         np.testing.assert_array_equal(opened["a"].values, train["a"].values)
@@ -563,13 +563,13 @@ def test_a_write_into_a_zarr_store_that_was_cut_off_is_done_again(
             break
         except StoreError as error:
             told.add(str(error).partition("written: ")[2])
-    assert told == {"the network is gone; run again"}  # no word of TMPDIR, which has room
+    assert told == {"the network is gone; run again"}  # TMPDIR is not named, as it has room
     assert steps > 15
     for part in ("train.zarr", "test.zarr"):
         open_store(StorePath(store, part), verify=True)
 
 
-def test_targets_that_cannot_work_are_named(tmp_path: Path) -> None:
+def test_targets_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     store, first, second, old = (zarr.storage.MemoryStore() for _ in range(4))
     zarr.create_group(old, zarr_format=2).create_array("field", shape=(2,), dtype="f4")
     missing = zarr.storage.ZipStore(tmp_path / "missing.zip", mode="r", read_only=False)
@@ -598,7 +598,7 @@ def test_targets_that_cannot_work_are_named(tmp_path: Path) -> None:
         into(store, cube(), client=client).run()
 
 
-def test_zarr_stores_of_files_are_their_paths(tmp_path: Path) -> None:
+def test_zarr_stores_of_files_are_used_by_their_paths(tmp_path: Path) -> None:
     place = zarr.storage.LocalStore(tmp_path / "train.zarr")
     sampler = MultiProcSampler(
         cube(), train_cube=place, test_cube=tmp_path / "test.zarr", nproc=1, **OPTIONS
@@ -608,7 +608,9 @@ def test_zarr_stores_of_files_are_their_paths(tmp_path: Path) -> None:
     assert location_of("store", zarr.storage.FsspecStore.from_url(url)).startswith("memory://")
 
 
-def test_no_room_on_the_way_into_a_zarr_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_temporary_folder_is_named_when_writing_into_a_zarr_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store, _ = inside("MemoryStore")
 
     def full(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:

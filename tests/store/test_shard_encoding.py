@@ -65,7 +65,7 @@ def test_unknown_compressors_are_refused(choice: Any) -> None:
     [({}, "shuffle"), ({"bitround": 10}, "bitshuffle"), ({"compressors": "zstd"}, "bitshuffle")],
     ids=str,
 )
-def test_how_values_are_sorted_by_default(
+def test_values_are_shuffled_by_default(
     tmp_path: Path, options: dict[str, Any], shuffle: str
 ) -> None:
     cube = cell_id_cube({"time": 24, "lat": 6}, "float32")

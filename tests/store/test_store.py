@@ -32,6 +32,7 @@ from ml4cube.store.format import (
     write_shard,
 )
 from ml4cube.store.locations import folder_of, location_of
+from ml4cube.store.shard_encoding import Compressor
 
 RNG = np.random.default_rng(0)
 N = 23
@@ -60,7 +61,7 @@ def layout(samples: int = N, shard: int = 8, chunk: int = 2) -> StoreLayout:
         ArrayLayout("time", ("samples",), (), "<i8", shard, calendar, is_coordinate=True),
         ArrayLayout("station", ("samples",), (), "O", shard, is_coordinate=True),
     ]
-    return StoreLayout(samples, shard, (*variables, *coordinates))
+    return StoreLayout(samples, shard, (*variables, *coordinates), Compressor())
 
 
 def metadata(samples: int = N) -> StoreMetadata:
@@ -102,7 +103,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shard", "chunk"), [(8, 2), (8, 8), (30, 3), (23, 23), (1, 1)])
-def test_comes_back_equal(tmp_path: Path, shard: int, chunk: int) -> None:
+def test_values_are_read_back_equal(tmp_path: Path, shard: int, chunk: int) -> None:
     ds = open_store(write(tmp_path / "s", layout(shard=shard, chunk=chunk)), verify=True)
     for name in ("sst", "flag", "count", "when"):
         np.testing.assert_array_equal(ds[name].values, VALUES[name])
@@ -163,7 +164,7 @@ def test_any_missing_emptied_or_cut_file_is_refused(tmp_path: Path) -> None:
 
 
 def flip(raw: bytes, rng: np.random.Generator, within: bytes = b"") -> bytes:
-    """Flip one bit, anywhere or in what begins with some text."""
+    """Flip one bit, anywhere or after some text."""
     start = raw.index(within)
     broken = bytearray(raw)
     broken[int(rng.integers(start, len(raw)))] ^= 1 << int(rng.integers(8))
@@ -173,7 +174,7 @@ def flip(raw: bytes, rng: np.random.Generator, within: bytes = b"") -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("verify", [False, True])
 def test_any_flipped_bit_is_noticed(store: Path, verify: bool) -> None:
-    """Of metadata by any opening, which names the file whatever the bit makes of it."""
+    """In metadata at every opening, which names the file."""
     rng = np.random.default_rng(1)
     for path in every_file(store):
         metadata, content = path.name == "zarr.json", path.read_bytes()
@@ -237,7 +238,7 @@ def test_leftovers_of_killed_writers_vanish(tmp_path: Path) -> None:
 
 
 def readers_of(cube: xr.Dataset, place: Any, test: Any) -> dict[str, Callable[[], object]]:
-    """Every public way to what a store says."""
+    """Return every public function that reads a store."""
     nn = pytest.importorskip("torch").nn
     from ml4cube.datasets.pytorch import PTXrDataset
     from ml4cube.prediction import predict_cube

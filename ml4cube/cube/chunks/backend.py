@@ -27,18 +27,16 @@ class ChunksArray(BackendArray):
         return cells
 
     def _read(self, key: tuple[int | slice, ...]) -> NDArray[Any]:
-        boxes, picks = zip(
-            *(_box_and_pick(k, n) for k, n in zip(key, self.shape, strict=True)), strict=True
-        )
-        return self.chunks.read(boxes)[picks]
+        along_axes = [_box_and_pick(k, n) for k, n in zip(key, self.shape, strict=True)]
+        cells = self.chunks.read([box for box, _ in along_axes])
+        return cells[tuple(pick for _, pick in along_axes)]
 
 
 def _box_and_pick(key: int | slice, n: int) -> tuple[slice, int | slice]:
     """Return the box to read along an axis of `n` cells, and the index into it."""
-    if not isinstance(key, slice):
-        cell = range(n)[key]
-        return slice(cell, cell + 1), 0
     cells = range(n)[key]
+    if isinstance(cells, int):
+        return slice(cells, cells + 1), 0
     if not cells:
         return slice(0, 0), slice(None)
     low, high = sorted((cells[0], cells[-1]))

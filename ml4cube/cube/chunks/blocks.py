@@ -46,7 +46,7 @@ def read_in_blocks(array: V) -> V:
 
 
 def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:
-    """Return the slices of the blocks in which an array without dask chunks is read."""
+    """Yield the slices of the blocks in which an array without dask chunks is read."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
     for block in Grid.blocks(sizes, block_shape(variable)):
         yield block.slices

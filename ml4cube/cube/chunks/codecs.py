@@ -24,13 +24,13 @@ class ChunkCodecs:
     @classmethod
     def of_v3(cls, codecs: Sequence[Mapping[str, Any]]) -> ChunkCodecs | None:
         """Return the codecs of a zarr v3 array; None if they are not supported."""
-        names = [codec["name"] for codec in codecs]
-        if names[:1] != ["bytes"]:
-            return None
+        first, *others = [codec["name"] for codec in codecs]
+        checksum = others[-1:] == ["crc32c"]
+        compressors = others[:-1] if checksum else others
         endian = (codecs[0].get("configuration") or {}).get("endian", "little")
-        checksum = names[1:][-1:] == ["crc32c"]
-        compressors = names[1 : -1 if checksum else None]
-        if endian not in ("little", None) or compressors not in ([], ["blosc"], ["zstd"]):
+        if first != "bytes" or endian not in ("little", None):
+            return None
+        if compressors not in ([], ["blosc"], ["zstd"]):
             return None
         return cls(compressors[0] if compressors else None, checksum)
 
@@ -98,8 +98,8 @@ def _decode_zstd(data: Bytes, out: NDArray[Any]) -> None:
 
 def _zstd_size(data: Bytes, default: int) -> int:
     """Return the decoded size that the first frame declares, or `default` if it declares none."""
-    # RFC 8878, section 3.1.1
-    header = data[:18].tobytes()
+    # RFC 8878, section 3.1.1: magic number, flags, window (unless it is a single segment), size
+    header = data[:14].tobytes()
     if header[:4] != b"\x28\xb5\x2f\xfd" or len(header) < 6:
         return 0  # no frame, which zstd reports
     flags = header[4]
@@ -107,9 +107,9 @@ def _zstd_size(data: Bytes, default: int) -> int:
     size_bytes = (is_single_segment, 2, 4, 8)[flags >> 6]
     if not size_bytes:
         return default
-    dictionary_bytes = (0, 1, 2, 4)[flags & 3]
-    begin = 6 - is_single_segment + dictionary_bytes
+    begin = 6 - is_single_segment
     size = int.from_bytes(header[begin : begin + size_bytes], "little")
+    # in two bytes, sizes count from 256 on
     return size + 256 if size_bytes == 2 else size
 
 

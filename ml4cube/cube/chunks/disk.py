@@ -1,4 +1,4 @@
-"""Chunks of a zarr array on local disk, decoded without zarr-python's cost per read.
+"""Chunks of a zarr array: on local disk decoded without zarr-python's cost per read, else by zarr.
 
 A read through zarr-python has a fixed cost of milliseconds, as much as decoding a chunk, and a
 sampler reads every chunk twice. Layouts that are not supported are left to zarr.
@@ -22,13 +22,12 @@ from ml4cube.cube.chunks.codecs import Bytes, ChunkCodecs
 class DiskChunks:
     """A reader of boxes of an array. Make one with `DiskChunks.of`.
 
-    The file of a chunk is ``{folder}/{prefix}{numbers}``, its numbers joined by `separator`. A
-    chunk has `chunks` cells along each axis; cells of absent chunks are `fill`.
+    The chunk with index (1, 0) is the file ``{folder}/c/1/0`` if `file_name` is ``c/{}/{}``. It has
+    `chunks` cells along each axis; cells of absent chunks are `fill`.
     """
 
     folder: str
-    prefix: str
-    separator: str
+    file_name: str
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
     fill: Any
@@ -46,25 +45,31 @@ class DiskChunks:
         if dtype.kind not in "fiub" or dtype.newbyteorder("<") != dtype or not stored.ndim:
             return None
         metadata = stored.metadata.to_dict()
-        layout = _layout_v2(metadata) if metadata["zarr_format"] == 2 else _layout_v3(metadata)
-        if layout is None:
+        if metadata["zarr_format"] == 2:
+            codecs = ChunkCodecs.of_v2(metadata)
+        elif metadata["chunk_key_encoding"]["name"] in ("default", "v2"):
+            codecs = ChunkCodecs.of_v3(metadata["codecs"])
+        else:
+            codecs = None
+        if codecs is None or metadata.get("storage_transformers"):
             return None
-        prefix, separator, codecs = layout
         folder = str(stored.store.root / stored.path)
+        file_name = stored.metadata.encode_chunk_key((0,) * stored.ndim).replace("0", "{}")
         fill = dtype.type(0 if stored.fill_value is None else stored.fill_value)
-        return cls(folder, prefix, separator, tuple(stored.chunks), dtype, fill, codecs)
+        return cls(folder, file_name, tuple(stored.chunks), dtype, fill, codecs)
 
     def read(self, box: Sequence[slice]) -> NDArray[Any]:
         """Read a box of cells."""
         shape = tuple(s.stop - s.start for s in box)
         result = np.empty(shape, self.dtype)
-        ranges = [
+        touched = [
             range(s.start // n, -(-s.stop // n)) for s, n in zip(box, self.chunks, strict=True)
         ]
         buffer: NDArray[Any] | None = None
-        for chunk in itertools.product(*ranges):
+        for chunk in itertools.product(*touched):
             data = self._read_file(chunk)
-            origin = [number * n for number, n in zip(chunk, self.chunks, strict=True)]
+            origin = [index * n for index, n in zip(chunk, self.chunks, strict=True)]
+            # the cells in both chunk and box, by their position in the chunk and in the box
             source = tuple(
                 slice(max(s.start - first, 0), min(s.stop - first, n))
                 for s, first, n in zip(box, origin, self.chunks, strict=True)
@@ -84,8 +89,8 @@ class DiskChunks:
         return result
 
     def key(self, chunk: tuple[int, ...]) -> str:
-        """Return the name of a chunk."""
-        return self.prefix + self.separator.join(map(str, chunk))
+        """Return the key of a chunk in zarr."""
+        return self.file_name.format(*chunk)
 
     def has(self, chunk: tuple[int, ...]) -> bool:
         """Return True if a chunk exists; others read as the fill value."""
@@ -108,19 +113,37 @@ class DiskChunks:
             raise ValueError(f"chunk {self._path(chunk)}: {error}") from error
 
 
-def _layout_v3(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:
-    """Return prefix and separator of chunk names, and the codecs; None if not supported."""
-    codecs = ChunkCodecs.of_v3(metadata["codecs"])
-    keys = metadata["chunk_key_encoding"]
-    if codecs is None or metadata.get("storage_transformers"):
-        return None
-    if keys["name"] not in ("default", "v2"):
-        return None
-    is_default = keys["name"] == "default"
-    separator = (keys.get("configuration") or {}).get("separator", "/" if is_default else ".")
-    return f"c{separator}" if is_default else "", separator, codecs
+@dataclass(frozen=True)
+class ZarrChunks:
+    """Chunks of any zarr array, read by zarr-python; where there are shards, these are meant."""
+
+    array: Any
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Cells along each axis of what is one object in the store."""
+        sizes: tuple[int, ...] = self.array.shards or self.array.chunks
+        return sizes
+
+    def read(self, box: Sequence[slice]) -> NDArray[Any]:
+        """Read a box of cells."""
+        return np.asarray(self.array[tuple(box)])
+
+    def key(self, chunk: tuple[int, ...]) -> str:
+        """Return the key of a chunk in zarr."""
+        return str(self.array.metadata.encode_chunk_key(chunk))
+
+    def has(self, chunk: tuple[int, ...]) -> bool:
+        """Return True if a chunk exists; others read as the fill value."""
+        from zarr.core.sync import sync
+
+        return bool(sync((self.array.store_path / self.key(chunk)).exists()))
 
 
-def _layout_v2(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:
-    codecs = ChunkCodecs.of_v2(metadata)
-    return None if codecs is None else ("", metadata["dimension_separator"], codecs)
+StoredChunks = DiskChunks | ZarrChunks
+
+
+def stored_chunks(array: Any) -> StoredChunks:
+    """Return the quickest reader of a zarr array."""
+    # a worker that gets no zarr array need not import zarr, half of its start-up time
+    return DiskChunks.of(array) or ZarrChunks(array)

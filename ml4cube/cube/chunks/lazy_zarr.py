@@ -35,7 +35,7 @@ class LazyZarr:
 
     @classmethod
     def behind(cls, lazy: Any, dtype: np.dtype[Any]) -> LazyZarr:
-        """Find the zarr array behind the data, of some dtype, of a variable that is not loaded."""
+        """Find the zarr array behind the data of a variable of some dtype, or of None."""
         from xarray.backends.zarr import ZarrArrayWrapper
         from xarray.core.indexing import (
             CopyOnWriteArray,
@@ -49,7 +49,8 @@ class LazyZarr:
         is_undecoded, keys, inner = True, [], lazy
         while isinstance(inner, ExplicitlyIndexed) and hasattr(inner, "array"):
             is_undecoded &= isinstance(inner, indexes_only)
-            keys += [inner.key.tuple] if hasattr(inner, "key") else []
+            if hasattr(inner, "key"):
+                keys.append(inner.key.tuple)
             inner = inner.array
         # a wrapper of another class may change what it reads
         is_undecoded &= type(inner) is ZarrArrayWrapper
@@ -57,9 +58,9 @@ class LazyZarr:
         store = getattr(array, "store", None)
         if store is None:
             return cls()
-        in_this_process = isinstance(store, MemoryStore)
-        if isinstance(store, FsspecStore):
-            in_this_process = "memory" in store.fs.protocol
+        in_this_process = isinstance(store, MemoryStore) or (
+            isinstance(store, FsspecStore) and "memory" in store.fs.protocol
+        )
         is_whole = array.shape == lazy.shape and all(
             isinstance(k, slice) and k == slice(None) for key in keys for k in key
         )
@@ -94,7 +95,6 @@ def file_behind(array: Any) -> Any:
 def read_directly(variable: xr.Variable) -> xr.Variable:
     """Return a variable that reads its chunks without zarr-python, if they are on local disk."""
     # Only for reading box by box: selecting single cells would read all cells between them.
-    from dask.base import is_dask_collection
     from xarray import Variable
     from xarray.core.indexing import BasicIndexer, LazilyIndexedArray
 
@@ -102,12 +102,9 @@ def read_directly(variable: xr.Variable) -> xr.Variable:
 
     # `_data`, because `data` would load a lazily indexed file
     data: Any = variable._data
-    is_dask = is_dask_collection(data)
-    if variable._in_memory and not is_dask:
-        return variable
-    file = file_behind(data) if is_dask else data
-    zarr = LazyZarr() if file is None else LazyZarr.behind(file, np.dtype(variable.dtype))
-    chunks = DiskChunks.of(zarr.array) if zarr.is_undecoded and zarr.box is not None else None
+    is_dask = variable.chunks is not None
+    zarr = LazyZarr.behind(file_behind(data) if is_dask else data, np.dtype(variable.dtype))
+    chunks = DiskChunks.of(zarr.array) if zarr.is_undecoded else None
     if chunks is None or zarr.box is None:
         return variable
     lazy = LazilyIndexedArray(ChunksArray(chunks, zarr.array.shape), BasicIndexer(zarr.box))

@@ -104,7 +104,7 @@ class Call:
         spec["variables"] = sorted(spec["variables"])
         plan = {n: v for n, v in sampling.recipe.get("plan", {}).items() if n != "labels"}
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
-        read = [n for n in sampling.reader.variables if n != extractor.label]
+        read = [n for n in sampling.reader.sources if n != extractor.label]
         source: dict[str, Any] = {f"cells of {n!r}": identity(n) for n in (*read, *scalars)}
         source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
         source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}

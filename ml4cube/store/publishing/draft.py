@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,24 +22,24 @@ from ml4cube.store.locations import Location, folder_of
 
 logger = logging.getLogger(__name__)
 
-#: Key, in JSON files, of the owner of a remote lock and of the files of an interrupted copy.
+#: Key, in JSON, of the owner of a remote lock, or of the files that a copy into zarr writes.
 DRAFT_KEY = "ml4cube_draft"
 #: Names in a work folder that begin so are ours.
 OUR_PREFIX = "ml4cube-"
 _JOURNAL = f"{OUR_PREFIX}journal"
 
 
-class Draft(ABC):
+class Draft(AbstractContextManager["Draft"]):
     """An unfinished store, locked by one run; a context manager."""
 
     target: Location
-    work_folder: Folder
-    # Both inside the work folder.
     store_folder: Folder
-    journal: Folder
-    call_id: str
     # Files by the number of the task that wrote them.
     finished_tasks: dict[int, Files]
+    # Stores that go into a zarr store have none of these, because no later run can resume them.
+    call_id: str
+    work_folder: Folder
+    journal: Folder
 
     def begin(self, resume: bool = True) -> None:
         """Read the finished tasks of this call, or start over; remove what other calls left."""
@@ -49,13 +49,13 @@ class Draft(ABC):
                 self.work_folder,
             )
         self._clear(keep_this_call=resume)
-        size_of = self._size_lookup()
+        sizes = self.store_folder.list()
         for name in sorted(self.journal.list()):
-            # a note that was cut off or is damaged: the task is done again
+            # if its note was cut off or is damaged, a task is done again
             with contextlib.suppress(ValueError, TypeError, AttributeError):
-                noted = json.loads(self.journal.read(name))
-                files = {str(path): (int(size), str(hash)) for path, (size, hash) in noted.items()}
-                if all(size_of(path) == size for path, (size, _) in files.items()):
+                note = json.loads(self.journal.read(name))
+                files = {str(path): (int(size), str(hash)) for path, (size, hash) in note.items()}
+                if all(sizes.get(path) == size for path, (size, _) in files.items()):
                     self.finished_tasks[int(name.removesuffix(".json"))] = files
 
     def folder_for_workers(self, on_other_machines: bool) -> Folder:
@@ -90,13 +90,6 @@ class Draft(ABC):
     @abstractmethod
     def _clear(self, keep_this_call: bool) -> None:
         """Remove what earlier runs left in the work folder, except the lock."""
-
-    def _size_lookup(self) -> Callable[[str], int | None]:
-        """Return a function that tells the size of a file of the store, None if it is missing."""
-        return self.store_folder.list().get
-
-    def __enter__(self) -> Draft:
-        return self
 
     def __exit__(
         self,

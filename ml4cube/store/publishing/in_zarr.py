@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from ml4cube.store.folders import Files, LocalFolder
+from ml4cube.store.format import group_json
 from ml4cube.store.locations import ZarrFolder
 from ml4cube.store.publishing.draft import DRAFT_KEY, Draft
-from ml4cube.store.publishing.overwriting import check_free, recorded_files, replaceable_files
+from ml4cube.store.publishing.overwriting import check_free, replaceable_files
 
 
 class ZarrDraft(Draft):
@@ -40,27 +39,19 @@ class ZarrDraft(Draft):
         if not overwrite:
             check_free(self.target)
         new_files = self.store_folder.list().keys()
-        old_files = replaceable_files(self.target, recorded_files(self.target))
-        self._make_groups_above()
+        old_files = replaceable_files(self.target)
+        for group in self.target.groups_from_root()[:-1]:
+            if group.size("zarr.json") is None:  # readers do not look into a folder without it
+                group.write("zarr.json", group_json({}))
         if self.target.store.supports_deletes:  # a zip file would keep both versions of the group
             # if this run is interrupted, the next one knows by this which files are ours
-            self._write_group(self.target, {DRAFT_KEY: sorted(old_files | new_files)})
+            ours = sorted(old_files | new_files)
+            self.target.write("zarr.json", group_json({DRAFT_KEY: ours}))
         for child in sorted({name.partition("/")[0] for name in old_files} - {"zarr.json"}):
             self.target.remove(child)
-        chunks_last = sorted(new_files, key=lambda name: not name.endswith("zarr.json"))
-        for name in sorted(chunks_last, key=lambda name: name == "zarr.json"):
+        # False comes before True
+        for name in sorted(new_files, key=lambda n: (n == "zarr.json", "zarr.json" not in n)):
             self.target.write(name, self.store_folder.read(name))
-
-    def _make_groups_above(self) -> None:
-        """Make missing groups above the store, without which readers do not find it."""
-        for group in self.target.groups_from_root()[:-1]:
-            if group.size("zarr.json") is None:
-                self._write_group(group, {})
-
-    @staticmethod
-    def _write_group(group: ZarrFolder, attributes: dict[str, Any]) -> None:
-        metadata = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-        group.write("zarr.json", json.dumps(metadata).encode())
 
     def discard(self) -> None:
         """Remove the temporary folder."""

@@ -9,13 +9,11 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from ml4cube.core.errors import RunError, StoreError
 from ml4cube.store.folders import Files, LocalFolder, sync_path
-from ml4cube.store.locations import Location
 from ml4cube.store.publishing.draft import (
     OUR_PREFIX,
     Draft,
@@ -60,10 +58,6 @@ class LocalDraft(Draft):
         for path in ours:
             path.mkdir(parents=True, exist_ok=True)
 
-    def _size_lookup(self) -> Callable[[str], int | None]:
-        # not listed at once: tasks of stopped runs may still write
-        return self.store_folder.size
-
     def record(self, task: int, files: Files) -> None:
         """Sync the files of a finished task, then record it."""
         self.store_folder.sync(files)
@@ -73,10 +67,10 @@ class LocalDraft(Draft):
         """Rename the finished store to its path."""
         if not overwrite:
             check_free(self.target)
-        elif self.target.exists():
-            check_overwritable(self.target)
-            self.target.rename(_replaced_path(self.target))
         try:
+            if overwrite and self.target.exists():
+                check_overwritable(self.target)
+                self.target.rename(_replaced_path(self.target))
             self.store_folder.root.rename(self.target)
         except BaseException:
             _restore_replaced(self.target)
@@ -87,7 +81,6 @@ class LocalDraft(Draft):
     def discard(self) -> None:
         """Remove our part of the work folder, the lock last."""
         try:
-            _restore_replaced(self.target)
             for path in self.work_folder.root.glob(f"{OUR_PREFIX}*"):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
@@ -110,14 +103,6 @@ class LocalDraft(Draft):
         # a process forked in the meantime also has the lock open
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
-
-
-def restore_replaced(target: Location) -> None:
-    """Move an old store back to its target if a run was killed while it replaced the store."""
-    if isinstance(target, Path) and _is_half_replaced(target):
-        # a run that holds the lock is replacing the store right now
-        with contextlib.suppress(RunError), _lock_and_restore(target):
-            pass
 
 
 def _lock_and_restore(target: Path) -> IO[bytes]:
@@ -165,12 +150,8 @@ def _replaced_path(target: Path) -> Path:
     return Path(work_location(target)) / f"{OUR_PREFIX}replaced"
 
 
-def _is_half_replaced(target: Path) -> bool:
-    """Return True if the old store was moved away, and the new one is not at its path yet."""
-    unfinished = Path(work_location(target)).glob(store_name("*"))
-    return not target.exists() and _replaced_path(target).exists() and any(unfinished)
-
-
 def _restore_replaced(target: Path) -> None:
-    if _is_half_replaced(target):
+    """Move an old store back if it was moved away, and the new one is not at its path yet."""
+    unfinished = Path(work_location(target)).glob(store_name("*"))
+    if not target.exists() and _replaced_path(target).exists() and any(unfinished):
         _replaced_path(target).rename(target)

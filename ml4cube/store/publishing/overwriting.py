@@ -21,10 +21,9 @@ def is_taken(target: Location) -> bool:
     folder = folder_of(target)
     if not folder.list():
         return False
-    if isinstance(target, ZarrFolder):
-        return not recorded_files(target)
-    copy_began = folder_of(work_location(target)).size(COPY_RECORD) is not None
-    return not copy_began or folder.size(MANIFEST) is not None
+    # behind a URL the manifest is copied last, into a zarr store the group, which has the record
+    is_complete = not isinstance(target, ZarrFolder) and folder.size(MANIFEST) is not None
+    return is_complete or not _recorded_files(target)
 
 
 def check_free(target: Location) -> None:
@@ -45,7 +44,7 @@ def check_overwritable(target: Location) -> None:
         )
     try:
         files = read_manifest(target)
-    except (StoreError, OSError, ValueError, KeyError, TypeError):
+    except StoreError:
         raise StoreExistsError(
             f"{target} exists and is not a sample store of ml4cube, so it is never overwritten; "
             "move it away or choose another path"
@@ -53,9 +52,9 @@ def check_overwritable(target: Location) -> None:
     _check_none_foreign(target, set(folder_of(target).list()) - set(files) - {MANIFEST})
 
 
-def replaceable_files(target: Location, recorded: set[str]) -> set[str]:
+def replaceable_files(target: Location) -> set[str]:
     """Return the files that a copy may replace: a whole store, or those recorded as ours."""
-    existing = set(folder_of(target).list())
+    existing, recorded = set(folder_of(target).list()), _recorded_files(target)
     if MANIFEST in existing and not recorded:
         check_overwritable(target)
         return existing
@@ -71,9 +70,11 @@ def _check_none_foreign(target: Location, foreign: set[str]) -> None:
         )
 
 
-def recorded_files(target: ZarrFolder) -> set[str]:
-    """Return the files that an interrupted run recorded as ours in a user's zarr store."""
+def _recorded_files(target: Location) -> set[str]:
+    """Return the files that an interrupted copy to a target recorded as removed or put by it."""
     try:
-        return set(json.loads(target.read("zarr.json"))["attributes"][DRAFT_KEY])
+        if isinstance(target, ZarrFolder):
+            return set(json.loads(target.read("zarr.json"))["attributes"][DRAFT_KEY])
+        return set(json.loads(folder_of(work_location(target)).read(COPY_RECORD)))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return set()

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -76,11 +77,12 @@ class RemoteDraft(Draft):
         return json.dumps(note).encode()
 
     def _read_lock(self) -> dict[str, Any]:
+        """Return the note of the lock's owner; nothing if there is none, or it is half written."""
         try:
-            found: Any = json.loads(self.work_folder.read(_LOCK))
+            note: dict[str, Any] = json.loads(self.work_folder.read(_LOCK))
         except (FileNotFoundError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return note
 
     def _keep_renewing(self) -> None:
         while not self._renewal_ended.wait(_LOCK_RENEWED_EVERY_S):
@@ -124,27 +126,20 @@ class RemoteDraft(Draft):
         if not overwrite:
             check_free(self.target)
         new_files = set(self.store_folder.list())
-        ours = replaceable_files(self.target, self._recorded_files()) | new_files
+        ours = replaceable_files(self.target) | new_files
         self.work_folder.write(COPY_RECORD, json.dumps(sorted(ours)).encode())
         first_copied = sorted(new_files - {"zarr.json", MANIFEST})
         starts = range(0, len(first_copied), _COPIED_AT_ONCE)
         batches = [first_copied[start : start + _COPIED_AT_ONCE] for start in starts]
-        location = RemoteFolder(self.target)
-        steps = [partial(location.remove, MANIFEST), partial(location.clear)]
+        folder = RemoteFolder(self.target)
+        # a store is not valid without its manifest: the old one is removed first, the new put last
+        steps: list[Callable[[], None]] = [partial(folder.remove, MANIFEST), folder.clear]
         for batch in (*batches, ["zarr.json"], [MANIFEST]):
-            steps.append(partial(location.copy_from, self.store_folder, batch))
-        # once its manifest is removed, the old store is not valid
+            steps.append(partial(folder.copy_from, self.store_folder, batch))
         for step in steps:
             # a run that was suspended must not write into the store of a run that took over
             self._check_lock()
             step()
-
-    def _recorded_files(self) -> set[str]:
-        """Return the files that an interrupted copy was to remove and put."""
-        try:
-            return set(json.loads(self.work_folder.read(COPY_RECORD)))
-        except FileNotFoundError:
-            return set()
 
     def discard(self) -> None:
         """Remove our part of the work folder, the lock last."""
@@ -155,7 +150,7 @@ class RemoteDraft(Draft):
         ours = [name for name in names if name.startswith(OUR_PREFIX)]
         for name in sorted(ours, key=lambda name: name == _LOCK):
             RemoteFolder(f"{self.work_folder}/{name}").clear()
-        if not self.work_folder.list():  # file systems with folders
+        if not self.work_folder.list():  # file systems with folders keep an empty one
             self.work_folder.clear()
 
     def close(self) -> None:

@@ -86,18 +86,18 @@ def _check_groups_above(argument: str, location: ZarrFolder) -> None:
 def _check_apart(argument: str, target: Location, other: Location) -> None:
     """Raise if two targets are equal, or one is inside the other or its work folder."""
     (system, path), (other_system, other_path) = _system_and_path(target), _system_and_path(other)
-    if type(system) is not type(other_system) or system != other_system:
+    if system != other_system:
         return
     if path == other_path:
         raise InvalidValueError(
             f"{argument}={str(target)!r} is also the target of another part; give each part its own"
         )
-    # "" is the root of a zarr store, which contains all other folders
-    folders, other_folders = [
-        [f"{folder}/".lstrip("/") for folder in (root, work_location(root))]
-        for root in (path, other_path)
-    ]
-    if any(a.startswith(b) or b.startswith(a) for a in folders for b in other_folders):
+
+    def folders(path: str) -> list[str]:
+        # "" is the root of a zarr store, which contains all other folders
+        return [f"{folder}/".lstrip("/") for folder in (path, work_location(path))]
+
+    if any(a.startswith(b) or b.startswith(a) for a in folders(path) for b in folders(other_path)):
         raise InvalidValueError(
             f"{argument}={str(target)!r} and another part's target {str(other)!r}, or their "
             "work folders <path>.partial, are inside one another; give each part a folder of its "
@@ -108,7 +108,9 @@ def _check_apart(argument: str, target: Location, other: Location) -> None:
 def _system_and_path(target: Location) -> tuple[Any, str]:
     """Return the zarr store or file system of a target, None for a disk, and the path in it."""
     if isinstance(target, ZarrFolder):
-        return target.identity()
+        # read-only views of a store in memory are other objects with the same name
+        name = str(target.store)
+        return name if name.startswith("memory://") else target.store, target.path
     if isinstance(target, str) and "://" in target:
         return filesystem(target)
     return None, os.path.realpath(target)
