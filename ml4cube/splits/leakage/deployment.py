@@ -81,11 +81,21 @@ class Axes:
         # the rounding error of a unit vector is a tenth of a millimetre
         return np.where(found < 1e-6, 0.0, found)
 
-    def numbers(self, other: Axes) -> tuple[Floats, str]:
-        """Return the times of another cube in this one's unit, and the unit."""
+    @property
+    def time_unit(self) -> str:
+        """The unit of `time_numbers`."""
+        if self.times is None:
+            return "steps"
+        if is_time(self.times):
+            return "days"
+        unit = str(self.times.attrs.get("units", f"units of {self.times.name}"))
+        return unit.partition(" since ")[0]
+
+    def time_numbers(self, other: Axes) -> Floats:
+        """Return the times of this cube or of another one in this one's unit."""
         ours, theirs = self.times, other.times
         if ours is None or theirs is None:
-            return np.arange(float(self.steps)), "steps"
+            return np.arange(float(self.steps))
         kinds = [
             "dates" if is_time(times) else f"numbers ({times.attrs.get('units', 'without units')})"
             for times in (ours, theirs)
@@ -96,16 +106,15 @@ class Axes:
                 f"{kinds[0]} along {ours.name!r}; decode the times of both (xarray.decode_cf)"
             )
         if not is_time(ours):
-            unit = str(ours.attrs.get("units", f"units of {ours.name}"))
-            return theirs.values, unit.partition(" since ")[0]
-        # nanoseconds overflow after 292 years, and become integers as objects
+            return theirs.values
+        # Nanoseconds overflow after 292 years, and become integers as objects.
         dates = [
             values.astype("M8[us]") if values.dtype.kind == "M" else values
             for values in (ours.values[:1], theirs.values)
         ]
         try:
             joined = xr.DataArray(np.concatenate(dates), dims="t", name=theirs.name)
-            return microseconds(joined)[1:] / _MICROSECONDS_PER_DAY, "days"
+            return microseconds(joined)[1:] / _MICROSECONDS_PER_DAY
         except TypeError as error:
             raise InvalidValueError(
                 "the dates of the deployment must have the cube's calendar, got another "
@@ -258,8 +267,8 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
     if "time" in measured:
         train_steps = train.steps()
         steps = _sample(cells.steps(), _STEPS if space_by_step else SAMPLE, rng)
-        train_times = train_axes.numbers(train_axes)[0][train_steps]
-        times = train_axes.numbers(axes)[0][steps]
+        train_times = train_axes.time_numbers(train_axes)[train_steps]
+        times = train_axes.time_numbers(axes)[steps]
         nearest = nearest_on_axis(times, train_times)
         time_distances = np.abs(times - train_times[nearest])
         if space_by_step:
@@ -299,7 +308,7 @@ def spacing(train: Cells, measured: set[str]) -> dict[str, float]:
             second_nearest = train.axes.km(is_train, train.axes.points[locations], 2)[:, 1]
             medians["space"] = float(np.median(second_nearest))
     if "time" in measured:
-        steps = np.diff(np.unique(train.axes.numbers(train.axes)[0]))
+        steps = np.diff(np.unique(train.axes.time_numbers(train.axes)))
         medians["time"] = float(np.median(steps)) if steps.size else 0.0
     return medians
 

@@ -86,6 +86,10 @@ class Layout:
         run_starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
         return cls(bare, counts, profiles, maps, run_starts)
 
+    def cells_per_label(self, view: CubeView) -> int:
+        """Return the cells of a cube with one label: all along the dims that the label lacks."""
+        return math.prod(n for dim, n in view.sizes.items() if dim not in self.run_starts)
+
     def shared_cells(self, view: CubeView) -> dict[str, int]:
         """Count held-out cells that are also in train, at a meridian or time that occurs twice."""
         repeated: list[tuple[str, str, Any]] = []
@@ -105,8 +109,6 @@ class Layout:
 
     def gap_on_one_side(self, dim: str, held_out: int) -> int | None:
         """Return the steps between train and a part wholly on one side of it, else None."""
-        if dim not in self.run_starts:
-            return None
         train, test = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
         gap = int(max(test[0] - train[-1], train[0] - test[-1])) - 1
         return gap if gap >= 0 else None

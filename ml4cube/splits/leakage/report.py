@@ -22,7 +22,7 @@ from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import read_recipe
 from ml4cube.splits.leakage.carried_forward import find_carried
-from ml4cube.splits.leakage.checks import Checks, Distances, Placement
+from ml4cube.splits.leakage.checks import Checks, CurvesByDomain, Placement
 from ml4cube.splits.leakage.deployment import (
     Axes,
     Cells,
@@ -207,8 +207,8 @@ def leakage_report(
     ds, deployment = _open(ds), _open(deployment)
     if is_store(ds):
         checks = Checks(part_of_pair(ds, deployment))
-        fractions = checks.stores(ds, deployment)
-        return _report(checks, "sample", shares=fractions)
+        checks.stores(ds, deployment)
+        return _report(checks, "sample", {})
     view = CubeView.of(ds)
     label = _label(view, name)
     names = _variables(view, var)
@@ -235,74 +235,53 @@ def leakage_report(
         if not common:
             reasons = "; ".join(dict.fromkeys(unknown.values()))
             raise InvalidValueError(f"the deployment cannot be compared with the cube: {reasons}")
-    curves_by_domain: dict[str, tuple[str, Distances]] = {}
-    for domain, unit in {"space": "km", "time": axes.numbers(axes)[1]}.items():
+    curves_by_domain: CurvesByDomain = {}
+    for domain, unit in {"space": "km", "time": axes.time_unit}.items():
         if found := {curve: by[domain] for curve, by in curves.items() if domain in by}:
             curves_by_domain[domain] = (unit, found)
 
-    copies = find_duplicates(view, label, names)
-    carried = find_carried(view, layout, names, time_dim) if time_dim else {}
     cut = [dim for dim, starts in layout.run_starts.items() if starts.size > 1]
-    unordered = {dim for dim in view.dims if _is_category(view, dim) or dim == axes.station_dim}
+    unordered = {dim for dim in view.dims if dim == axes.station_dim or _is_category(view, dim)}
+    unordered -= {time_dim}
     ordered = [dim for dim in cut if dim not in unordered]
     ranges = _longest_ranges(view, names, ordered)
     separation = separate(layout, valued, view, unordered, ranges, PARTS[part])
     if axes.station_dim in cut:
         touching = max(separation.touching, stations_near_train(test, train))
         separation = replace(separation, touching=touching)
-
-    # along dims that were not compared with the deployment, neighbours and range still decide
-    domain_of = {**dict.fromkeys(axes.sizes, "space"), **({time_dim: "time"} if time_dim else {})}
-    cut_domains = {domain_of.get(dim, dim) for dim in cut if dim in ordered or dim in axes.sizes}
-    unknown |= {
-        dim: "it is neither a dim of space nor of time"
-        for dim in cut
-        if dim in ordered and dim not in domain_of
-    }
-    checks = Checks(part, deployed is not None and not unknown.keys() & cut_domains)
-    recipe = view.ds[name].attrs.get(RECIPE_ATTR)
+    recipe = label.attrs.get(RECIPE_ATTR)
     made_by = None if recipe is None else read_recipe(recipe)[1]
     placement = _placement(layout, separation, view, axes, part, made_by, cut, ordered)
+
+    # Along dims that were not compared with the deployment, neighbours and range still decide.
+    domain_of: dict[str | None, str] = {**dict.fromkeys(axes.sizes, "space"), time_dim: "time"}
+    for dim in ordered:
+        if dim not in domain_of:
+            unknown[dim] = "it is neither a dim of space nor of time"
+    decides = deployed is not None and not any(domain_of.get(dim, dim) in unknown for dim in cut)
+    checks = Checks(part, deployment_decides=decides)
     checks.count_cells(layout, valued, view)
-    checks.duplicates(copies, view)
-    checks.carried(carried)
+    checks.duplicates(find_duplicates(view, label, names), view)
+    if time_dim is not None:
+        checks.carried(find_carried(view, layout, names, time_dim))
     checks.neighbours(separation, placement, time_dim, made_by)
     checks.ranges(ranges, separation, ordered, placement)
     checks.distances(curves_by_domain)
     if deployed is not None:
         cells = deployed.layout.counts[TRAIN]
         checks.deployment(curves_by_domain, spacing(train, measured), cells, unknown)
-    return _report(checks, "cell", curves_by_domain, _shares(checks, separation))
+    return _report(checks, "cell", curves_by_domain)
 
 
 audit = leakage_report
 
 
-def _report(
-    checks: Checks,
-    thing: str,
-    distances: dict[str, tuple[str, Distances]] | None = None,
-    shares: dict[str, float] | None = None,
-) -> LeakageReport:
-    verdict = checks.verdict(thing)
+def _report(checks: Checks, unit: str, curves_by_domain: CurvesByDomain) -> LeakageReport:
+    verdict = checks.verdict(unit)
     logger.info("%s", verdict)
     findings = (*checks.leaks, *checks.too_hard, *checks.warnings)
     leaks = bool(checks.leaks)
-    return LeakageReport(leaks, verdict, checks.table(), findings, distances or {}, shares or {})
-
-
-def _shares(checks: Checks, separation: Separation) -> dict[str, float]:
-    """Return the fractions of test cells that the figure shows."""
-    found = {name: row["found"] for name, row in checks.rows.items()}
-    also = " (test and val)" if found["val cells"] and checks.part == "test" else ""
-    held_out = found["test cells"] + found["val cells"]
-    shares = {
-        f"bitwise copies of train{also}": found["duplicate cells"] / held_out,
-        "touch a train cell": separation.touching,
-    }
-    if not math.isnan(found["cells within the range"]):
-        shares["within the range of a train cell"] = separation.within_range
-    return shares
+    return LeakageReport(leaks, verdict, checks.table(), findings, curves_by_domain, checks.shares)
 
 
 def _open(given: Any) -> Any:
@@ -417,24 +396,25 @@ def _placement(
     cut: list[str],
     ordered: list[str],
 ) -> Placement:
-    gap = layout.gap_on_one_side(axes.time_dim, PARTS[part]) if axes.time_dim else None
     circle = view.lon_circle()
-    one_sided = gap is not None or any(
-        layout.gap_on_one_side(dim, PARTS[part]) is not None
+    gaps: dict[str | None, int | None] = {
+        dim: layout.gap_on_one_side(dim, PARTS[part])
         for dim in ordered
         if not circle or dim != circle.dim  # around the globe, no longitude is on one side
-    )
+    }
+    one_sided = any(gap is not None for gap in gaps.values())
+    deliberate = one_sided or made_by in ("assign_region_split", "LeaveRegionOut")
     many_pieces = separation.pieces >= _SCATTERED
     runs = math.prod(starts.size for starts in layout.run_starts.values())
     ragged = runs >= _FEW_RUNS ** len(cut)
-    stations = axes.station_dim in cut
-    deliberate = one_sided or made_by in ("assign_region_split", "LeaveRegionOut")
-    scattered = not one_sided and (many_pieces or ragged or stations)
     ragged_in_time = ragged and len(cut) > 1 and axes.time_dim in cut
+    scattered = not one_sided and (many_pieces or ragged)
+    if axes.station_dim in cut:  # the order of stations, and so their pieces, mean nothing
+        scattered = not deliberate
     return Placement(
-        gap=gap,
+        gap=gaps.get(axes.time_dim),
         one_sided=one_sided,
-        scattered=scattered and not (stations and deliberate),
+        scattered=scattered,
         scattered_in_time=not one_sided and (many_pieces or ragged_in_time),
         deliberate=deliberate,
     )
