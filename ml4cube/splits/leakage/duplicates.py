@@ -26,7 +26,7 @@ from ml4cube.core.fingerprint import (
     fingerprint_columns,
 )
 from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
-from ml4cube.cube.coordinates import TIME_NAMES
+from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.splits.cube import CubeView, in_chunks
 from ml4cube.splits.label import read_recipe
@@ -90,7 +90,7 @@ def find_duplicates(
     for name in names:
         prints = tiling.sums(view.ds[name], fingerprint_columns, COLUMNS)
         found[name] = _find(tiling, prints, labels, label)
-        # at once, to hold at most two tables
+        # Combined at once, to hold at most two tables.
         prints_of_all = prints if prints_of_all is None else combine([prints_of_all, prints])
     if prints_of_all is not None and len(names) > 1:
         found[""] = _find(tiling, prints_of_all, labels, label)
@@ -123,15 +123,14 @@ class _Tiling:
         """Choose tiles of some hundred cells, or the blocks of the split if these are smaller."""
         sizes = view.canonical
         inner = map_dims(view)
-        time = view.axis_of("time")
-        time_dim = None if time is None else str(time.dims[0])
+        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
         outer = [dim for dim in sizes if dim not in inner]
         outer.sort(key=lambda dim: (dim != time_dim, -sizes[dim], dim))
         field_cells = math.prod(sizes[dim] for dim in inner)
         fields = math.prod(sizes[dim] for dim in outer)
         cells = min(max(_TILE_CELLS, field_cells * fields // _TILES_AT_MOST), _LARGEST_TILE)
         tile = _equal_tile_sizes({dim: sizes[dim] for dim in inner}, cells)
-        # a copied block is found only if tiles begin at the same offset in it and in its copy
+        # A copied block is found only if tiles begin at the same offset in it and in its copy
         cut = {dim: n for dim, n in blocks.items() if n < sizes.get(dim, 0)}
         in_blocks = {dim: _divisor_of_block(cut.get(dim, 0), tile[dim]) for dim in inner}
         tiles = fields * math.prod(math.ceil(sizes[dim] / n) for dim, n in in_blocks.items())
@@ -181,12 +180,10 @@ def map_dims(view: CubeView) -> tuple[str, ...]:
     if lat is not None and lon is not None:
         found = {str(lat.dims[0]), str(lon.dims[0])}
     else:
-        time = view.axis_of("time")
-        named = set(TIME_NAMES) if time is None else {str(time.dims[0])}
-        rest = [dim for dim in view.dims if dim.lower() not in named and dim not in named]
-        if len(rest) == len(view.dims) and len(rest) > 2:
-            rest = rest[1:]  # without any hint, the first dim counts fields
-        found = set(rest[-2:])
+        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
+        if time_dim is None and len(view.dims) > 2:
+            time_dim = view.dims[0]  # without any hint, the first dim counts fields
+        found = set([dim for dim in view.dims if dim != time_dim][-2:])
     return tuple(dim for dim in view.canonical if dim in found)
 
 
