@@ -143,7 +143,7 @@ def distance_curves(
 
 
 def _draw_distances(
-    axes: Axes, distances: Mapping[str, ArrayLike], unit: str, range_: float | None
+    axes: Axes, distances: Mapping[str, ArrayLike], unit: str, range_: float | None = None
 ) -> None:
     known = {}
     for name, given in distances.items():
@@ -219,7 +219,7 @@ def leakage_figure(
     axes[0].spines[["top", "right"]].set_visible(False)
     axes[0].set_title("too close to train", fontsize=10)
     for panel, (name, (unit, distances)) in zip(axes[1:], domains.items(), strict=True):
-        _draw_distances(panel, distances, unit, None)
+        _draw_distances(panel, distances, unit)
         panel.set_title(name, fontsize=10)
     figure.suptitle(
         "\n".join(textwrap.wrap(verdict, 30 * panels)), fontsize=11,
