@@ -106,7 +106,7 @@ def split_map(
             mesh = draw_field(axes, field, cmap=ramp, vmin=0, vmax=100)
             figure.colorbar(mesh, ax=axes, label="%", ticks=[0, 50, 100], aspect=10)
         axes.set_title(heading, fontsize=9, loc="left")
-        # hatched, to differ from the grey of excluded cells
+        # Hatched, to differ from the grey of excluded cells.
         axes.patch.set(hatch=_NO_DATA_HATCH, edgecolor="white")
         axes.tick_params(labelbottom=axes is panels[-1])
         if axes is panels[-1]:
@@ -211,7 +211,7 @@ def fold_bars(
         bars = axes.barh(
             rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8
         )
-        # the number does not fit a smaller bar
+        # The number does not fit a smaller bar.
         numbers = [f"{value:.0f} %" if value >= 5 else "" for value in width]
         color = "black" if part in ("val", "excluded") else "white"
         axes.bar_label(bars, numbers, label_type="center", color=color, fontsize=8)
@@ -280,7 +280,7 @@ def _draw_parts(axes: Axes, field: xr.DataArray) -> None:
 def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[str]) -> None:
     """Draw a stacked bar per time step."""
     steps = np.arange(cells.sizes[time])
-    # with many steps, white lines would cover the bars
+    # With many steps, white lines would cover the bars.
     line_width = 0.4 if steps.size <= 120 else 0.0
     bottom = np.zeros(steps.size)
     for part, share in _percentages(cells, map_dims).items():
@@ -294,10 +294,8 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[st
     axes.set_yticks([0, 50, 100])
     ticks = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
     names = [_step_name(cells, time, i) for i in ticks]
-    coord = dates_along(cells.coords.values(), time)
-    if coord is not None:  # write the hour below the day
-        names = [name.replace(" ", "\n") if ":" in name else name for name in names]
-    axes.set_xticks(ticks, names)
+    # The hour is written below the day.
+    axes.set_xticks(ticks, [name.replace(" ", "\n") if ":" in name else name for name in names])
 
 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:

@@ -242,8 +242,8 @@ def _model_runner(
     if not isinstance(model, torch.nn.Module):
         yield partial(_run_model, model, pick_device(device or "cpu"), dtype)
         return
-    # the forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
-    # numbers of blocks
+    # The forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
+    # numbers of blocks.
     module = model.module if isinstance(model, DistributedDataParallel) else model
     tensors = [*module.parameters(), *module.buffers()]
     original_device = tensors[0].device if tensors else torch.device("cpu")
@@ -334,7 +334,7 @@ class _BlockPredictor:
         scaling = self._scaling(values, tile)
         blend = Blend(len(spec.targets), tile)
         for positions in tile.batches(self.batch_size):
-            # skip windows of only gaps
+            # Windows of only gaps are skipped.
             positions = positions[predictable[positions].any(axis=1)]
             if len(positions):
                 blend.add(positions, self._predict_windows(values, positions, tile, scaling))

@@ -72,18 +72,18 @@ class PredictionSpec:
         if metadata:
             _check_store(metadata, cube, names)
         cover, window_dims = _windows(cube, metadata, sample_size, overlap)
-        store_mask = None
+        masks_features = False
         if metadata and metadata.spec.apply_mask and mask is None:
-            store_mask = metadata.spec.filter_var
-        has_store_mask = store_mask in cube.variables
+            masks_features = metadata.spec.filter_var in cube.variables
+            mask = metadata.spec.filter_var if masks_features else None
         spec = cls(
             features=feature_names,
             targets=target_names or feature_names,
             cover=cover,
             window_dims=window_dims,
             scaling=_scaling(source if metadata is None else metadata, cube, names),
-            mask=store_mask if has_store_mask else mask,
-            masks_features=has_store_mask,
+            mask=mask,
+            masks_features=masks_features,
             metadata=metadata,
         )
         spec._check_variables(cube)
@@ -225,7 +225,7 @@ def _scaling(source: Any, cube: xr.Dataset, names: Iterable[str]) -> dict[str, S
     statistics = source
     if not are_pairs:
         statistics, scale_fn = given_statistics(source, scale_fn)
-    # statistics of unused variables need not match this cube
+    # Statistics of unused variables need not match this cube.
     used = {name: statistics[name] for name in names if name in statistics}
     if statistics and not used:
         raise InvalidValueError(

@@ -201,8 +201,9 @@ class _Window:
     is_test: Bools
     is_train: Bools
     cells: Ints
-    # Sampled test cells, (points, dims).
+    # Sampled test cells, (points, dims), and the index of the box of each along every dim.
     points: Ints
+    point_boxes: tuple[Ints, ...]
 
     @classmethod
     def of(
@@ -225,8 +226,9 @@ class _Window:
             if n < layout.run_starts[dim].size:
                 edge = [*range(n // 4), *range(n - n // 4, n)]
                 np.moveaxis(in_middle, axis, 0)[edge] = 0
-        points = _draw(in_middle if in_middle.any() else test_cells, low, width, rng, n_points)
-        return cls(low, width, labels == part, labels == TRAIN, cells, points)
+        weight = in_middle if in_middle.any() else test_cells
+        points, boxes = _draw(weight, low, width, rng, n_points)
+        return cls(low, width, labels == part, labels == TRAIN, cells, points, boxes)
 
     def nearest(self, unit: list[float], period: list[int]) -> tuple[NDArray[np.float64], Ints]:
         """Return the distance of each point to the nearest train box, and the cells along dims."""
@@ -237,11 +239,8 @@ class _Window:
 
     def run_lengths(self) -> Ints:
         """Return the length of the run of test cells around each point, along each dim."""
-        box = tuple(
-            np.searchsorted(low, self.points[:, axis], side="right") - 1
-            for axis, low in enumerate(self.low)
-        )
-        return np.stack([lengths[box] for lengths in run_lengths(self.is_test, self.width)], axis=1)
+        by_axis = run_lengths(self.is_test, self.width)
+        return np.stack([lengths[self.point_boxes] for lengths in by_axis], axis=1)
 
 
 def _choose_windows(layout: Layout, part: int, rng: np.random.Generator) -> list[list[slice]]:
@@ -265,16 +264,17 @@ def _choose_windows(layout: Layout, part: int, rng: np.random.Generator) -> list
 
 def _draw(
     weight: Ints, low: list[Ints], width: list[Ints], rng: np.random.Generator, most: int
-) -> Ints:
-    """Return at most `most` random cells of boxes with the given numbers of cells."""
+) -> tuple[Ints, tuple[Ints, ...]]:
+    """Draw at most `most` cells, as often from a box as its weight says; return their boxes too."""
     ends = weight.cumsum()
     # Each cell is drawn once at most, unless there are too many to number.
     few = ends[-1] <= 2 * SAMPLE
     number = rng.permutation(ends[-1])[:most] if few else rng.integers(ends[-1], size=most)
     box = np.searchsorted(ends, number, side="right")
     number_in_box = number - (ends - weight.ravel())[box]
+    boxes = np.unravel_index(box, weight.shape)
     cells = []
-    for axis, i in enumerate(np.unravel_index(box, weight.shape)):
+    for axis, i in enumerate(boxes):
         number_in_box, offset = np.divmod(number_in_box, width[axis][i])
         cells.append(low[axis][i] + offset)
-    return np.stack(cells, axis=1)
+    return np.stack(cells, axis=1), boxes

@@ -291,7 +291,7 @@ def _open(given: Any) -> Any:
     found = as_dataset(given)
     if "ml4cube_format" not in found.attrs:
         return found
-    # every sample will be read, so refuse a damaged file now
+    # Every sample will be read, so a damaged file is refused now.
     from ml4cube.store.format import open_store
 
     return open_store(given, verify=True)
