@@ -37,13 +37,13 @@ class PredictionSpec:
     cover: Cover
     # Dims along which a window has several cells, in the model's order.
     window_dims: tuple[str, ...]
-    # Of every scaled variable.
+    # Offset and scale of every scaled variable, by name.
     scaling: Mapping[str, Scaling]
     # Variable of the cube with the cells to predict.
     mask: str | None
     # Whether features are gaps outside the mask, as in a store that was made with it.
     masks_features: bool
-    # Of the store that the model was trained on, if one was given.
+    # Metadata of the store that the model was trained on, if one was given.
     metadata: StoreMetadata | None
 
     @classmethod
@@ -139,10 +139,12 @@ class PredictionSpec:
 
 def _metadata_of(source: Any) -> StoreMetadata | None:
     """Return the metadata of a store or data set; refuse samples that a cube cannot give."""
+    if isinstance(source, StoreMetadata | None):
+        return source
     if isinstance(source, Mapping | CubeScaler) and not isinstance(source, xr.Dataset):
-        return None
+        return None  # statistics alone
     if not isinstance(source, PTXrDataset):
-        return source if isinstance(source, StoreMetadata | None) else StoreMetadata.of(source)
+        return StoreMetadata.of(source)
     if source.metadata is None:
         raise InvalidValueError(
             "the data set was made from arrays without metadata; give statistics, features, "

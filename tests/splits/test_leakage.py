@@ -678,8 +678,10 @@ def test_random_cells_fit_interpolation_and_blocks_are_too_hard_for_it(seed):
 @pytest.mark.slow
 def test_what_was_not_compared_is_said():
     ds = assign_time_split(smooth_cube(shape=(30, 20, 30)), 0.8, gap=3)
+    first = ds.isel(time=0, drop=True)
     for use, domain, why in (
-        (ds.isel(time=0, drop=True), "time", "the deployment has no times"),
+        (first, "time", "the deployment has no times"),
+        (first.assign_coords(lon=ds.lon + 80), "time", "the deployment has no times"),
         (at(time=ds.time.values[-3:]), "space", "the deployment has no latitude"),
         (ds.isel(time=[-1]).drop_vars(["lat", "lon"]), "space", "the deployment has no latitude"),
     ):

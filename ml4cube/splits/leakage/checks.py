@@ -44,9 +44,9 @@ class Placement:
     gap: int | None
     # Whether the test part is wholly on one side of train along some dim.
     one_sided: bool
-    # Whether test cells are scattered among train cells.
+    # Whether test cells are scattered among train cells: in many pieces, or with ragged borders.
     scattered: bool
-    # Whether they are so in time as well, unlike ragged regions, which do not move.
+    # Whether they are so in more than the borders of regions that stay the same over time.
     scattered_in_time: bool
     # Whether the test part is on one side of train or a region that the user named.
     deliberate: bool
@@ -72,6 +72,7 @@ class Checks:
     def row(
         self, name: str, found: Any, unit: str, meaning: str, limit: Any = None, status: str = ""
     ) -> None:
+        """Add the row of a check; the status is "ok", "leak", "warning", "unknown" or ""."""
         row = {"found": found, "unit": unit, "limit": limit, "status": status, "meaning": meaning}
         self.rows[name] = row
 
@@ -185,7 +186,10 @@ class Checks:
     def ranges(
         self, ranges: dict[str, float], separation: Separation, cut: list[str], placement: Placement
     ) -> None:
-        """Judge test cells within the range of autocorrelation of train cells."""
+        """Judge test cells within the range of autocorrelation of train cells.
+
+        `ranges` are in cells, inf without a sill; `cut` are the ordered dims that the label cuts.
+        """
         for dim in cut:
             cells, length = ranges.get(dim, math.nan), separation.run_length[dim]
             meaning = "distance up to which values are alike"
@@ -247,7 +251,10 @@ class Checks:
         cells: int,
         unknown: dict[str, str],
     ) -> None:
-        """Compare the distances of the test part and of the deployment to train."""
+        """Compare the distances of the test part and of the deployment to train.
+
+        `spacing` is that of train by domain, and `unknown` says why a domain was not compared.
+        """
         self.row("deployment cells", cells, "cells", "cells of the deployment with a value")
         for domain, why in unknown.items():
             self.warnings.append(f"distances in {domain} were not compared because {why}")

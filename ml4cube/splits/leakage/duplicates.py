@@ -2,7 +2,8 @@
 
 Every time step (and every index of the other outer dims) is cut into tiles of the map. Among tiles
 with equal fingerprints, each held-out cell that is train in another tile is counted. A copy that
-is smaller than a tile is not found.
+is smaller than a tile is not found. Tiles of maps with few cells may be equal by chance, so they
+count as equal only in runs of several steps that are all equal.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class _Tiling:
     inner: tuple[str, ...]
     # Cells of a tile along each inner dim.
     tile: dict[str, int]
-    # Steps of the first outer dim that are compared together, because a field has few cells.
+    # Steps of a run along the first outer dim; 1 if single tiles have enough cells.
     run: int
 
     @classmethod

@@ -46,12 +46,12 @@ _CATEGORIES = {
     "scenario", "member", "ensemble", "realization", "model", "experiment", "run", "source",
     "variable", "band", "channel",
 }  # fmt: skip
-# Fewer pieces than this are regions; this many or more are blocks scattered among train.
-_SCATTERED = 3.5
-# A label that changes more often than this along each dim is not a matter of a few regions, even
-# if all its pieces are connected, as half of all cells are when assigned one by one.
-_FEW_RUNS = 5
-# Labels of up to so many cells are kept in memory once cells without a value are removed.
+# Fewer effective pieces than this are regions; this many or more are blocks scattered among train.
+_SCATTERED_PIECES = 3.5
+# A label with at least this many runs along each dim is ragged: it does not consist of a few
+# regions, even if it is connected, as half of all cells are when assigned one by one.
+_RAGGED_RUNS = 5
+# Most cells of a label that is kept in memory once cells without a value are excluded.
 _LABELS_AT_MOST = 1 << 26
 
 
@@ -240,6 +240,7 @@ def leakage_report(
         if found := {curve: by[domain] for curve, by in curves.items() if domain in by}:
             curves_by_domain[domain] = (unit, found)
 
+    # The dims along which the label changes, and those of them whose neighbours are alike.
     cut = [dim for dim, starts in layout.run_starts.items() if starts.size > 1]
     unordered = {dim for dim in view.dims if dim == axes.station_dim or _is_category(view, dim)}
     unordered -= {time_dim}
@@ -298,6 +299,7 @@ def _open(given: Any) -> Any:
 
 
 def _label(view: CubeView, name: str) -> xr.DataArray:
+    """Return the label as numbers; refuse another dtype, or dims that the cube lacks."""
     if name not in view.ds:
         raise InvalidValueError(
             f"the cube has no label {name!r}, only {list(view.ds.data_vars)}; call "
@@ -316,6 +318,7 @@ def _label(view: CubeView, name: str) -> xr.DataArray:
 
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
+    """Return the names of the variables to examine."""
     found = view.ds.data_vars
     names = [var] if isinstance(var, str) else var
     if names is None:
@@ -345,11 +348,12 @@ def _part_to_judge(layout: Layout, name: str) -> str:
 
 
 def _is_category(view: CubeView, dim: str) -> bool:
-    """Return True if a dim lists scenarios, bands or the like."""
-    coord = view.ds.coords.get(dim)
-    if coord is None or coord.dtype.kind not in "USO" or hasattr(coord.values.flat[0], "year"):
+    """Return True if a dim lists scenarios, bands or the like, by its name or its texts."""
+    if dim.lower() in _CATEGORIES or dim not in view.ds.coords:
         return dim.lower() in _CATEGORIES
-    return True
+    coord = view.ds.coords[dim]
+    is_date = hasattr(coord.values.flat[0], "year")  # dates of cftime are objects, as texts may be
+    return coord.dtype.kind in "USO" and not is_date
 
 
 def _with_values(
@@ -396,6 +400,7 @@ def _placement(
     cut: list[str],
     ordered: list[str],
 ) -> Placement:
+    """Judge whether a part is on one side of train, scattered among it, or chosen by the user."""
     circle = view.lon_circle()
     gaps: dict[str | None, int | None] = {
         dim: layout.gap_on_one_side(dim, PARTS[part])
@@ -404,9 +409,9 @@ def _placement(
     }
     one_sided = any(gap is not None for gap in gaps.values())
     deliberate = one_sided or made_by in ("assign_region_split", "LeaveRegionOut")
-    many_pieces = separation.pieces >= _SCATTERED
+    many_pieces = separation.pieces >= _SCATTERED_PIECES
     runs = math.prod(starts.size for starts in layout.run_starts.values())
-    ragged = runs >= _FEW_RUNS ** len(cut)
+    ragged = runs >= _RAGGED_RUNS ** len(cut)
     ragged_in_time = ragged and len(cut) > 1 and axes.time_dim in cut
     scattered = not one_sided and (many_pieces or ragged)
     if axes.station_dim in cut:  # the order of stations, and so their pieces, mean nothing
