@@ -219,7 +219,7 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
     for offset in offsets:
         is_compared[first_tiles + offset] = True
     copied_cells = np.zeros(len(counts))
-    mixed_groups = []
+    mixed_groups = []  # with tiles of several parts, whose cells are compared one by one
     for tiles in _equal_tiles(prints.reshape(-1, COLUMNS), first_tiles, offsets):
         train, held_out = tiles[has_train[tiles]], tiles[held_out_cells[tiles] > 0]
         if train.size > 1:
@@ -227,6 +227,7 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
                 train % tiles_of_map, return_inverse=True, return_counts=True
             )
             is_repeated[train[repeats[location] > 1]] = True
+        # If all tiles have the same cells in train, none of these is the copy of a held-out cell.
         same_pattern = (counts[tiles, _PATTERN] == counts[tiles[0], _PATTERN]).all()
         if same_pattern or not (train.size and held_out.size):
             continue
@@ -241,8 +242,9 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
     for tiles in sample:
         tiles = tiles[: max(_LARGEST_TILE * 8 // math.prod(tiling.tile.values()), 2)]
         copies = _count_copied(tiling.labels_of(label, np.unravel_index(tiles, shape)))
-        extrapolated = copies * (len(mixed_groups) / len(sample))
-        copied_cells[tiles] = np.maximum(copied_cells[tiles], extrapolated)
+        # Each group stands for others that are not in the sample. A tile may be in several groups.
+        estimate = copies * (len(mixed_groups) / len(sample))
+        copied_cells[tiles] = np.maximum(copied_cells[tiles], estimate)
 
     steps = np.flatnonzero(copied_cells.reshape(shape[0], -1).any(axis=1))
     has_span = steps.size and tiling.outer
@@ -256,13 +258,16 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
 
 
 def _equal_tiles(prints: Words, first_tiles: Ints, offsets: Ints) -> Iterator[Ints]:
-    """Yield the groups of tiles at one position each of equal runs."""
+    """Yield groups of equal tiles: those with the same offset in runs of equal `prints`.
+
+    `first_tiles` are the flat positions of the runs that are compared.
+    """
     hashes = prints[first_tiles][:, [FIRST, SECOND]]
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     is_new = (hashes[order[1:]] != hashes[order[:-1]]).any(axis=1)
     starts = np.flatnonzero(np.r_[True, is_new])
     lengths = np.diff(starts, append=order.size)
-    seen = set()  # runs overlap
+    seen = set()  # runs overlap, so that two of them may give the same group
     for start, length in zip(starts[lengths > 1], lengths[lengths > 1], strict=True):
         for offset in offsets:
             tiles = first_tiles[order[start : start + length]] + offset
