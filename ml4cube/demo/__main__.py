@@ -19,9 +19,9 @@ import numpy as np
 import torch
 import xarray as xr
 
-from ml4cube.core.errors import StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.datasets.store import open_store
 from ml4cube.demo.downscaling import (
     FEATURES,
     LAT,
@@ -34,7 +34,6 @@ from ml4cube.demo.downscaling import (
 )
 from ml4cube.demo.report import (
     CODES_IN_TIME_ORDER,
-    draw_loss,
     draw_maps,
     draw_split,
     judge,
@@ -42,11 +41,12 @@ from ml4cube.demo.report import (
     write_report,
 )
 from ml4cube.demo.train import build_model
+from ml4cube.errors import StoreExistsError
 from ml4cube.evaluation.metrics import score_cube
+from ml4cube.plotting import loss_curve
 from ml4cube.prediction import predict_cube
 from ml4cube.preprocessing import get_statistics
 from ml4cube.splits import assign_time_split
-from ml4cube.store.format import StoreMetadata
 
 # Months for training (including the buffer of one month) and validation; the others are test.
 TRAIN_MONTHS, VAL_MONTHS = 34, 6
@@ -57,20 +57,14 @@ OUTPUTS = (
 )  # fmt: skip
 
 
-class Clock:
-    """Seconds of each stage, printed at its end."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time a stage."""
-        print(f"{name} ...", flush=True)
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
-        print(f"{name}: {self.seconds[name]:.1f} s", flush=True)
+@contextmanager
+def stage(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Print a stage and the seconds it took, and add them to `seconds`."""
+    print(f"{name} ...", flush=True)
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start
+    print(f"{name}: {seconds[name]:.1f} s", flush=True)
 
 
 def prepare_folder(folder: Path) -> None:
@@ -106,20 +100,20 @@ def train(folder: Path, ranks: int, epochs: int) -> None:
     )  # fmt: skip
 
 
-def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> dict[str, Any]:
+def run(folder: Path, *, ranks: int, epochs: int) -> dict[str, Any]:
     """Run the main job."""
-    clock = Clock()
+    seconds: dict[str, float] = {}
     prepare_folder(folder)
-    with clock.stage("split"):
+    with stage("split", seconds):
         truth = open_truth()
         steps = truth.sizes["time"]
         label = assign_time_split(truth, TRAIN_MONTHS / steps, val=VAL_MONTHS / steps, gap=1)
         draw_split(truth, label["split"], folder / "split_map.png")
-    with clock.stage("statistics"):
+    with stage("statistics", seconds):
         cube = build_cube(truth, label["split"])
         statistics = get_statistics(cube)
         baseline_cube = baselines(truth, label["split"])
-    with clock.stage("sampling"):
+    with stage("sampling", seconds):
         sampler = MultiProcSampler(
             cube[[*FEATURES, TARGET, "split"]],
             sample_size={LAT: truth.sizes[LAT], LON: truth.sizes[LON]},
@@ -128,12 +122,12 @@ def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> di
             train_cube=folder / "train.zarr",
             test_cube=folder / "test.zarr",
             val_cube=folder / "val.zarr",
-            nproc=nproc,
+            nproc=2,
         )
         sampler.run()
-    with clock.stage("training"):
+    with stage("training", seconds):
         train(folder, ranks, epochs)
-    with clock.stage("prediction"):
+    with stage("prediction", seconds):
         model = build_model(PTXrDataset(folder / "train.zarr", to_pred=TARGET))
         model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
         sea = truth.notnull().all("time")
@@ -142,7 +136,7 @@ def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> di
         )
         predicted = interpolate(truth) + cube["mean_detail"] + detail[TARGET]
         predicted = write_cube(predicted, truth, folder)
-    with clock.stage("scores"):
+    with stage("scores", seconds):
         part_of_month = label["split"].max([LAT, LON]).values
         is_test = part_of_month == CODES_IN_TIME_ORDER["test"]
         test_truth = truth.isel(time=is_test)
@@ -156,7 +150,11 @@ def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> di
         verdict = judge(rmse)
         history = json.loads((folder / "history.json").read_text())
         best_epoch = int(np.argmin(history["val_loss"]))
-        draw_loss(history, folder / "loss_curve.png")
+        loss_curve(
+            history["train_loss"],
+            history["val_loss"],
+            title="Mean squared error of the standardized detail",
+        ).savefig(folder / "loss_curve.png", dpi=150)
         first_test_month = {"time": int(is_test.argmax())}
         best_baseline = verdict["best_baseline"]
         draw_maps(
@@ -174,12 +172,12 @@ def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> di
             part: int((part_of_month == code).sum()) for part, code in CODES_IN_TIME_ORDER.items()
         },
         "statistics": statistics,
-        "accounting": StoreMetadata.of(folder / "train.zarr").accounting,
+        "accounting": open_store(folder / "train.zarr").attrs["accounting"],
         "ranks": ranks,
         "epochs": len(history["val_loss"]),
         "best_epoch": best_epoch + 1,
         "rank_table": history["ranks"][best_epoch],
-        "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
+        "seconds": {**seconds, "total": sum(seconds.values())},
     }
     write_report(folder, report)
     return report

@@ -42,7 +42,7 @@ def interpolate(truth: xr.DataArray) -> xr.DataArray:
     rows, columns = means.sizes[LAT], means.sizes[LON]
     fine_rows = (np.arange(truth.sizes[LAT]) + 0.5) / FACTOR - 0.5
     fine_columns = (np.arange(truth.sizes[LON]) + 0.5) / FACTOR - 0.5
-    # in units of blocks, with one more column on either side for the cyclic longitude
+    # Coordinates are in units of blocks, with a column more on either side, for cyclic longitude.
     means = means.drop_vars([LAT, LON]).pad({LON: 1}, mode="wrap")
     means = means.assign_coords({LAT: np.arange(rows), LON: np.arange(-1, columns + 1)})
     target = {LAT: np.clip(fine_rows, 0, rows - 1), LON: fine_columns}

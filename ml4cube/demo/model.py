@@ -6,29 +6,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout2d, gelu, pad
 
+CHANNELS = 24
+# Learned maps of the location, which the network gets beside the features.
+MAPS = 4
+DILATIONS = (2, 4, 6)
+DROPOUT = 0.1
+
 
 class Downscaler(nn.Module):
     """Three dilated convolutions, cyclic in longitude, and learned maps of the location."""
 
-    def __init__(
-        self,
-        inputs: int,
-        shape: tuple[int, int],
-        channels: int = 24,
-        maps: int = 4,
-        dilations: tuple[int, ...] = (2, 4, 6),
-        dropout: float = 0.1,
-    ) -> None:
+    def __init__(self, inputs: int, shape: tuple[int, int]) -> None:
         super().__init__()
-        self.dilations = dilations
-        self.dropout = dropout
-        self.maps = nn.Parameter(0.1 * torch.randn(maps, *shape))
-        widths = [inputs + maps, *[channels] * (len(dilations) - 1), 1]
+        self.maps = nn.Parameter(0.1 * torch.randn(MAPS, *shape))
+        widths = [inputs + MAPS, *[CHANNELS] * (len(DILATIONS) - 1), 1]
         self.layers = nn.ModuleList(
             nn.Conv2d(before, after, 3, dilation=dilation)
-            for before, after, dilation in zip(widths, widths[1:], dilations, strict=False)
+            for before, after, dilation in zip(widths, widths[1:], DILATIONS, strict=False)
         )
-        # start as the baseline, which adds nothing to the mean detail
+        # Training starts from the baseline, which adds nothing to the mean detail.
         last = self.layers[-1]
         assert isinstance(last, nn.Conv2d)
         assert last.bias is not None
@@ -39,11 +35,11 @@ class Downscaler(nn.Module):
         """Map features (batch, feature, latitude, longitude) to detail (batch, 1, ...)."""
         x = torch.nan_to_num(x)
         x = torch.cat([x, self.maps.expand(len(x), -1, -1, -1)], dim=1)
-        for number, (layer, width) in enumerate(zip(self.layers, self.dilations, strict=True), 1):
+        for number, (layer, width) in enumerate(zip(self.layers, DILATIONS, strict=True), 1):
             x = pad(x, (width, width, 0, 0), mode="circular")
             x = layer(pad(x, (0, 0, width, width), mode="replicate"))
             if number < len(self.layers):
-                x = dropout2d(gelu(x), self.dropout, self.training)
+                x = dropout2d(gelu(x), DROPOUT, self.training)
         return x
 
 

@@ -66,7 +66,7 @@ def _draw_variogram(axes: Axes, dim: str, variogram: Variogram) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     if variogram.lags.size:
-        # dot size shows the number of pairs, by which the fit weights them
+        # The size of a dot shows the number of pairs, by which the fit weights it.
         size = 12 + 30 * np.sqrt(variogram.pairs / variogram.pairs.max())
         axes.scatter(variogram.lags, variogram.semivariance, s=size, color=_BLUE, zorder=3)
         top = max(float(variogram.semivariance.max()), np.nan_to_num(variogram.sill))
@@ -143,7 +143,7 @@ def distance_curves(
 
 
 def _draw_distances(
-    axes: Axes, distances: Mapping[str, ArrayLike], unit: str, range_: float | None
+    axes: Axes, distances: Mapping[str, ArrayLike], unit: str, range_: float | None = None
 ) -> None:
     known = {}
     for name, given in distances.items():
@@ -170,7 +170,7 @@ def _draw_distances(
         axes.text(0.5, 0.5, f"all at 0 {unit}", transform=axes.transAxes, ha="center", fontsize=9)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    # below the panel, because curves may cross any corner
+    # The legend is below the panel, because curves may cross any corner.
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
@@ -214,12 +214,12 @@ def leakage_figure(
     names = ["\n".join(textwrap.wrap(name, 20)) for name in shares]
     axes[0].set_yticks(rows, names)
     axes[0].set(ylim=(len(shares) - 0.5, -0.5), xlabel="fraction of the test part (%)")
-    # with room for the number beside a full bar
+    # There is room for the number beside a full bar.
     axes[0].set(xlim=(0, 125), xticks=[0, 25, 50, 75, 100])
     axes[0].spines[["top", "right"]].set_visible(False)
     axes[0].set_title("too close to train", fontsize=10)
     for panel, (name, (unit, distances)) in zip(axes[1:], domains.items(), strict=True):
-        _draw_distances(panel, distances, unit, None)
+        _draw_distances(panel, distances, unit)
         panel.set_title(name, fontsize=10)
     figure.suptitle(
         "\n".join(textwrap.wrap(verdict, 30 * panels)), fontsize=11,

@@ -75,50 +75,44 @@ def split_map(
             "of the others" + ("" if time is None else ", or leave out steps and aggregated")
         )
     cells = _counting_cells(label, valid)
-    part_maps: list[tuple[str, xr.DataArray]] = []
-    percentages: dict[str, xr.DataArray] = {}
+    # Heading and field of each map, and the part whose percentages it shows; None: labels.
+    maps: list[tuple[str, xr.DataArray, str | None]]
     if time is None:
-        part_maps = [("", cells.transpose(*map_dims))]
+        maps = [("", cells, None)]
     else:
-        if aggregated:
-            greatest, least = cells.max(time), cells.min(time)
-            if bool((greatest == least).where(greatest.notnull(), True).all()):
-                part_maps = [("all steps", greatest.transpose(*map_dims))]
-            else:
-                percentages = {
-                    part: share.transpose(*map_dims)
-                    for part, share in _percentages(cells, [time]).items()
-                    if (share > 0).any()
-                }
-        for step in steps:
-            field = cells.isel({time: step}).transpose(*map_dims)
-            part_maps.append((_step_name(label, time, step), field))
-    heights = [1.5] * (time is not None) + [1.0] * (len(part_maps) + len(percentages))
+        maps = [(_step_name(label, time, step), cells.isel({time: step}), None) for step in steps]
+    if time is not None and aggregated:
+        greatest, least = cells.max(time), cells.min(time)
+        if bool((greatest == least).where(greatest.notnull(), True).all()):
+            maps.insert(0, ("all steps", greatest, None))
+        else:
+            maps += [
+                (f"fraction of time in {part}", percentages, part)
+                for part, percentages in _percentages(cells, [time]).items()
+                if (percentages > 0).any()
+            ]
+    heights = [1.5] * (time is not None) + [1.0] * len(maps)
     figure = Figure(figsize=(8, 0.6 + 1.35 * sum(heights)), layout="constrained")
-    rows = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
-    rows[0].set_title(title)
+    panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    panels[0].set_title(title)
     if time is not None:
-        _draw_timeline(rows.pop(0), cells, time, map_dims)
-    maps = rows
-    for axes, (name, field) in zip(maps, part_maps, strict=False):
-        _draw_parts(axes, field)
-        if name:
-            axes.set_title(name, fontsize=9, loc="left")
-    for axes, (part, share) in zip(maps[len(part_maps) :], percentages.items(), strict=True):
-        ramp = LinearSegmentedColormap.from_list(part, ["white", PART_COLORS[part]])
-        mesh = draw_field(axes, share, cmap=ramp, vmin=0, vmax=100)
-        axes.set_title(f"fraction of time in {part}", fontsize=9, loc="left")
-        figure.colorbar(mesh, ax=axes, label="%", ticks=[0, 50, 100], aspect=10)
-    for axes in maps:
-        # hatched, to differ from the grey of excluded cells
+        _draw_timeline(panels.pop(0), cells, time, map_dims)
+    for axes, (heading, field, part) in zip(panels, maps, strict=True):
+        field = field.transpose(*map_dims)
+        if part is None:
+            _draw_parts(axes, field)
+        else:
+            ramp = LinearSegmentedColormap.from_list(part, ["white", PART_COLORS[part]])
+            mesh = draw_field(axes, field, cmap=ramp, vmin=0, vmax=100)
+            figure.colorbar(mesh, ax=axes, label="%", ticks=[0, 50, 100], aspect=10)
+        axes.set_title(heading, fontsize=9, loc="left")
+        # Hatched, to differ from the grey of excluded cells.
         axes.patch.set(hatch=_NO_DATA_HATCH, edgecolor="white")
-    for axes in maps[:-1]:
-        axes.tick_params(labelbottom=False)
-    if maps:
-        field = cells.isel({time: 0}) if time is not None else cells
-        maps[-1].set_xlabel(axis_name(field.transpose(*map_dims), 1), fontsize=9)
+        axes.tick_params(labelbottom=axes is panels[-1])
+        if axes is panels[-1]:
+            axes.set_xlabel(axis_name(field, 1), fontsize=9)
     present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
-    _legend(figure, present, bool(maps) and valid is not None)
+    _legend(figure, present, has_gaps=bool(maps) and valid is not None)
     return figure
 
 
@@ -217,7 +211,7 @@ def fold_bars(
         bars = axes.barh(
             rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8
         )
-        # the number does not fit a smaller bar
+        # The number does not fit a smaller bar.
         numbers = [f"{value:.0f} %" if value >= 5 else "" for value in width]
         color = "black" if part in ("val", "excluded") else "white"
         axes.bar_label(bars, numbers, label_type="center", color=color, fontsize=8)
@@ -226,7 +220,7 @@ def fold_bars(
     axes.set_yticks(rows, list(named))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    _legend(figure, present, False)
+    _legend(figure, present, has_gaps=False)
     return figure
 
 
@@ -286,7 +280,7 @@ def _draw_parts(axes: Axes, field: xr.DataArray) -> None:
 def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[str]) -> None:
     """Draw a stacked bar per time step."""
     steps = np.arange(cells.sizes[time])
-    # with many steps, white lines would cover the bars
+    # With many steps, white lines would cover the bars.
     line_width = 0.4 if steps.size <= 120 else 0.0
     bottom = np.zeros(steps.size)
     for part, share in _percentages(cells, map_dims).items():
@@ -300,10 +294,8 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[st
     axes.set_yticks([0, 50, 100])
     ticks = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
     names = [_step_name(cells, time, i) for i in ticks]
-    coord = dates_along(cells.coords.values(), time)
-    if coord is not None:  # write the hour below the day
-        names = [name.replace(" ", "\n") if ":" in name else name for name in names]
-    axes.set_xticks(ticks, names)
+    # The hour is written below the day.
+    axes.set_xticks(ticks, [name.replace(" ", "\n") if ":" in name else name for name in names])
 
 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:
@@ -320,11 +312,11 @@ def _step_name(array: xr.DataArray, time: str, step: int) -> str:
     return str(coord.values[step])[:length].replace("T", " ")
 
 
-def _legend(figure: Figure, parts: Sequence[str], gaps: bool) -> None:
+def _legend(figure: Figure, parts: Sequence[str], *, has_gaps: bool) -> None:
     no_data = Patch(facecolor=GAP_COLOR, hatch=_NO_DATA_HATCH, edgecolor="white", label="no data")
     figure.legend(
         handles=[Patch(color=PART_COLORS[part], label=part) for part in parts]
-        + ([no_data] if gaps else []),
+        + ([no_data] if has_gaps else []),
         loc="outside lower center",
         ncols=5,
         frameon=False,

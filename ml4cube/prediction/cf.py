@@ -58,7 +58,7 @@ def empty_prediction(
     for name, coord in coords.items():
         if not coord.attrs.keys() & {"standard_name", "units", "axis"}:
             by_name = _ATTRS_BY_NAME.get(str(name).lower(), {})
-            # only coordinates of a dim have an axis
+            # Only coordinates of a dim have an axis.
             is_axis = coord.dims == (name,)
             coord.attrs |= {key: v for key, v in by_name.items() if key != "axis" or is_axis}
     referring = [*targets.values(), *coords.values()]

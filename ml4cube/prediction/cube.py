@@ -184,9 +184,10 @@ def predict_cube(
         output = StoreOutput(template, spec.targets, world, path, overwrite)
     with _model_runner(model, input_dtype, device) as run_model:
         read = dict.fromkeys(filter(None, (*spec.features, spec.mask)))
-        predictor = _BlockPredictor(run_model, spec, CubeReader.of(cube, read), keep_gaps)
+        reader = CubeReader.of(cube, read)
+        predictor = _BlockPredictor(run_model, spec, reader, keep_gaps, batch_size)
         blocks = Grid.blocks(spec.cover.shape, block_size)
-        return _predict_blocks(predictor, blocks, output, batch_size, world, progress)
+        return _predict_blocks(predictor, blocks, output, world, progress)
 
 
 def _input_dtype(model: Model, cube: xr.Dataset, spec: PredictionSpec) -> torch.dtype:
@@ -241,8 +242,8 @@ def _model_runner(
     if not isinstance(model, torch.nn.Module):
         yield partial(_run_model, model, pick_device(device or "cpu"), dtype)
         return
-    # the forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
-    # numbers of blocks
+    # The forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
+    # numbers of blocks.
     module = model.module if isinstance(model, DistributedDataParallel) else model
     tensors = [*module.parameters(), *module.buffers()]
     original_device = tensors[0].device if tensors else torch.device("cpu")
@@ -268,12 +269,7 @@ def _run_model(
 
 
 def _predict_blocks(
-    predictor: _BlockPredictor,
-    blocks: Grid,
-    output: Output,
-    batch_size: int,
-    world: World,
-    progress: bool,
+    predictor: _BlockPredictor, blocks: Grid, output: Output, world: World, progress: bool
 ) -> xr.Dataset:
     """Predict all blocks, shared among the ranks."""
     try:
@@ -286,7 +282,7 @@ def _predict_blocks(
             with Stage("predicting", len(ids), "blocks", show=show) as stage:
                 for id in ids:
                     block = blocks.block(id)
-                    output.write(block.slices, predictor.predict(block, batch_size))
+                    output.write(block.slices, predictor.predict(block))
                     stage.update()
         with _all_ranks_or_none(world):
             if world.is_main:
@@ -326,8 +322,9 @@ class _BlockPredictor:
     spec: PredictionSpec
     reader: CubeReader
     keep_gaps: bool
+    batch_size: int
 
-    def predict(self, block: Block, batch_size: int) -> dict[str, xr.Variable]:
+    def predict(self, block: Block) -> dict[str, xr.Variable]:
         """Return the targets in a block, in physical units."""
         spec = self.spec
         tile = Tile(spec.cover, block, spec.window_dims)
@@ -336,8 +333,8 @@ class _BlockPredictor:
         predictable = ~np.logical_and.reduce(gaps)
         scaling = self._scaling(values, tile)
         blend = Blend(len(spec.targets), tile)
-        for positions in tile.batches(batch_size):
-            # skip windows of only gaps
+        for positions in tile.batches(self.batch_size):
+            # Windows of only gaps are skipped.
             positions = positions[predictable[positions].any(axis=1)]
             if len(positions):
                 blend.add(positions, self._predict_windows(values, positions, tile, scaling))

@@ -92,7 +92,7 @@ class StoreOutput(Output):
         """Write everything but the targets' values to the hidden folder."""
         self._hidden_folder.mkdir()
         with warnings.catch_warnings():
-            # zarr warns that other readers may ignore it; they read the separate files
+            # Zarr warns that other readers may ignore it; they read the separate files.
             warnings.filterwarnings("ignore", "Consolidated metadata", ZarrUserWarning)
             self._template.to_zarr(self._store, compute=False, zarr_format=3, consolidated=True)
 

@@ -37,13 +37,13 @@ class PredictionSpec:
     cover: Cover
     # Dims along which a window has several cells, in the model's order.
     window_dims: tuple[str, ...]
-    # Of every scaled variable.
+    # Offset and scale of every scaled variable, by name.
     scaling: Mapping[str, Scaling]
     # Variable of the cube with the cells to predict.
     mask: str | None
     # Whether features are gaps outside the mask, as in a store that was made with it.
     masks_features: bool
-    # Of the store that the model was trained on, if one was given.
+    # Metadata of the store that the model was trained on, if one was given.
     metadata: StoreMetadata | None
 
     @classmethod
@@ -72,18 +72,18 @@ class PredictionSpec:
         if metadata:
             _check_store(metadata, cube, names)
         cover, window_dims = _windows(cube, metadata, sample_size, overlap)
-        store_mask = None
+        masks_features = False
         if metadata and metadata.spec.apply_mask and mask is None:
-            store_mask = metadata.spec.filter_var
-        has_store_mask = store_mask in cube.variables
+            masks_features = metadata.spec.filter_var in cube.variables
+            mask = metadata.spec.filter_var if masks_features else None
         spec = cls(
             features=feature_names,
             targets=target_names or feature_names,
             cover=cover,
             window_dims=window_dims,
             scaling=_scaling(source if metadata is None else metadata, cube, names),
-            mask=store_mask if has_store_mask else mask,
-            masks_features=has_store_mask,
+            mask=mask,
+            masks_features=masks_features,
             metadata=metadata,
         )
         spec._check_variables(cube)
@@ -139,10 +139,12 @@ class PredictionSpec:
 
 def _metadata_of(source: Any) -> StoreMetadata | None:
     """Return the metadata of a store or data set; refuse samples that a cube cannot give."""
+    if isinstance(source, StoreMetadata | None):
+        return source
     if isinstance(source, Mapping | CubeScaler) and not isinstance(source, xr.Dataset):
-        return None
+        return None  # statistics alone
     if not isinstance(source, PTXrDataset):
-        return source if isinstance(source, StoreMetadata | None) else StoreMetadata.of(source)
+        return StoreMetadata.of(source)
     if source.metadata is None:
         raise InvalidValueError(
             "the data set was made from arrays without metadata; give statistics, features, "
@@ -225,7 +227,7 @@ def _scaling(source: Any, cube: xr.Dataset, names: Iterable[str]) -> dict[str, S
     statistics = source
     if not are_pairs:
         statistics, scale_fn = given_statistics(source, scale_fn)
-    # statistics of unused variables need not match this cube
+    # Statistics of unused variables need not match this cube.
     used = {name: statistics[name] for name in names if name in statistics}
     if statistics and not used:
         raise InvalidValueError(

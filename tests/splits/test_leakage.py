@@ -317,6 +317,18 @@ def test_constant_and_repeating_fields_are_no_duplicates():
     assert leakage_report(assign_time_split(ds, 0.7, gap=2), var="normal").leaks
 
 
+@pytest.mark.parametrize("n", [10, 30])
+def test_stations_whose_values_repeat_are_not_copies_of_others(n):
+    values = np.tile(np.random.default_rng(0).normal(size=(12, n)), (5, 1))
+    ds = xr.Dataset({"a": (("time", "station"), values)}, coordinates({"time": 60}))
+    held_out = np.arange(n) < n // 5
+    found = leakage_report(ds.assign(split=("station", ~held_out))).table.found
+    assert found["duplicate cells"] == 0
+    steps = np.arange(60)[:, None] < 48
+    found = leakage_report(ds.assign(split=(("time", "station"), steps | ~held_out))).table.found
+    assert found["duplicate cells"] == 12 * (n // 5)
+
+
 def test_fingerprints_know_their_values():
     a = np.array([1.5, np.nan, -0.0, np.inf])
     words, known = words_of(a)
@@ -481,6 +493,7 @@ def test_a_label_of_dims_that_were_renamed_picked_or_stacked_is_judged():
     blocks, steps = assign_block_split(ds, {"time": 5, "lat": 3}), assign_time_split(ds, 0.7, gap=2)
     for other, same in (
         (blocks, blocks.rename(lat="latitude")),
+        (blocks, blocks.assign_coords(time=[f"step {i}" for i in range(30)])),
         (steps, steps.isel(lat=0)),
         (steps, steps.isel(lat=0, drop=True)),
         (steps, steps.stack(p=["lat", "lon"])),
@@ -665,8 +678,10 @@ def test_random_cells_fit_interpolation_and_blocks_are_too_hard_for_it(seed):
 @pytest.mark.slow
 def test_what_was_not_compared_is_said():
     ds = assign_time_split(smooth_cube(shape=(30, 20, 30)), 0.8, gap=3)
+    first = ds.isel(time=0, drop=True)
     for use, domain, why in (
-        (ds.isel(time=0, drop=True), "time", "the deployment has no times"),
+        (first, "time", "the deployment has no times"),
+        (first.assign_coords(lon=ds.lon + 80), "time", "the deployment has no times"),
         (at(time=ds.time.values[-3:]), "space", "the deployment has no latitude"),
         (ds.isel(time=[-1]).drop_vars(["lat", "lon"]), "space", "the deployment has no latitude"),
     ):
@@ -817,8 +832,10 @@ def test_the_object():
     assert audit(ds.rename(split="mine"), name="mine").verdict == report.verdict
 
 
-def test_copies_are_a_share_of_all_that_is_held_out():
+@pytest.mark.parametrize("rows_of_gaps", [0, 4])
+def test_copies_are_a_share_of_all_that_is_held_out(rows_of_gaps):
     values = np.random.default_rng(0).normal(size=(20, 8, 8))
+    values[:, :rows_of_gaps] = np.nan
     values[15] = values[2]  # of val
     label = np.repeat([1, 2, 0], [12, 5, 3]).astype("u1")
     ds = xr.Dataset({"a": (("time", "y", "x"), values), "split": ("time", label)})

@@ -105,7 +105,7 @@ def _unchanged(values: NDArray[Any], train: Bools, held_out: Bools) -> Bools:
     """Return which cells have kept the value of the last train cell."""
     steps = np.arange(len(values))[:, None]
     last_train = np.maximum.accumulate(np.where(train, steps, -1), axis=0)
-    # of the steps before, without the cell itself; -1 if there is none
+    # The last train step before each cell, without the cell itself; -1 if there is none.
     last_train = np.concatenate([np.full_like(last_train[:1], -1), last_train[:-1]])
     index = np.maximum(last_train, 0)
     same = (last_train >= 0) & (np.take_along_axis(values, index, axis=0) == values)

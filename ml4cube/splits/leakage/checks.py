@@ -19,7 +19,8 @@ from ml4cube.splits.leakage.duplicates import Duplicates
 from ml4cube.splits.leakage.label_layout import Layout, Separation
 from ml4cube.splits.leakage.stores import count_copies, count_near
 
-Distances = dict[str, NDArray[np.float64]]
+# For "space" and "time", the unit, and the distances to train by name of the curve.
+CurvesByDomain = dict[str, tuple[str, dict[str, NDArray[np.float64]]]]
 
 # A split leaks when more than this fraction of its test cells touch train, or are within the range.
 _MAX_NEAR = 0.5
@@ -43,9 +44,9 @@ class Placement:
     gap: int | None
     # Whether the test part is wholly on one side of train along some dim.
     one_sided: bool
-    # Whether test cells are scattered among train cells.
+    # Whether test cells are scattered among train cells: in many pieces, or with ragged borders.
     scattered: bool
-    # Whether they are so in time as well, unlike ragged regions, which do not move.
+    # Whether they are so in more than the borders of regions that stay the same over time.
     scattered_in_time: bool
     # Whether the test part is on one side of train or a region that the user named.
     deliberate: bool
@@ -56,19 +57,22 @@ class Checks:
 
     def __init__(self, part: str, deployment_decides: bool = False) -> None:
         self.part = part
-        # if so, the checks of neighbours and range add rows, but no findings
+        # If so, the checks of neighbours and range add rows, but no findings.
         self.deployment_decides = deployment_decides
         self.rows: dict[str, dict[str, Any]] = {}
         self.leaks: list[str] = []
         self.too_hard: list[str] = []
         self.fits: list[str] = []
         self.warnings: list[str] = []
-        # what was compared for copies ("tiles of 16 lat x 16 lon cells"), for the verdict
+        # What was compared for copies ("tiles of 16 lat x 16 lon cells"), for the verdict.
         self.compared = ""
+        # Fractions of the held-out cells or samples, for the figure.
+        self.shares: dict[str, float] = {}
 
     def row(
         self, name: str, found: Any, unit: str, meaning: str, limit: Any = None, status: str = ""
     ) -> None:
+        """Add the row of a check; the status is "ok", "leak", "warning", "unknown" or ""."""
         row = {"found": found, "unit": unit, "limit": limit, "status": status, "meaning": meaning}
         self.rows[name] = row
 
@@ -78,17 +82,13 @@ class Checks:
 
     def count_cells(self, layout: Layout, valued: Layout, view: CubeView) -> None:
         """Count the cells of each part; `valued` is the label of cells with a value."""
-        # a label without some dims applies to all their indices
-        each = math.prod(n for dim, n in view.sizes.items() if dim not in valued.run_starts)
-        each_labelled = math.prod(
-            n for dim, n in view.sizes.items() if dim not in layout.run_starts
-        )
+        cells_per_label = valued.cells_per_label(view)
         for part, code in {"train": TRAIN, "val": VAL, "test": TEST}.items():
             meaning = f"cells labelled {part} with a value"
-            self.row(f"{part} cells", valued.counts[code] * each, "cells", meaning)
-        excluded = layout.counts[EXCLUDED] * each_labelled
+            self.row(f"{part} cells", valued.counts[code] * cells_per_label, "cells", meaning)
+        excluded = layout.counts[EXCLUDED] * layout.cells_per_label(view)
         self.row("excluded cells", excluded, "cells", "cells labelled excluded")
-        if gaps := valued.counts[EXCLUDED] * each - excluded:
+        if gaps := valued.counts[EXCLUDED] * cells_per_label - excluded:
             meaning = "cells of the parts that are ignored because they have no value"
             self.row("cells without a value", gaps, "cells", meaning)
         held_out = sum(valued.counts[code] for code in HELD_OUT)
@@ -97,7 +97,7 @@ class Checks:
         meaning = "held-out cells whose location and time are also in train, because a meridian "
         meaning += "(0 and 360) or a time occurs twice in the cube"
         status = "leak" if shared else "ok"
-        self.row("shared cells", shared * each, "cells", meaning, 0, status)
+        self.row("shared cells", shared * cells_per_label, "cells", meaning, 0, status)
         self.leaks += [
             f"{percent(cells / held_out)} of the held-out cells are {where} that occurs twice in "
             "the cube and is also in train"
@@ -112,21 +112,26 @@ class Checks:
         if copies:
             judged.append(copies.get("") or next(iter(copies.values())))
         worst = max(judged, key=lambda found: found.cells, default=None)
-        cells = worst.cells if worst else 0
-        self.compared = worst.tiles if worst else ""
+        cells, status = 0, "unknown"
+        if worst is not None:
+            cells, status = worst.cells, "leak" if worst.cells else "ok"
+            self.compared = worst.tiles
+            parts = (
+                " (test and val)" if self.part == "test" and self.rows["val cells"]["found"] else ""
+            )
+            fraction = cells / max(worst.held_out_cells, 1)
+            self.shares[f"bitwise copies of train{parts}"] = fraction
+            if cells:
+                self.leaks.append(
+                    f"{percent(fraction)} of the held-out cells are bitwise copies of train cells"
+                    f"{_format_span(worst.span, view)}"
+                )
         meaning = f"held-out cells in {self.compared or 'tiles'} that are bitwise equal in train"
-        status = ("leak" if cells else "ok") if worst else "unknown"
         self.row("duplicate cells", cells, "cells", meaning, 0, status)
         for name, found in by_variable.items() if len(by_variable) > 1 else ():
             meaning = "the variable also repeats within train" if found.repeats else "its copies"
             status = "ok" if not found.cells else "warning" if found.repeats else "leak"
             self.row(f"duplicate cells of {name}", found.cells, "cells", meaning, 0, status)
-        if worst and cells:
-            fraction = cells / max(worst.held_out_cells, 1)
-            self.leaks.append(
-                f"{percent(fraction)} of the held-out cells are bitwise copies of train cells"
-                f"{_when(worst, view)}"
-            )
 
     def carried(self, found: dict[str, Carried]) -> None:
         """Judge filled values: test cells that stay unchanged more often than train cells."""
@@ -157,6 +162,7 @@ class Checks:
         if made_by == "assign_rand_split" and not self.deployment_decides:
             self.leaks.append("single cells were assigned at random, next to train cells")
         fraction = separation.touching
+        self.shares["touch a train cell"] = fraction
         leaks = (fraction > _MAX_NEAR and placement.scattered) or (
             fraction > _NEARLY_ALL and not placement.deliberate
         )
@@ -180,7 +186,10 @@ class Checks:
     def ranges(
         self, ranges: dict[str, float], separation: Separation, cut: list[str], placement: Placement
     ) -> None:
-        """Judge test cells within the range of autocorrelation of train cells."""
+        """Judge test cells within the range of autocorrelation of train cells.
+
+        `ranges` are in cells, inf without a sill; `cut` are the ordered dims that the label cuts.
+        """
         for dim in cut:
             cells, length = ranges.get(dim, math.nan), separation.run_length[dim]
             meaning = "distance up to which values are alike"
@@ -203,6 +212,7 @@ class Checks:
             meaning = "no range is known along the dims that are cut"
             self.row(name, math.nan, unit, meaning, _MAX_NEAR, "unknown")
             return
+        self.shares["within the range of a train cell"] = separation.within_range
         text = (
             f"{percent(separation.within_range)} of the {self.part} cells are within the range of "
             f"autocorrelation of a train cell ({_format_ranges(cut_ranges)})"
@@ -226,7 +236,7 @@ class Checks:
         meaning = "cells nearer to train than the range of autocorrelation"
         self.row(name, separation.within_range, unit, meaning, _MAX_NEAR, status)
 
-    def distances(self, by_domain: dict[str, tuple[str, Distances]]) -> None:
+    def distances(self, by_domain: CurvesByDomain) -> None:
         """Add the median distances to train."""
         nearest = {"space": "location, at the nearest time", "time": "time, at any location"}
         for domain, (unit, curves) in by_domain.items():
@@ -236,12 +246,15 @@ class Checks:
 
     def deployment(
         self,
-        by_domain: dict[str, tuple[str, Distances]],
+        by_domain: CurvesByDomain,
         spacing: dict[str, float],
         cells: int,
         unknown: dict[str, str],
     ) -> None:
-        """Compare the distances of the test part and of the deployment to train."""
+        """Compare the distances of the test part and of the deployment to train.
+
+        `spacing` is that of train by domain, and `unknown` says why a domain was not compared.
+        """
         self.row("deployment cells", cells, "cells", "cells of the deployment with a value")
         for domain, why in unknown.items():
             self.warnings.append(f"distances in {domain} were not compared because {why}")
@@ -252,10 +265,10 @@ class Checks:
                 continue
             of_test, of_deployment = curves.values()
             test_mean, deployment_mean = float(np.mean(of_test)), float(np.mean(of_deployment))
-            # distances below the spacing of train cells are inside the train part
+            # Distances below the spacing of train cells are inside the train part.
             floor = max(spacing[domain], 1e-9)
             factor = max(test_mean, floor) / max(deployment_mean, floor)
-            # a few test cells give only an uncertain mean
+            # A few test cells give only an uncertain mean.
             limit = _MAX_FACTOR + float(np.std(of_test)) / max(test_mean, floor) / of_test.size**0.5
             text = (
                 f"in {domain}, the mean distance to train is {_round(test_mean)} {unit} for the "
@@ -263,7 +276,7 @@ class Checks:
                 f"factor of {_round(factor)}"
             )
             if floor > min(test_mean, deployment_mean) and factor != 1:
-                # without this note, the numbers would seem to contradict one another
+                # Without this note, the numbers would seem to contradict one another.
                 text += (
                     f" (distances below the spacing of train cells count as {_round(floor)} {unit})"
                 )
@@ -281,8 +294,8 @@ class Checks:
                 f"{self.part} against deployment, {domain}", factor, "ratio", meaning, limit, status
             )
 
-    def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> dict[str, float]:
-        """Judge two sample stores; return the fractions for the figure."""
+    def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> None:
+        """Judge two sample stores."""
         part, samples = self.part, held_out.sizes[SAMPLE_DIM]
         shared, near = count_near(train, held_out) or (None, None)
         copies = count_copies(train, held_out)
@@ -294,27 +307,26 @@ class Checks:
             ("duplicate samples", copies, "are bitwise copies of train samples", "leak"),
             ("touching samples", near, "touch a train sample or share a cell with it", "warning"),
         ]
-        shares = {}
         for name, found, text, status in checks:
             meaning = f"{part} samples that {text}"
             if found is None:
                 self.row(name, math.nan, "samples", meaning, 0, "unknown")
                 continue
             self.row(name, found, "samples", meaning, 0, status if found else "ok")
-            shares[text] = found / samples
+            self.shares[text] = found / samples
             if found and (status == "leak" or not self.leaks):
                 findings = self.leaks if status == "leak" else self.warnings
-                findings.append(f"{percent(shares[text])} of the {part} samples {text}")
+                findings.append(f"{percent(self.shares[text])} of the {part} samples {text}")
         if near is None:
             self.warnings.append(
                 "the positions of the samples were not compared because the stores were not cut "
                 "alike from one cube"
             )
-        return shares
 
-    def verdict(self, thing: str) -> str:
-        """Return one sentence on the findings; `thing` is a cell or a sample."""
-        minor = self.warnings if self.deployment_decides or self.fits or self.too_hard else []
+    def verdict(self, unit: str) -> str:
+        """Return one sentence on the findings; `unit` is "cell" or "sample"."""
+        # With a deployment, the verdict also names what was not compared.
+        minor = self.warnings if "deployment cells" in self.rows else []
         if self.leaks:
             minor = [*self.too_hard, *minor]
         note = f" Note also that {'; '.join(minor)}." if minor else ""
@@ -336,8 +348,7 @@ class Checks:
         if self.compared:
             copies = f"no {self.compared} are copies of those in train"
         return (
-            f"No leak was found: no {self.part} {thing} is too near to a train {thing}, and "
-            f"{copies}."
+            f"No leak was found: no {self.part} {unit} is too near to a train {unit}, and {copies}."
         )
 
 
@@ -346,14 +357,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
-def _when(found: Duplicates, view: CubeView) -> str:
-    """Return the first and last position of duplicates along the first outer dim, in brackets."""
-    if found.dim is None or not found.steps:
+def _format_span(span: tuple[str, int, int] | None, view: CubeView) -> str:
+    """Return the first and last position of duplicates along a dim, in brackets."""
+    if span is None:
         return ""
-    first, last = found.steps[0], found.steps[-1]
-    coord = view.ds.coords.get(found.dim)
-    ends = [str(coord.values[i])[:10] if coord is not None else str(i) for i in (first, last)]
-    return f" ({found.dim} {ends[0]}" + (f" to {ends[1]})" if last > first else ")")
+    dim, *positions = span
+    coord = view.ds.coords.get(dim)
+    ends = [str(i if coord is None else coord.values[i])[:10] for i in positions]
+    return f" ({dim} {' to '.join(dict.fromkeys(ends))})"
 
 
 def _round(number: float) -> str:

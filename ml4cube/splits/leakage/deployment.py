@@ -5,6 +5,7 @@ A deployment is where and when the model will be used: the cells of another cube
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from ml4cube.splits.leakage.label_layout import SAMPLE, Layout
 from ml4cube.splits.validity import has_value
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+Ints = NDArray[np.intp]
 
 _MICROSECONDS_PER_DAY = 86_400_000_000.0
 # Time steps that are sampled; the map of train cells is read once for each.
@@ -70,21 +71,37 @@ class Axes:
         known = len(self.sizes) == 1 and self.points is not None
         return dim if known and dim != self.time_dim else None
 
-    def km(self, locations: Bools, points: Floats, count: int = 1) -> Floats:
-        """Return kilometres from points to the `count` nearest locations: (points, count)."""
+    def nearest(
+        self, locations: Ints, other: Axes, other_locations: Ints, count: int = 1
+    ) -> tuple[Floats, Ints]:
+        """Return kilometres to the `count` locations nearest to another cube's, and which they are.
+
+        Locations are flat positions in `points`; the results have the shape (others, count).
+        """
         from sklearn.neighbors import KDTree
 
         assert self.points is not None
-        near = KDTree(self.points[locations]).query(points, k=count)[0]
-        found = kilometres(near)
-        # the rounding error of a unit vector is a tenth of a millimetre
-        return np.where(found < 1e-6, 0.0, found)
+        assert other.points is not None
+        chords, nearest = KDTree(self.points[locations]).query(other.points[other_locations], count)
+        km = kilometres(chords)
+        # The rounding error of a unit vector is a tenth of a millimetre.
+        return np.where(km < 1e-6, 0.0, km), locations[nearest]
 
-    def numbers(self, other: Axes) -> tuple[Floats, str]:
-        """Return the times of another cube in this one's unit, and the unit."""
+    @property
+    def time_unit(self) -> str:
+        """The unit of `time_numbers`."""
+        if self.times is None:
+            return "steps"
+        if is_time(self.times):
+            return "days"
+        unit = str(self.times.attrs.get("units", f"units of {self.times.name}"))
+        return unit.partition(" since ")[0]
+
+    def time_numbers(self, other: Axes) -> Floats:
+        """Return the times of this cube or of another one in this one's unit."""
         ours, theirs = self.times, other.times
         if ours is None or theirs is None:
-            return np.arange(float(self.steps)), "steps"
+            return np.arange(float(self.steps))
         kinds = [
             "dates" if is_time(times) else f"numbers ({times.attrs.get('units', 'without units')})"
             for times in (ours, theirs)
@@ -95,16 +112,15 @@ class Axes:
                 f"{kinds[0]} along {ours.name!r}; decode the times of both (xarray.decode_cf)"
             )
         if not is_time(ours):
-            unit = str(ours.attrs.get("units", f"units of {ours.name}"))
-            return theirs.values, unit.partition(" since ")[0]
-        # nanoseconds overflow after 292 years, and become integers as objects
+            return theirs.values
+        # Nanoseconds overflow after 292 years, and become integers as objects.
         dates = [
             values.astype("M8[us]") if values.dtype.kind == "M" else values
             for values in (ours.values[:1], theirs.values)
         ]
         try:
             joined = xr.DataArray(np.concatenate(dates), dims="t", name=theirs.name)
-            return microseconds(joined)[1:] / _MICROSECONDS_PER_DAY, "days"
+            return microseconds(joined)[1:] / _MICROSECONDS_PER_DAY
         except TypeError as error:
             raise InvalidValueError(
                 "the dates of the deployment must have the cube's calendar, got another "
@@ -169,7 +185,7 @@ class Cells:
 
     # Locations and times of their cube.
     axes: Axes
-    # Label of the cells; cells without a value are excluded.
+    # Label of the cube; cells without a value are excluded.
     layout: Layout
     # Code of the cells in the label.
     code: int
@@ -183,7 +199,7 @@ class Cells:
             )
         time = None if axes.times is None else axes.times.name
         if time in given.coords and not given[time].ndim:
-            given = given.expand_dims(time)  # one step of a cube
+            given = given.expand_dims(time)  # The deployment is one step of a cube.
         try:
             view = CubeView.of(given)
         except InvalidValueError as error:
@@ -208,14 +224,17 @@ class Cells:
             raise InvalidValueError("deployment must have cells with a value, got none")
         return cls(own_axes, layout, TRAIN)
 
-    def steps(self) -> NDArray[np.intp]:
+    def steps(self) -> Ints:
         """Return the positions along time that hold some of the cells."""
-        has_cells = self.layout.profiles.get((self.code, str(self.axes.time_dim)))
-        return np.arange(self.axes.steps) if has_cells is None else np.flatnonzero(has_cells)
+        time_dim = str(self.axes.time_dim)
+        if time_dim not in self.layout.label.dims:
+            return np.arange(self.axes.steps)
+        return np.flatnonzero(self.layout.profiles[self.code, time_dim])
 
-    def locations(self, step: int | None = None) -> Bools:
-        """Return which locations hold some of the cells: at one step, or at any time."""
-        sizes = self.axes.sizes
+    def locations(self, step: int | None = None) -> Ints:
+        """Return the known locations that hold some of the cells: at one step, or at any time."""
+        sizes, points = self.axes.sizes, self.axes.points
+        assert points is not None
         if step is None or self.axes.time_dim is None:
             has_cells = self.layout.maps[self.code]
         else:
@@ -225,7 +244,8 @@ class Cells:
             off_map = [dim for dim in label.dims if dim not in sizes]
             has_cells = (label == self.code).any(off_map)
         missing = {dim: n for dim, n in sizes.items() if dim not in has_cells.dims}
-        return np.asarray(has_cells.expand_dims(missing).transpose(*sizes).values).ravel()
+        on_map = np.asarray(has_cells.expand_dims(missing).transpose(*sizes).values).ravel()
+        return np.flatnonzero(on_map & np.isfinite(points).all(axis=-1))
 
 
 def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, str]]:
@@ -250,38 +270,34 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
     rng = np.random.default_rng(0)
     found: dict[str, list[Floats]] = {"space": [], "time": []}
     axes, train_axes = cells.axes, train.axes
-    # along a track, each time has one location
+    # Along a track, each time has one location.
     on_track = {train_axes.time_dim, axes.time_dim} & {*train_axes.sizes, *axes.sizes}
     space_by_step = "space" in measured and not on_track
-    step_pairs: list[tuple[int | None, int | None]] = [(None, None)]
+    # A step, the nearest one with train cells, and their distance in time; None is all steps.
+    pairs: list[tuple[int | None, int | None, float]] = [(None, None, math.nan)]
     if "time" in measured:
         train_steps = train.steps()
         steps = _sample(cells.steps(), _STEPS if space_by_step else SAMPLE, rng)
-        train_times = train_axes.numbers(train_axes)[0][train_steps]
-        times = train_axes.numbers(axes)[0][steps]
+        train_times = train_axes.time_numbers(train_axes)[train_steps]
+        times = train_axes.time_numbers(axes)[steps]
         nearest = nearest_on_axis(times, train_times)
         time_distances = np.abs(times - train_times[nearest])
         if space_by_step:
-            step_pairs = list(zip(steps.tolist(), train_steps[nearest].tolist(), strict=True))
+            pairs = list(zip(steps, train_steps[nearest], time_distances, strict=True))
         else:
             found["time"].append(time_distances)
-    if "space" in measured and axes.points is not None and train_axes.points is not None:
-        located, train_located = (
-            np.isfinite(points).all(axis=-1) for points in (axes.points, train_axes.points)
-        )
-        for i, (step, train_step) in enumerate(step_pairs):
-            locations = np.flatnonzero(cells.locations(step) & located)
-            locations = _sample(locations, -(-SAMPLE // len(step_pairs)), rng)
-            train_locations = train.locations(train_step) & train_located
-            if locations.size and train_locations.any():
-                nearest_km = train_axes.km(train_locations, axes.points[locations])[:, 0]
-                found["space"].append(nearest_km)
-                if step is not None:
-                    found["time"].append(np.full(locations.size, time_distances[i]))
+    for step, train_step, time_distance in pairs if "space" in measured else ():
+        locations = _sample(cells.locations(step), math.ceil(SAMPLE / len(pairs)), rng)
+        train_locations = train.locations(train_step)
+        if locations.size and train_locations.size:
+            km, _ = train_axes.nearest(train_locations, axes, locations)
+            found["space"].append(km.ravel())
+            if step is not None:
+                found["time"].append(np.full(locations.size, time_distance))
     return {domain: np.concatenate(parts) for domain, parts in found.items() if parts}
 
 
-def _sample(indices: NDArray[np.intp], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
+def _sample(indices: Ints, most: int, rng: np.random.Generator) -> Ints:
     """Draw at most `most` indices, in order."""
     if indices.size <= most:
         return indices
@@ -291,33 +307,25 @@ def _sample(indices: NDArray[np.intp], most: int, rng: np.random.Generator) -> N
 def spacing(train: Cells, measured: set[str]) -> dict[str, float]:
     """Return the median distance between neighbouring train locations, and train times."""
     medians = {"space": 0.0, "time": 0.0}
-    if "space" in measured and train.axes.points is not None:
-        is_train = train.locations() & np.isfinite(train.axes.points).all(axis=-1)
-        locations = _sample(np.flatnonzero(is_train), SAMPLE, np.random.default_rng(0))
-        if locations.size > 1:  # the nearest location is the location itself
-            second_nearest = train.axes.km(is_train, train.axes.points[locations], 2)[:, 1]
-            medians["space"] = float(np.median(second_nearest))
+    if "space" in measured and (locations := train.locations()).size > 1:
+        sample = _sample(locations, SAMPLE, np.random.default_rng(0))
+        # The nearest location is the location itself.
+        km, _ = train.axes.nearest(locations, train.axes, sample, 2)
+        medians["space"] = float(np.median(km[:, 1]))
     if "time" in measured:
-        steps = np.diff(np.unique(train.axes.numbers(train.axes)[0]))
+        steps = np.diff(np.unique(train.axes.time_numbers(train.axes)))
         medians["time"] = float(np.median(steps)) if steps.size else 0.0
     return medians
 
 
 def stations_near_train(cells: Cells, train: Cells) -> float:
     """Return the fraction of stations with a train station among their nearest stations."""
-    points = cells.axes.points
-    assert points is not None
-    located = np.isfinite(points).all(axis=-1)
-    stations, train_stations = (
-        np.flatnonzero(part.locations() & located) for part in (cells, train)
-    )
+    stations, train_stations = cells.locations(), train.locations()
     labelled = np.union1d(stations, train_stations)
     if stations.size == 0 or labelled.size < 2:
         return float("nan")
-    from sklearn.neighbors import KDTree
-
-    stations = _sample(stations, SAMPLE, np.random.default_rng(0))
+    sample = _sample(stations, SAMPLE, np.random.default_rng(0))
     count = min(_NEIGHBOURS + 1, labelled.size)
-    nearest = labelled[KDTree(points[labelled]).query(points[stations], k=count)[1]]
-    is_other = nearest != stations[:, None]
-    return float((np.isin(nearest, train_stations) & is_other).any(axis=1).mean())
+    _, nearest = cells.axes.nearest(labelled, cells.axes, sample, count)
+    is_other_train = np.isin(nearest, train_stations) & (nearest != sample[:, None])
+    return float(is_other_train.any(axis=1).mean())

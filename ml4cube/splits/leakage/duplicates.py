@@ -2,13 +2,14 @@
 
 Every time step (and every index of the other outer dims) is cut into tiles of the map. Among tiles
 with equal fingerprints, each held-out cell that is train in another tile is counted. A copy that
-is smaller than a tile is not found.
+is smaller than a tile is not found. Tiles of maps with few cells may be equal by chance, so they
+count as equal only in runs of several steps that are all equal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,20 +20,20 @@ from numpy.typing import NDArray
 from ml4cube.core.fingerprint import (
     COLUMNS,
     FIRST,
-    KNOWN,
     SECOND,
     Words,
     are_informative,
     combine,
     fingerprint_columns,
-    mix,
 )
 from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
-from ml4cube.cube.coordinates import TIME_NAMES
+from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.splits.cube import CubeView, in_chunks
 from ml4cube.splits.label import read_recipe
 from ml4cube.splits.tiles import Columns, sum_tiles
+
+Ints = NDArray[np.intp]
 
 # About the most tiles, of 40 bytes each; larger cubes get larger tiles.
 _TILES_AT_MOST = 1 << 20
@@ -61,9 +62,8 @@ class Duplicates:
     cells: int
     # Number of all held-out cells.
     held_out_cells: int
-    # Positions along the first outer dim that hold such cells.
-    steps: tuple[int, ...]
-    dim: str | None
+    # First outer dim, and the first and last position along it that hold such cells.
+    span: tuple[str, int, int] | None
     # Whether most train tiles have copies within train: the variable repeats by nature (a
     # climatology, a constant field stored for each step).
     repeats: bool
@@ -91,7 +91,7 @@ def find_duplicates(
     for name in names:
         prints = tiling.sums(view.ds[name], fingerprint_columns, COLUMNS)
         found[name] = _find(tiling, prints, labels, label)
-        # at once, to hold at most two tables
+        # Combined at once, to hold at most two tables.
         prints_of_all = prints if prints_of_all is None else combine([prints_of_all, prints])
     if prints_of_all is not None and len(names) > 1:
         found[""] = _find(tiling, prints_of_all, labels, label)
@@ -116,7 +116,7 @@ class _Tiling:
     inner: tuple[str, ...]
     # Cells of a tile along each inner dim.
     tile: dict[str, int]
-    # Steps of the first outer dim that are compared together, because a field has few cells.
+    # Steps of a run along the first outer dim; 1 if single tiles have enough cells.
     run: int
 
     @classmethod
@@ -124,15 +124,14 @@ class _Tiling:
         """Choose tiles of some hundred cells, or the blocks of the split if these are smaller."""
         sizes = view.canonical
         inner = map_dims(view)
-        time = view.axis_of("time")
-        time_dim = None if time is None else str(time.dims[0])
+        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
         outer = [dim for dim in sizes if dim not in inner]
         outer.sort(key=lambda dim: (dim != time_dim, -sizes[dim], dim))
         field_cells = math.prod(sizes[dim] for dim in inner)
         fields = math.prod(sizes[dim] for dim in outer)
         cells = min(max(_TILE_CELLS, field_cells * fields // _TILES_AT_MOST), _LARGEST_TILE)
         tile = _equal_tile_sizes({dim: sizes[dim] for dim in inner}, cells)
-        # a copied block is found only if tiles begin at the same offset in it and in its copy
+        # A copied block is found only if tiles begin at the same offset in it and in its copy
         cut = {dim: n for dim, n in blocks.items() if n < sizes.get(dim, 0)}
         in_blocks = {dim: _divisor_of_block(cut.get(dim, 0), tile[dim]) for dim in inner}
         tiles = fields * math.prod(math.ceil(sizes[dim] / n) for dim, n in in_blocks.items())
@@ -155,12 +154,15 @@ class _Tiling:
         bare = xr.DataArray(in_chunks(array).variable).transpose(*self.outer, *self.inner)
         return sum_tiles(bare, self.tile, columns, n_columns)
 
-    def labels_of(self, label: xr.DataArray, tile: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Return the labels of one tile."""
-        index: dict[Any, Any] = dict(zip(self.outer, tile, strict=False))
-        for dim, i in zip(self.inner, tile[len(self.outer) :], strict=True):
-            index[dim] = slice(i * self.tile[dim], (i + 1) * self.tile[dim])
-        return np.asarray(label.isel(index).transpose(*self.inner).values)
+    def labels_of(self, label: xr.DataArray, tiles: Sequence[Ints]) -> NDArray[np.uint8]:
+        """Return the labels of tiles of equal size, at an index for each axis: (tiles, cells)."""
+        labels = []
+        for index in zip(*tiles, strict=True):
+            box: dict[Any, Any] = dict(zip(self.outer, index, strict=False))
+            for dim, i in zip(self.inner, index[len(self.outer) :], strict=True):
+                box[dim] = slice(i * self.tile[dim], (i + 1) * self.tile[dim])
+            labels.append(label.isel(box).transpose(*self.inner).values.ravel())
+        return np.stack(labels)
 
 
 def _blocks_of(label: xr.DataArray) -> dict[str, int]:
@@ -179,12 +181,10 @@ def map_dims(view: CubeView) -> tuple[str, ...]:
     if lat is not None and lon is not None:
         found = {str(lat.dims[0]), str(lon.dims[0])}
     else:
-        time = view.axis_of("time")
-        named = set(TIME_NAMES) if time is None else {str(time.dims[0])}
-        rest = [dim for dim in view.dims if dim.lower() not in named and dim not in named]
-        if len(rest) == len(view.dims) and len(rest) > 2:
-            rest = rest[1:]  # without any hint, the first dim counts fields
-        found = set(rest[-2:])
+        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
+        if time_dim is None and len(view.dims) > 2:
+            time_dim = view.dims[0]  # without any hint, the first dim counts fields
+        found = set([dim for dim in view.dims if dim != time_dim][-2:])
     return tuple(dim for dim in view.canonical if dim in found)
 
 
@@ -202,101 +202,82 @@ def _divisor_of_block(block: int, tile: int) -> int:
 
 def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) -> Duplicates:
     """Find duplicates from the fingerprints of tiles and the sums of their labels."""
-    if tiling.run > 1:
-        cells, steps, repeats = _equal_runs(tiling, prints, labels)
-    else:
-        cells, steps, repeats = _equal_tiles(tiling, prints, labels, label)
-    dim = tiling.outer[0] if tiling.outer else None
-    if dim is None:
-        steps = []
-    held_out_cells = int(labels[..., _HELD_OUT_CELLS].sum())
-    found = tuple(sorted(set(steps)))
-    return Duplicates(cells, held_out_cells, found, dim, repeats, tiling.description)
-
-
-def _groups(prints: Words, is_informative: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:
-    """Yield the flat positions of each group of equal tiles."""
-    hashes = prints.reshape(-1, COLUMNS)[:, [FIRST, SECOND]]
-    tiles = np.flatnonzero(is_informative.ravel())
-    tiles = tiles[np.lexsort((hashes[tiles, 1], hashes[tiles, 0]))]
-    is_new = np.ones(tiles.size, dtype=bool)
-    is_new[1:] = (hashes[tiles[1:]] != hashes[tiles[:-1]]).any(axis=1)
-    starts = np.flatnonzero(is_new)
-    lengths = np.diff(starts, append=tiles.size)
-    for start, length in zip(starts[lengths > 1], lengths[lengths > 1], strict=True):
-        yield tiles[start : start + length]
-
-
-def _equal_tiles(
-    tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray
-) -> tuple[int, list[int], bool]:
-    """Return the number of copies, their steps of the first dim, and whether train repeats."""
     shape = prints.shape[:-1]
+    tiles_of_map = math.prod(shape[len(tiling.outer) :])
+    if tiling.run > 1:
+        n_runs = len(prints) - tiling.run + 1
+        prints = combine([prints[k : k + n_runs] for k in range(tiling.run)])
+    # Flat positions of the first tile of each run to compare, and of its tiles relative to that.
+    first_tiles = np.flatnonzero(are_informative(prints))
+    offsets = math.prod(shape[1:]) * np.arange(tiling.run)
     counts = labels.reshape(-1, labels.shape[-1])
-    tiles_of_field = math.prod(shape[len(tiling.outer) :])
-    cells, steps = 0, []
-    repeated_tiles = 0
-    mixed_groups = []
-    is_informative = are_informative(prints)
-    for group in _groups(prints, is_informative):
-        has_train = counts[group, _TRAIN_CELLS] > 0
-        has_held_out = (counts[group, _HELD_OUT_CELLS] > 0).any(axis=1)
-        repeats = np.unique(group[has_train] % tiles_of_field, return_counts=True)[1]
-        repeated_tiles += int(repeats[repeats > 1].sum())
-        same_pattern = (counts[group, _PATTERN] == counts[group[0], _PATTERN]).all()
-        if same_pattern or not (has_train.any() and has_held_out.any()):
+    has_train = counts[:, _TRAIN_CELLS] > 0
+    held_out_cells = counts[:, _HELD_OUT_CELLS].sum(axis=1)
+    in_one_part = counts[:, :_PATTERN].max(axis=1) == counts[:, _CELLS]
+
+    is_compared, is_repeated = np.zeros((2, len(counts)), dtype=bool)
+    for offset in offsets:
+        is_compared[first_tiles + offset] = True
+    copied_cells = np.zeros(len(counts))
+    mixed_groups = []  # with tiles of several parts, whose cells are compared one by one
+    for tiles in _equal_tiles(prints.reshape(-1, COLUMNS), first_tiles, offsets):
+        train, held_out = tiles[has_train[tiles]], tiles[held_out_cells[tiles] > 0]
+        if train.size > 1:
+            _, location, repeats = np.unique(
+                train % tiles_of_map, return_inverse=True, return_counts=True
+            )
+            is_repeated[train[repeats[location] > 1]] = True
+        # If all tiles have the same cells in train, none of these is the copy of a held-out cell.
+        same_pattern = (counts[tiles, _PATTERN] == counts[tiles[0], _PATTERN]).all()
+        if same_pattern or not (train.size and held_out.size):
             continue
-        in_one_part = counts[group, :_PATTERN].max(axis=1) == counts[group, _CELLS]
-        if in_one_part[has_train | has_held_out].all():  # counts suffice
-            cells += int(counts[group, _HELD_OUT_CELLS].sum())
-            steps += np.unravel_index(group[has_held_out], shape)[0].tolist()
+        if in_one_part[train].all() and in_one_part[held_out].all():
+            copied_cells[held_out] = held_out_cells[held_out]
         else:
-            mixed_groups.append(group)
-    # extrapolate from a sample if there are very many
+            mixed_groups.append(tiles)
     sample = mixed_groups
     if len(mixed_groups) > _GROUPS_AT_MOST:
         chosen = np.random.default_rng(0).choice(len(mixed_groups), _GROUPS_AT_MOST, replace=False)
         sample = [mixed_groups[i] for i in chosen]
-    cells_in_sample = 0
-    for group in sample:
-        group = group[: max(_LARGEST_TILE * 8 // math.prod(tiling.tile.values()), 2)]
-        indices = [tuple(int(i) for i in np.unravel_index(tile, shape)) for tile in group]
-        boxes = [tiling.labels_of(label, index) for index in indices]
-        n_train = np.sum([box == TRAIN for box in boxes], axis=0)
-        for index, box in zip(indices, boxes, strict=True):
-            is_copy = np.isin(box, HELD_OUT) & (n_train > (box == TRAIN))
-            if copies := int(is_copy.sum()):
-                cells_in_sample += copies
-                steps.append(index[0])
-    cells += round(cells_in_sample * len(mixed_groups) / max(len(sample), 1))
-    train_tiles = int(((counts[:, _TRAIN_CELLS] > 0) & is_informative.ravel()).sum())
-    return cells, steps, repeated_tiles > train_tiles / 2
+    for tiles in sample:
+        tiles = tiles[: max(_LARGEST_TILE * 8 // math.prod(tiling.tile.values()), 2)]
+        copies = _count_copied(tiling.labels_of(label, np.unravel_index(tiles, shape)))
+        # Each group stands for others that are not in the sample. A tile may be in several groups.
+        estimate = copies * (len(mixed_groups) / len(sample))
+        copied_cells[tiles] = np.maximum(copied_cells[tiles], estimate)
+
+    steps = np.flatnonzero(copied_cells.reshape(shape[0], -1).any(axis=1))
+    has_span = steps.size and tiling.outer
+    return Duplicates(
+        cells=round(copied_cells.sum()),
+        held_out_cells=int(held_out_cells.sum()),
+        span=(tiling.outer[0], int(steps[0]), int(steps[-1])) if has_span else None,
+        repeats=bool(is_repeated.sum() > has_train[is_compared].sum() / 2),
+        tiles=tiling.description,
+    )
 
 
-def _equal_runs(tiling: _Tiling, prints: Words, labels: Words) -> tuple[int, list[int], bool]:
-    """Do the same for small fields: compare runs of steps along the first outer dim."""
-    n_steps = prints.shape[0]
-    by_step = prints.reshape(n_steps, -1, COLUMNS)
-    counts = labels.reshape(n_steps, -1, labels.shape[-1])
-    n_runs = n_steps - tiling.run + 1
-    run_prints = np.zeros((n_runs, *by_step.shape[1:]), dtype=np.uint64)
-    for k in range(tiling.run):
-        step = by_step[k : k + n_runs]
-        run_prints[..., :KNOWN] += mix(mix(step[..., :KNOWN]) + np.uint64(k + 1))
-        run_prints[..., KNOWN:] += step[..., KNOWN:]
-    is_copied = np.zeros(counts.shape[:2], dtype=bool)
-    is_repeated = np.zeros(counts.shape[:2], dtype=bool)
-    for group in _groups(run_prints, are_informative(run_prints)):
-        first_steps, columns = np.unravel_index(group, run_prints.shape[:-1])
-        for k in range(tiling.run):
-            steps = first_steps + k
-            has_train = counts[steps, columns, _TRAIN_CELLS] > 0
-            if has_train.any():
-                has_held_out = (counts[steps, columns, _HELD_OUT_CELLS] > 0).any(axis=-1)
-                is_copied[steps[has_held_out], columns[has_held_out]] = True
-                if has_train.sum() > 1:
-                    is_repeated[steps[has_train], columns[has_train]] = True
-    cells = int((counts[..., _HELD_OUT_CELLS].sum(axis=-1) * is_copied).sum())
-    train_tiles = int((counts[..., _TRAIN_CELLS] > 0).sum())
-    copied_steps = np.flatnonzero(is_copied.any(axis=1)).tolist()
-    return cells, copied_steps, int(is_repeated.sum()) > train_tiles / 2
+def _equal_tiles(prints: Words, first_tiles: Ints, offsets: Ints) -> Iterator[Ints]:
+    """Yield groups of equal tiles: those with the same offset in runs of equal `prints`.
+
+    `first_tiles` are the flat positions of the runs that are compared.
+    """
+    hashes = prints[first_tiles][:, [FIRST, SECOND]]
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    is_new = (hashes[order[1:]] != hashes[order[:-1]]).any(axis=1)
+    starts = np.flatnonzero(np.r_[True, is_new])
+    lengths = np.diff(starts, append=order.size)
+    seen = set()  # runs overlap, so that two of them may give the same group
+    for start, length in zip(starts[lengths > 1], lengths[lengths > 1], strict=True):
+        for offset in offsets:
+            tiles = first_tiles[order[start : start + length]] + offset
+            if (key := tiles.tobytes()) not in seen:
+                seen.add(key)
+                yield tiles
+
+
+def _count_copied(labels: NDArray[np.uint8]) -> Ints:
+    """Count the held-out cells of each of some equal tiles (tiles, cells) that train elsewhere."""
+    is_train = labels == TRAIN
+    trains_elsewhere = is_train.sum(axis=0) > is_train
+    return np.asarray((np.isin(labels, HELD_OUT) & trains_elsewhere).sum(axis=1))

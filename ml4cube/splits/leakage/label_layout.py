@@ -24,9 +24,10 @@ from ml4cube.splits.validity import slabs
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-# Most boxes of equal label that are examined at once, and number of sampled test cells.
+# Most boxes of equal label that are examined at once, and windows into a label with more boxes.
 _BOXES_AT_MOST = 40_000
 _WINDOWS = 4
+#: Test cells, or locations, that are sampled.
 SAMPLE = 1000
 
 
@@ -62,7 +63,7 @@ class Layout:
         maps = {code: xr.DataArray(empty_map.copy(), dims=tuple(on_map)) for code in codes}
         changes = {dim: np.zeros(sizes[dim], dtype=bool) for dim in dims}
         for box in slabs(sizes):
-            # overlap the previous slab by one cell, to find changes between slabs
+            # Overlap the previous slab by one cell, to find changes between slabs.
             wide_box = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
             wide = np.asarray(bare.isel(wide_box).values)
             if wide.dtype.kind == "f":
@@ -86,6 +87,10 @@ class Layout:
         run_starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
         return cls(bare, counts, profiles, maps, run_starts)
 
+    def cells_per_label(self, view: CubeView) -> int:
+        """Return the cells of a cube with one label: all along the dims that the label lacks."""
+        return math.prod(n for dim, n in view.sizes.items() if dim not in self.run_starts)
+
     def shared_cells(self, view: CubeView) -> dict[str, int]:
         """Count held-out cells that are also in train, at a meridian or time that occurs twice."""
         repeated: list[tuple[str, str, Any]] = []
@@ -105,8 +110,6 @@ class Layout:
 
     def gap_on_one_side(self, dim: str, held_out: int) -> int | None:
         """Return the steps between train and a part wholly on one side of it, else None."""
-        if dim not in self.run_starts:
-            return None
         train, test = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
         gap = int(max(test[0] - train[-1], train[0] - test[-1])) - 1
         return gap if gap >= 0 else None
@@ -140,33 +143,39 @@ def separate(
     circle = view.lon_circle()
     period = [circle.columns if circle and dim == circle.dim else 0 for dim in valued.run_starts]
     windows = _sample_windows(valued, part)
+    # With gaps inside, the runs and pieces of the test part would be shorter than its label's.
     labelled_windows = windows if valued is layout else _sample_windows(layout, part)
 
     def nearest(reach: dict[str, float]) -> tuple[NDArray[np.float64], Ints]:
-        # between scenarios, neighbouring indices are not near
+        """Return the distance of each point to train, in units of the reach, and its cells."""
+        # Neighbours along an unordered dim, such as scenarios, are a thousand units apart.
         unit = [1e-3 if dim in unordered else reach.get(dim, 1.0) for dim in valued.run_starts]
         found = [window.nearest(unit, period) for window in windows]
-        distances, steps = (np.concatenate(values) for values in zip(*found, strict=True))
-        return distances, steps
+        distances, cells = (np.concatenate(values) for values in zip(*found, strict=True))
+        return distances, cells
 
-    is_touching = nearest({})[0] <= 1
+    distances_in_cells, _ = nearest({})
+    is_touching = distances_in_cells <= 1
     if not is_touching.any():
-        # without a sill no distance is enough, but a buffer is assumed to be wide enough
+        # Without a sill no distance is enough, but a buffer is assumed to be wide enough.
         ranges = {dim: cells for dim, cells in ranges.items() if not math.isinf(cells)}
-    distances, steps = nearest(ranges)
+    distances_in_ranges, cells = nearest(ranges)
     lengths = np.concatenate([window.run_lengths() for window in labelled_windows])
     return Separation(
-        float(is_touching.mean()),
-        dict(zip(valued.run_starts, np.median(steps, axis=0).tolist(), strict=True)),
-        float((distances < 1).mean()),
-        dict(zip(layout.run_starts, np.median(lengths, axis=0).tolist(), strict=True)),
-        sum(effective_pieces(window.is_test, window.cells) for window in labelled_windows),
+        touching=float(is_touching.mean()),
+        cells_to_train=dict(zip(valued.run_starts, np.median(cells, axis=0).tolist(), strict=True)),
+        within_range=float((distances_in_ranges < 1).mean()),
+        run_length=dict(zip(layout.run_starts, np.median(lengths, axis=0).tolist(), strict=True)),
+        pieces=sum(effective_pieces(window.is_test, window.cells) for window in labelled_windows),
     )
 
 
 def effective_pieces(part: Bools, sizes: Ints) -> float:
-    """Return the inverse Simpson index of the sizes of pieces; boxes that share a side are one."""
-    # It is n for n equal pieces, and about 1 for a large piece with some small ones.
+    """Count the pieces of a part, made of boxes that share a side; small ones count less.
+
+    This is the inverse Simpson index of their sizes: n for n equal pieces, and about 1 for a large
+    piece with some small ones. `sizes` are the cells of each box.
+    """
     from scipy import ndimage
 
     number, _ = ndimage.label(part)
@@ -178,9 +187,7 @@ def _sample_windows(layout: Layout, part: int) -> list[_Window]:
     """Return one window with the whole label, or a few that hold test cells if it is large."""
     rng = np.random.default_rng(0)
     chosen = _choose_windows(layout, part, rng)
-    most = SAMPLE // len(chosen)
-    windows = [_Window.of(slices, layout, part, rng, most) for slices in chosen]
-    return [window for window in windows if len(window.points)]
+    return [_Window.of(runs, layout, part, rng, SAMPLE // len(chosen)) for runs in chosen]
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +201,9 @@ class _Window:
     is_test: Bools
     is_train: Bools
     cells: Ints
-    # Sampled test cells, (points, dims).
+    # Sampled test cells, (points, dims), and the index of the box of each along every dim.
     points: Ints
+    point_boxes: tuple[Ints, ...]
 
     @classmethod
     def of(
@@ -211,18 +219,19 @@ class _Window:
         labels = np.asarray(layout.label.isel(dict(zip(dims, low, strict=True))).values)
         cells = functools.reduce(np.multiply.outer, width, np.ones((), dtype=np.int64))
         test_cells = np.where(labels == part, cells, 0)
-        # sample from the middle of a window, because train cells may be just outside of it
+        # Sample from the middle of a window, because train cells may be just outside of it.
         in_middle = test_cells.copy()
         for axis, dim in enumerate(dims):
             n = labels.shape[axis]
             if n < layout.run_starts[dim].size:
                 edge = [*range(n // 4), *range(n - n // 4, n)]
                 np.moveaxis(in_middle, axis, 0)[edge] = 0
-        points = _draw(in_middle if in_middle.any() else test_cells, low, width, rng, n_points)
-        return cls(low, width, labels == part, labels == TRAIN, cells, points)
+        weight = in_middle if in_middle.any() else test_cells
+        points, boxes = _draw(weight, low, width, rng, n_points)
+        return cls(low, width, labels == part, labels == TRAIN, cells, points, boxes)
 
     def nearest(self, unit: list[float], period: list[int]) -> tuple[NDArray[np.float64], Ints]:
-        """Return the distance of each point to the nearest train box, and the steps to it."""
+        """Return the distance of each point to the nearest train box, and the cells along dims."""
         boxes = np.nonzero(self.is_train)
         low = np.stack([self.low[axis][i] for axis, i in enumerate(boxes)], axis=1)
         width = np.stack([self.width[axis][i] for axis, i in enumerate(boxes)], axis=1)
@@ -230,11 +239,8 @@ class _Window:
 
     def run_lengths(self) -> Ints:
         """Return the length of the run of test cells around each point, along each dim."""
-        box = tuple(
-            np.searchsorted(low, self.points[:, axis], side="right") - 1
-            for axis, low in enumerate(self.low)
-        )
-        return np.stack([lengths[box] for lengths in run_lengths(self.is_test, self.width)], axis=1)
+        by_axis = run_lengths(self.is_test, self.width)
+        return np.stack([lengths[self.point_boxes] for lengths in by_axis], axis=1)
 
 
 def _choose_windows(layout: Layout, part: int, rng: np.random.Generator) -> list[list[slice]]:
@@ -258,16 +264,17 @@ def _choose_windows(layout: Layout, part: int, rng: np.random.Generator) -> list
 
 def _draw(
     weight: Ints, low: list[Ints], width: list[Ints], rng: np.random.Generator, most: int
-) -> Ints:
-    """Return at most `most` random cells of boxes with the given numbers of cells."""
+) -> tuple[Ints, tuple[Ints, ...]]:
+    """Draw at most `most` cells, as often from a box as its weight says; return their boxes too."""
     ends = weight.cumsum()
-    # each cell once, unless there are too many to number
+    # Each cell is drawn once at most, unless there are too many to number.
     few = ends[-1] <= 2 * SAMPLE
     number = rng.permutation(ends[-1])[:most] if few else rng.integers(ends[-1], size=most)
     box = np.searchsorted(ends, number, side="right")
     number_in_box = number - (ends - weight.ravel())[box]
+    boxes = np.unravel_index(box, weight.shape)
     cells = []
-    for axis, i in enumerate(np.unravel_index(box, weight.shape)):
+    for axis, i in enumerate(boxes):
         number_in_box, offset = np.divmod(number_in_box, width[axis][i])
         cells.append(low[axis][i] + offset)
-    return np.stack(cells, axis=1)
+    return np.stack(cells, axis=1), boxes

@@ -22,7 +22,7 @@ from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import read_recipe
 from ml4cube.splits.leakage.carried_forward import find_carried
-from ml4cube.splits.leakage.checks import Checks, Distances, Placement
+from ml4cube.splits.leakage.checks import Checks, CurvesByDomain, Placement
 from ml4cube.splits.leakage.deployment import (
     Axes,
     Cells,
@@ -46,12 +46,12 @@ _CATEGORIES = {
     "scenario", "member", "ensemble", "realization", "model", "experiment", "run", "source",
     "variable", "band", "channel",
 }  # fmt: skip
-# Fewer pieces than this are regions; this many or more are blocks scattered among train.
-_SCATTERED = 3.5
-# A label that changes more often than this along each dim is not a matter of a few regions, even
-# if all its pieces are connected, as half of all cells are when assigned one by one.
-_FEW_RUNS = 5
-# Labels of up to so many cells are kept in memory once cells without a value are removed.
+# Fewer effective pieces than this are regions; this many or more are blocks scattered among train.
+_SCATTERED_PIECES = 3.5
+# A label with at least this many runs along each dim is ragged: it does not consist of a few
+# regions, even if it is connected, as half of all cells are when assigned one by one.
+_RAGGED_RUNS = 5
+# Most cells of a label that is kept in memory once cells without a value are excluded.
 _LABELS_AT_MOST = 1 << 26
 
 
@@ -207,8 +207,8 @@ def leakage_report(
     ds, deployment = _open(ds), _open(deployment)
     if is_store(ds):
         checks = Checks(part_of_pair(ds, deployment))
-        fractions = checks.stores(ds, deployment)
-        return _report(checks, "sample", shares=fractions)
+        checks.stores(ds, deployment)
+        return _report(checks, "sample", {})
     view = CubeView.of(ds)
     label = _label(view, name)
     names = _variables(view, var)
@@ -235,74 +235,54 @@ def leakage_report(
         if not common:
             reasons = "; ".join(dict.fromkeys(unknown.values()))
             raise InvalidValueError(f"the deployment cannot be compared with the cube: {reasons}")
-    curves_by_domain: dict[str, tuple[str, Distances]] = {}
-    for domain, unit in {"space": "km", "time": axes.numbers(axes)[1]}.items():
+    curves_by_domain: CurvesByDomain = {}
+    for domain, unit in {"space": "km", "time": axes.time_unit}.items():
         if found := {curve: by[domain] for curve, by in curves.items() if domain in by}:
             curves_by_domain[domain] = (unit, found)
 
-    copies = find_duplicates(view, label, names)
-    carried = find_carried(view, layout, names, time_dim) if time_dim else {}
+    # The dims along which the label changes, and those of them whose neighbours are alike.
     cut = [dim for dim, starts in layout.run_starts.items() if starts.size > 1]
-    unordered = {dim for dim in view.dims if _is_category(view, dim) or dim == axes.station_dim}
+    unordered = {dim for dim in view.dims if dim == axes.station_dim or _is_category(view, dim)}
+    unordered -= {time_dim}
     ordered = [dim for dim in cut if dim not in unordered]
     ranges = _longest_ranges(view, names, ordered)
     separation = separate(layout, valued, view, unordered, ranges, PARTS[part])
     if axes.station_dim in cut:
         touching = max(separation.touching, stations_near_train(test, train))
         separation = replace(separation, touching=touching)
-
-    # along dims that were not compared with the deployment, neighbours and range still decide
-    domain_of = {**dict.fromkeys(axes.sizes, "space"), **({time_dim: "time"} if time_dim else {})}
-    cut_domains = {domain_of.get(dim, dim) for dim in cut if dim in ordered or dim in axes.sizes}
-    unknown |= {
-        dim: "it is neither a dim of space nor of time"
-        for dim in cut
-        if dim in ordered and dim not in domain_of
-    }
-    checks = Checks(part, deployed is not None and not unknown.keys() & cut_domains)
-    recipe = view.ds[name].attrs.get(RECIPE_ATTR)
+    recipe = label.attrs.get(RECIPE_ATTR)
     made_by = None if recipe is None else read_recipe(recipe)[1]
     placement = _placement(layout, separation, view, axes, part, made_by, cut, ordered)
+
+    # Along dims that were not compared with the deployment, neighbours and range still decide.
+    domain_of: dict[str | None, str] = {**dict.fromkeys(axes.sizes, "space"), time_dim: "time"}
+    for dim in ordered:
+        if dim not in domain_of:
+            unknown[dim] = "it is neither a dim of space nor of time"
+    decides = deployed is not None and not any(domain_of.get(dim, dim) in unknown for dim in cut)
+    checks = Checks(part, deployment_decides=decides)
     checks.count_cells(layout, valued, view)
-    checks.duplicates(copies, view)
-    checks.carried(carried)
+    checks.duplicates(find_duplicates(view, label, names), view)
+    if time_dim is not None:
+        checks.carried(find_carried(view, layout, names, time_dim))
     checks.neighbours(separation, placement, time_dim, made_by)
     checks.ranges(ranges, separation, ordered, placement)
     checks.distances(curves_by_domain)
     if deployed is not None:
         cells = deployed.layout.counts[TRAIN]
         checks.deployment(curves_by_domain, spacing(train, measured), cells, unknown)
-    return _report(checks, "cell", curves_by_domain, _shares(checks, separation))
+    return _report(checks, "cell", curves_by_domain)
 
 
 audit = leakage_report
 
 
-def _report(
-    checks: Checks,
-    thing: str,
-    distances: dict[str, tuple[str, Distances]] | None = None,
-    shares: dict[str, float] | None = None,
-) -> LeakageReport:
-    verdict = checks.verdict(thing)
+def _report(checks: Checks, unit: str, curves_by_domain: CurvesByDomain) -> LeakageReport:
+    verdict = checks.verdict(unit)
     logger.info("%s", verdict)
     findings = (*checks.leaks, *checks.too_hard, *checks.warnings)
     leaks = bool(checks.leaks)
-    return LeakageReport(leaks, verdict, checks.table(), findings, distances or {}, shares or {})
-
-
-def _shares(checks: Checks, separation: Separation) -> dict[str, float]:
-    """Return the fractions of test cells that the figure shows."""
-    found = {name: row["found"] for name, row in checks.rows.items()}
-    also = " (test and val)" if found["val cells"] and checks.part == "test" else ""
-    held_out = found["test cells"] + found["val cells"]
-    shares = {
-        f"bitwise copies of train{also}": found["duplicate cells"] / held_out,
-        "touch a train cell": separation.touching,
-    }
-    if not math.isnan(found["cells within the range"]):
-        shares["within the range of a train cell"] = separation.within_range
-    return shares
+    return LeakageReport(leaks, verdict, checks.table(), findings, curves_by_domain, checks.shares)
 
 
 def _open(given: Any) -> Any:
@@ -312,13 +292,14 @@ def _open(given: Any) -> Any:
     found = as_dataset(given)
     if "ml4cube_format" not in found.attrs:
         return found
-    # every sample will be read, so refuse a damaged file now
+    # Every sample will be read, so a damaged file is refused now.
     from ml4cube.store.format import open_store
 
     return open_store(given, verify=True)
 
 
 def _label(view: CubeView, name: str) -> xr.DataArray:
+    """Return the label as numbers; refuse another dtype, or dims that the cube lacks."""
     if name not in view.ds:
         raise InvalidValueError(
             f"the cube has no label {name!r}, only {list(view.ds.data_vars)}; call "
@@ -337,6 +318,7 @@ def _label(view: CubeView, name: str) -> xr.DataArray:
 
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
+    """Return the names of the variables to examine."""
     found = view.ds.data_vars
     names = [var] if isinstance(var, str) else var
     if names is None:
@@ -366,11 +348,12 @@ def _part_to_judge(layout: Layout, name: str) -> str:
 
 
 def _is_category(view: CubeView, dim: str) -> bool:
-    """Return True if a dim lists scenarios, bands or the like."""
-    coord = view.ds.coords.get(dim)
-    if coord is None or coord.dtype.kind not in "USO" or hasattr(coord.values.flat[0], "year"):
+    """Return True if a dim lists scenarios, bands or the like, by its name or its texts."""
+    if dim.lower() in _CATEGORIES or dim not in view.ds.coords:
         return dim.lower() in _CATEGORIES
-    return True
+    coord = view.ds.coords[dim]
+    is_date = hasattr(coord.values.flat[0], "year")  # dates of cftime are objects, as texts may be
+    return coord.dtype.kind in "USO" and not is_date
 
 
 def _with_values(
@@ -417,24 +400,26 @@ def _placement(
     cut: list[str],
     ordered: list[str],
 ) -> Placement:
-    gap = layout.gap_on_one_side(axes.time_dim, PARTS[part]) if axes.time_dim else None
+    """Judge whether a part is on one side of train, scattered among it, or chosen by the user."""
     circle = view.lon_circle()
-    one_sided = gap is not None or any(
-        layout.gap_on_one_side(dim, PARTS[part]) is not None
+    gaps: dict[str | None, int | None] = {
+        dim: layout.gap_on_one_side(dim, PARTS[part])
         for dim in ordered
         if not circle or dim != circle.dim  # around the globe, no longitude is on one side
-    )
-    many_pieces = separation.pieces >= _SCATTERED
-    runs = math.prod(starts.size for starts in layout.run_starts.values())
-    ragged = runs >= _FEW_RUNS ** len(cut)
-    stations = axes.station_dim in cut
+    }
+    one_sided = any(gap is not None for gap in gaps.values())
     deliberate = one_sided or made_by in ("assign_region_split", "LeaveRegionOut")
-    scattered = not one_sided and (many_pieces or ragged or stations)
+    many_pieces = separation.pieces >= _SCATTERED_PIECES
+    runs = math.prod(starts.size for starts in layout.run_starts.values())
+    ragged = runs >= _RAGGED_RUNS ** len(cut)
     ragged_in_time = ragged and len(cut) > 1 and axes.time_dim in cut
+    scattered = not one_sided and (many_pieces or ragged)
+    if axes.station_dim in cut:  # the order of stations, and so their pieces, mean nothing
+        scattered = not deliberate
     return Placement(
-        gap=gap,
+        gap=gaps.get(axes.time_dim),
         one_sided=one_sided,
-        scattered=scattered and not (stations and deliberate),
+        scattered=scattered,
         scattered_in_time=not one_sided and (many_pieces or ragged_in_time),
         deliberate=deliberate,
     )

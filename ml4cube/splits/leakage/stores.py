@@ -58,7 +58,7 @@ def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | Non
     from scipy.spatial import KDTree
 
     spec, circle = train.attrs["spec"], _lon_circle(train, held_out)
-    # in units of the window size, samples share cells below a distance of 1, and touch at 1
+    # In units of the window size, samples share cells below a distance of 1, and touch at 1.
     periods = [
         circle.columns / size if circle and circle.dim == dim else 0
         for dim, size in zip(spec["dims"], spec["size"], strict=True)
@@ -156,7 +156,7 @@ def _fingerprints(variables: list[xr.DataArray]) -> tuple[NDArray[Any], NDArray[
             cells = np.sort(words_of(values)[0].reshape(len(values), -1), axis=-1)
             n_values[some] += (cells[:, 1:] != cells[:, :-1]).sum(-1) + 1
         tables.append(table)
-    # join both hashes of a sample to one sortable value
+    # Both hashes of a sample are joined to one sortable value.
     pairs = np.ascontiguousarray(combine(tables)[:, [FIRST, SECOND]])
     prints = pairs.view([("first", np.uint64), ("second", np.uint64)]).ravel()
     return prints, n_values >= _FEWEST_VALUES
