@@ -26,7 +26,7 @@ from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
-from ml4cube.core.split_plan import PARTS, SplitPlan, check_fractions
+from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
@@ -41,7 +41,7 @@ from ml4cube.sampling.rescaling import scaling_of, select_statistics
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.block_sizes import block_sizes, caller_level
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.label import label_lookup, read_recipe
+from ml4cube.splits.label import label_lookup
 from ml4cube.store.format import AXES, MANIFEST
 
 logger = logging.getLogger(__name__)
@@ -157,33 +157,27 @@ class Sampling:
         ds = as_dataset(cube)
         mask = _mask_name(ds, options)
         shape = _shape(ds, options.filter_var)
-        # the mask is not sampled, whether it is applied or not
-        names, left_out = cube_variables(ds, options.filter_var)
-        for name in names:
-            check_decoded(name, ds[name])
-            _check_chunk(name, ds[name].variable, options.max_chunk_mb)
-        if left_out:
-            logger.info("left out: %s", "; ".join(f"{n!r} {why}" for n, why in left_out.items()))
-        if not names:
-            raise InvalidValueError(f"the cube has no data variable to sample, only {list(ds)}")
-        _check_fillable(options.fill_method, {name: ds[name].dtype for name in names})
-        in_spec = {f.name for f in fields(SampleSpec)} & {f.name for f in fields(SamplingOptions)}
-        settings = {name: getattr(options, name) for name in in_spec}
-        settings |= {"filter_var": mask, "scale_fn": scale_fn}
+        names, left_out = _variables(ds, options)
         spec = SampleSpec.parse(
             shape,
             names,
             sample_size=options.sample_size,
+            overlap=options.overlap,
+            array_dims=options.array_dims,
             to_pred=options.to_pred,
+            features=options.features,
+            fill_method=options.fill_method,
             unfilled=options.unfilled,
-            **settings,
+            const=options.const,
+            drop_nan=options.drop_nan,
+            apply_mask=options.apply_mask,
+            drop_sample=options.drop_sample,
+            filter_var=mask,
+            scale_fn=scale_fn,
         )
         if options.callback is None:
             check_targets(spec, names)
-        targets = [name for name in names if name in spec.targets]
-        methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in targets}
-        filled = {name: method for name, method in methods.items() if method is not None}
-        warn_of_filled("to_pred", filled, FILL_FEATURES)
+        _warn_of_filled_targets(ds, spec)
         blocks = Grid.blocks(shape, _size_of_blocks(ds, spec, options.block_size))
         labelled = split_label(ds) is not None
         ds, label = _with_label(ds, spec, options)
@@ -214,16 +208,17 @@ class Sampling:
         """The windows, variables and gap policy of samples."""
         return self.extractor.spec
 
+    def asks_for(self, part: str) -> bool:
+        """Return True if the split should have a part; a label made by hand should have all."""
+        fractions = self.recipe.get("plan", {}).get("fractions")
+        return fractions is None or part in fractions
+
     def lacks(self, part: str) -> bool:
         """Return True if no cell has the label of a part, as far as known without reading."""
-        name, code = self.extractor.label, PARTS[part]
-        if label_lookup(self.ds, name) is None:
-            label = self.ds[name]
-            return label.variable._in_memory and not bool((label.values == code).any())
-        plan, *_ = read_recipe(self.recipe)
-        if isinstance(plan, SplitPlan):
-            return code not in plan.labels
-        return part not in dict(plan.fractions)
+        label = self.ds[self.extractor.label]
+        if label_lookup(self.ds, self.extractor.label) is not None:
+            return not self.asks_for(part)
+        return label.variable._in_memory and not bool((label.values == PARTS[part]).any())
 
     def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
         """Return the scaling of every variable, in every cell of the cube."""
@@ -280,6 +275,21 @@ def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
     if empty := [dim for dim, n in shape.items() if n == 0]:
         raise InvalidValueError(f"the cube has no cells along {empty}")
     return shape
+
+
+def _variables(ds: xr.Dataset, options: SamplingOptions) -> tuple[list[str], dict[str, str]]:
+    """Return the variables to sample, checked, and why others are left out."""
+    # the mask is not sampled, whether it is applied or not
+    names, left_out = cube_variables(ds, options.filter_var)
+    for name in names:
+        check_decoded(name, ds[name])
+        _check_chunk(name, ds[name].variable, options.max_chunk_mb)
+    if left_out:
+        logger.info("left out: %s", "; ".join(f"{n!r} {why}" for n, why in left_out.items()))
+    if not names:
+        raise InvalidValueError(f"the cube has no data variable to sample, only {list(ds)}")
+    _check_fillable(options.fill_method, {name: ds[name].dtype for name in names})
+    return names, left_out
 
 
 def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
@@ -425,6 +435,13 @@ def _canonical_ids(grid: Grid) -> NDArray[np.int64]:
     counts = dict(zip(grid.dims, grid.counts, strict=True))
     ids = np.arange(len(grid)).reshape([counts[dim] for dim in dims])
     return ids.transpose([dims.index(dim) for dim in grid.dims]).reshape(-1)
+
+
+def _warn_of_filled_targets(ds: xr.Dataset, spec: SampleSpec) -> None:
+    targets = [name for name in spec.variables if name in spec.targets]
+    methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in targets}
+    filled = {name: method for name, method in methods.items() if method is not None}
+    warn_of_filled("to_pred", filled, FILL_FEATURES, stacklevel=5)
 
 
 def _warn_of_unmasked_targets(targets: Iterable[str], mask: str, ds: xr.Dataset) -> None:
