@@ -22,8 +22,8 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
-from ml4cube.sampling.counting import Schema, count_tiles, count_train_cells, same_schema
-from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor
+from ml4cube.sampling.counting import count_tiles, count_train_cells, same_schema
+from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
 from ml4cube.sampling.workers import TaskEngine
@@ -133,8 +133,8 @@ def make_plan(
     extractor, dtypes = sampling.extractor, sampling.reader.dtypes
     if sampling.spec.fills_from_train:
         extractor = replace(extractor, fill=fill_statistics(sampling, engine, tiles_per_task))
-    sparing = sparing and not makes_samples(sampling)
-    if sparing:
+    looks_at_samples = makes_samples(sampling) or not sparing
+    if not looks_at_samples:
         reader = sampling.reader.only(extractor.outcome_variables(dtypes))
         sampling = replace(sampling, reader=reader)
     ids_by_task = _divide(len(extractor.tiles), sampling, tiles_per_task)
@@ -144,7 +144,7 @@ def make_plan(
     schema: Schema | None = None
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
-    shared = extractor, sampling.reader.shared(), not sparing
+    shared = extractor, sampling.reader.shared(), looks_at_samples
     for results in _in_order(engine.run(count_tiles, shared, tasks)):
         for result in results:
             counts[result.id] = result.outcomes
@@ -166,7 +166,7 @@ def make_plan(
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
     if statistics is None:
-        statistics = Statistics.empty([] if sparing else floats, part="train")
+        statistics = Statistics.empty(floats if looks_at_samples else [], part="train")
     # attributes name the gaps of the source's values, not of those that a callback makes
     for name in statistics if extractor.callback is None else ():
         if name in sampling.ds:

@@ -32,11 +32,10 @@ from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import ComputedSource, CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables, split_label
-from ml4cube.preprocessing.cubes import check_decoded
+from ml4cube.preprocessing.cubes import check_decoded, present_mask
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.sampling.cf_encoding import axis_of, origin_name
-from ml4cube.sampling.counting import Schema
-from ml4cube.sampling.extractor import Callback, Extractor, UsedBlocks, tiling
+from ml4cube.sampling.extractor import Callback, Extractor, Schema, UsedBlocks, tiling
 from ml4cube.sampling.rescaling import scaling_of, select_statistics
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.block_sizes import block_sizes, caller_level
@@ -253,21 +252,18 @@ def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
 
 
 def _mask_name(ds: xr.Dataset, options: SamplingOptions) -> str | None:
-    """Return the mask to read, if there is one; a name other than the default must exist."""
-    name = options.filter_var
-    exists = name in ds.variables
+    """Return the name of the mask to read, if any."""
+    mask = present_mask(ds.variables, options.filter_var)
     is_required = options.drop_nan == "masked"
-    if not exists and name not in (None, "filter_mask"):
-        raise InvalidValueError(f"unknown filter_var={name!r}; the cube has {list(ds.variables)}")
-    if not exists and is_required:
+    if mask is None and is_required:
         raise InvalidValueError(
-            f"drop_nan='masked' needs a mask, and the cube has no variable {name!r}; name one by "
-            "filter_var, or make one with assign_mask"
+            f"drop_nan='masked' needs a mask, and the cube has no variable {options.filter_var!r}; "
+            "name one by filter_var, or make one with assign_mask"
         )
-    if not exists or not (options.apply_mask or is_required):
+    if mask is None or not (options.apply_mask or is_required):
         return None
-    check_mask(f"filter_var={name!r}", ds[name].dtype)
-    return name
+    check_mask(f"filter_var={mask!r}", ds[mask].dtype)
+    return mask
 
 
 def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
