@@ -17,10 +17,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.missing import find_gaps
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import not_data
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.cubes import SAMPLES
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     dropped = {name: numbers[name] for name in REASONS.values() if numbers.get(name)}
     kept = numbers["total"] - sum(dropped.values())
     # pieces with equal counts, which xarray does not add up, were joined
-    if are_of_samples and result.sizes.get(SAMPLES, 0) > kept:
+    if are_of_samples and result.sizes.get(SAMPLE_DIM, 0) > kept:
         return {}
     return {"total": numbers["total"], "kept": kept, **dropped, **filled}
 
@@ -134,7 +134,7 @@ def drop_samples(cube: xr.Dataset, codes: NDArray[Any]) -> xr.Dataset:
         if dropped := int((codes == code).sum()):
             counts[name] = counts.get(name, 0) + dropped
             logger.info("dropped %d of %d samples: %s", dropped, codes.size, name)
-    return with_counts(cube.isel({SAMPLES: np.flatnonzero(codes == KEPT)}), counts)
+    return with_counts(cube.isel({SAMPLE_DIM: np.flatnonzero(codes == KEPT)}), counts)
 
 
 def with_codes(cube: xr.Dataset, codes: xr.Variable, counted: str) -> xr.Dataset:
@@ -153,7 +153,7 @@ def with_codes(cube: xr.Dataset, codes: xr.Variable, counted: str) -> xr.Dataset
 
 def variable_to_count(cube: xr.Dataset, names: Sequence[str], mask: str | None) -> str | None:
     """Return the largest variable with all dims of the given ones and the mask, if any."""
-    dims = _all_sizes(*(cube.variables.get(name) for name in (*names, mask))).keys()
+    dims = {dim for name in {*names, mask} & {*cube.variables} for dim in cube[name].dims}
     others = not_data(cube, mask)
     candidates = [
         str(name)
@@ -164,16 +164,6 @@ def variable_to_count(cube: xr.Dataset, names: Sequence[str], mask: str | None) 
     return max(candidates, key=lambda name: (cube[name].ndim, cube[name].size), default=None)
 
 
-def _all_sizes(*variables: xr.Variable | None) -> dict[Hashable, int]:
-    """Return the sizes of all dims of some variables."""
-    return {dim: n for one in variables if one is not None for dim, n in one.sizes.items()}
-
-
-def mask_codes(mask: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Return the reason code of each cell of a variable by a mask alone."""
-    return ~cubes.any_over_other_dims(mask, variable.dims) * np.uint8(MASK)
-
-
 def gap_codes(
     variables: Sequence[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
@@ -181,40 +171,26 @@ def gap_codes(
     # one by one, because windows of samples may have different dims
     each = (_gap_codes(variable, mask, mode, samples) for variable in variables)
     combine: Callable[..., xr.Variable] = np.minimum if mode == "if_all_nan" else np.maximum
-    return functools.reduce(combine, each)
+    codes = functools.reduce(combine, each)
+    return codes if samples is None else cubes.broadcast_to(codes, {SAMPLE_DIM: samples})
 
 
 def _gap_codes(
     variable: xr.Variable, mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
     """Return the reason codes by the gaps of one variable."""
-    if samples is None:
-        outer, window = _all_sizes(variable, mask), {}
-    else:
-        outer = {SAMPLES: samples}
-        window = {dim: n for dim, n in variable.sizes.items() if dim != SAMPLES}
-    inputs = [read_in_blocks(variable), *([] if mask is None else [mask])]
-    codes: xr.Variable = xr.apply_ufunc(
-        _gap_codes_of_block,
-        *(cubes.broadcast_to(one, outer | window) for one in inputs),
-        input_core_dims=[list(window)] * len(inputs),
-        kwargs={"mode": mode, "window": len(window)},
-        dask="parallelized",
-        dask_gufunc_kwargs={"allow_rechunk": True},
-        output_dtypes=[np.uint8],
+    gaps: xr.Variable = xr.apply_ufunc(
+        find_gaps, read_in_blocks(variable), dask="parallelized", output_dtypes=[np.bool_]
     )
-    return codes
-
-
-def _gap_codes_of_block(
-    values: NDArray[Any], mask: NDArray[np.bool_] | None = None, *, mode: str, window: int
-) -> NDArray[np.uint8]:
-    """Return the reason codes of one block, whose last dims are the window."""
-    window_axes = tuple(range(values.ndim - window, values.ndim))
-    gaps = find_gaps(values)
     if mask is not None:
-        in_mask = mask.any(window_axes)
-        has_gap = (gaps & mask).any(window_axes)
-        return np.where(in_mask, has_gap * GAP, MASK).astype(np.uint8)
-    dropped = gaps.all(window_axes) if mode == "if_all_nan" else gaps.any(window_axes)
-    return np.asarray(dropped * GAP, np.uint8)
+        gaps = gaps & mask
+    kept_dims = gaps.dims if samples is None else [SAMPLE_DIM]
+    if mode == "if_all_nan":
+        return ~cubes.any_over_other_dims(~gaps, kept_dims) * np.uint8(GAP)
+    codes = cubes.any_over_other_dims(gaps, kept_dims) * np.uint8(GAP)
+    return codes if mask is None else codes + mask_codes(mask, kept_dims)
+
+
+def mask_codes(mask: xr.Variable, dims: Sequence[Hashable]) -> xr.Variable:
+    """Return the reason code of each cell along some dims by a mask alone."""
+    return ~cubes.any_over_other_dims(mask, dims) * np.uint8(MASK)

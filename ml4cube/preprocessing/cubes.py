@@ -20,8 +20,6 @@ from ml4cube.cube.variables import not_data, split_label
 logger = logging.getLogger(__name__)
 
 Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
-#: Dim along which a Dataset holds samples.
-SAMPLES = "samples"
 
 
 def check_cube(ds: object) -> None:

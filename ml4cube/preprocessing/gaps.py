@@ -37,6 +37,7 @@ from ml4cube.core.missing import (
     find_gaps,
     set_gaps,
 )
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.statistics import VariableStatistics, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
@@ -54,7 +55,6 @@ from ml4cube.preprocessing.counts import (
     with_codes,
     with_counts,
 )
-from ml4cube.preprocessing.cubes import SAMPLES
 from ml4cube.preprocessing.samples import as_cube, like_given
 from ml4cube.preprocessing.statistics import Statistics
 
@@ -197,9 +197,9 @@ def apply_filter(
         return like_given(cube, ds)
     mask = cubes.as_flags(cube.variables[mask_name])
     data = data_variables(cube, exclude=[mask_name])
-    if SAMPLES in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
-        in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLES]).values
-        codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLES]), KEPT, MASK)
+    if SAMPLE_DIM in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
+        in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLE_DIM]).values
+        codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLE_DIM]), KEPT, MASK)
         return like_given(drop_samples(cube, codes), ds)
     for name in data:
         cubes.check_decoded(name, cube[name])
@@ -207,9 +207,9 @@ def apply_filter(
         name: _with_gaps(cube[name], ~cubes.broadcast_to(mask, cube[name].sizes)) for name in data
     }
     result = cubes.with_arrays(cube, masked)
-    if SAMPLES not in cube.dims:
+    if SAMPLE_DIM not in cube.dims:
         counted = max(data, key=lambda name: cube[name].size, default=mask_name)
-        result = with_codes(result, mask_codes(mask, cube.variables[counted]), counted)
+        result = with_codes(result, mask_codes(mask, cube[counted].dims), counted)
     return like_given(result, ds)
 
 
@@ -291,8 +291,8 @@ def drop_nan_values(
         return like_given(cube, ds)
     mask = None if mask_name is None else cubes.as_flags(cube.variables[mask_name])
     variables = [cube.variables[name] for name in gap_variables]
-    if SAMPLES in cube.dims:
-        codes = gap_codes(variables, mask, mode, cube.sizes[SAMPLES])
+    if SAMPLE_DIM in cube.dims:
+        codes = gap_codes(variables, mask, mode, cube.sizes[SAMPLE_DIM])
         return like_given(drop_samples(cube, codes.values), ds)
     counted = variable_to_count(cube, gap_variables, mask_name)
     if counted is None:
@@ -328,15 +328,12 @@ def _gap_variables(
 
 def _drop_cells(cube: xr.Dataset, data: Iterable[str], codes: xr.Variable) -> xr.Dataset:
     """Turn the cells whose reason code is not `KEPT` into gaps of every float with their dims."""
-    with_cells = [
-        name
-        for name in data
-        if set(codes.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
-    ]
-    for name in with_cells:
+    floats = [name for name in data if cube[name].dtype.kind == "f"]
+    affected = [name for name in floats if set(codes.dims) <= set(cube[name].dims)]
+    for name in affected:
         check_numpy(f"variable {name!r}", cube[name].dtype)
-    dropped = {name: _with_gaps(cube[name], codes != KEPT) for name in with_cells}
-    return cubes.with_arrays(cube, dropped)
+    with_gaps = {name: _with_gaps(cube[name], codes != KEPT) for name in affected}
+    return cubes.with_arrays(cube, with_gaps)
 
 
 def fill_nan_values(
@@ -496,7 +493,7 @@ def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Da
 
 def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
     """Fill one variable of a cube."""
-    window = [dim for dim in array.dims if dim != SAMPLES] if SAMPLES in array.dims else []
+    window = [dim for dim in array.dims if dim != SAMPLE_DIM] if SAMPLE_DIM in array.dims else []
     inputs = [array]
     if options["method"] == "noise":
         inputs.append(_positions(array))
