@@ -951,10 +951,7 @@ def test_fill_values_that_were_not_decoded_are_refused(
         pp.get_statistics(integers)
 
 
-def test_counts_stay_where_larger_variables_are_put_beside() -> None:
+def test_filled_cells_stay_counted_when_cells_are_dropped() -> None:
     small = xr.Dataset({"h": (("y", "x"), np.array([[1.0, np.nan], [3.0, 4.0]]))})
     done = pp.drop_nan_values(pp.fill_nan_values(small, ["h"], "constant", 0).where(small.h > 1))
-    counts = pp.accounting(done)
-    assert counts == {"total": 4, "kept": 2, "gap": 2, "filled": 1}
-    with_series = done.assign(t=(("t", "y", "x"), np.ones((3, 2, 2))))
-    assert pp.accounting(with_series) == counts
+    assert pp.accounting(done) == {"total": 4, "kept": 2, "gap": 2, "filled": 1}
