@@ -494,6 +494,8 @@ def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Da
 def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
     """Fill one variable of a cube."""
     window = [dim for dim in array.dims if dim != SAMPLE_DIM] if SAMPLE_DIM in array.dims else []
+    if not window and options["method"] == "sample_mean":
+        options = {**options, "method": "mean"}  # a single cell has no mean of its own
     inputs = [array]
     if options["method"] == "noise":
         inputs.append(_positions(array))
@@ -502,7 +504,7 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
         *inputs,
         input_core_dims=[window] * len(inputs),
         output_core_dims=[window],
-        kwargs={"window": len(window), **options},
+        kwargs=options,
         dask="parallelized",
         dask_gufunc_kwargs={"allow_rechunk": True},
         output_dtypes=[array.dtype],
@@ -513,18 +515,10 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
 
 
 def _fill_block(
-    values: NDArray[Any],
-    positions: NDArray[np.uint64] | None = None,
-    *,
-    window: int,
-    **options: Any,
+    values: NDArray[Any], positions: NDArray[np.uint64] | None = None, **options: Any
 ) -> NDArray[Any]:
-    """Fill one block of cells or samples, of any number of outer dims."""
-    shape = values.shape
-    flat = (-1, *shape[len(shape) - window :])
-    placed = None if positions is None else positions.reshape(flat)
-    filled: NDArray[Any] = fill_gaps(values.reshape(flat), positions=placed, **options)
-    return filled.reshape(shape)
+    """Fill one block of cells, or of samples (samples, *window)."""
+    return fill_gaps(values, positions=positions, **options)
 
 
 def _positions(array: xr.DataArray) -> xr.DataArray:

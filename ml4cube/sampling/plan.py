@@ -167,10 +167,10 @@ def make_plan(
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
     if statistics is None:
         statistics = Statistics.empty(floats if looks_at_samples else [], part="train")
-    # attributes name the gaps of the source's values, not of those that a callback makes
-    for name in statistics if extractor.callback is None else ():
-        if name in sampling.ds:
-            check_no_fill_value(name, statistics[name], sampling.ds[name])
+    # attributes name the fill value of the source, not of what a callback makes
+    from_source = [] if extractor.callback else [n for n in statistics if n in sampling.ds]
+    for name in from_source:
+        check_no_fill_value(name, statistics[name], sampling.ds[name])
     if sampling.given is not None:
         statistics = select_statistics(sampling.given, floats)
     return extractor, SamplePlan(

@@ -313,7 +313,8 @@ def source_chunks(variable: xr.Variable) -> dict[str, int]:
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
     """Refuse to fill variables by name that are not numbers; integers have no gaps."""
-    for name, method in fill_method.items() if isinstance(fill_method, Mapping) else ():
+    methods = fill_method if isinstance(fill_method, Mapping) else {}
+    for name, method in methods.items():
         if method is not None and name in dtypes and dtypes[name].kind not in "fiub":
             raise InvalidTypeError(
                 f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
