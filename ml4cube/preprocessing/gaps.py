@@ -208,6 +208,7 @@ def apply_filter(
     }
     result = cubes.with_arrays(cube, masked)
     if SAMPLE_DIM not in cube.dims:
+        # a mask applies to every variable, so the largest one has all the cells to count
         counted = max(data, key=lambda name: cube[name].size, default=mask_name)
         result = with_codes(result, mask_codes(mask, cube[counted].dims), counted)
     return like_given(result, ds)

@@ -144,7 +144,7 @@ class Sampling:
     blocks: Grid
     # Whether the cube came with its label.
     labelled: bool = False
-    # The argument `statistics`: to scale by these, instead of those of the train samples.
+    # To scale by, from the argument `statistics`; None for those of the train samples.
     given: Statistics | None = None
 
     @classmethod
@@ -267,6 +267,7 @@ def _mask_name(ds: xr.Dataset, options: SamplingOptions) -> str | None:
 
 
 def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
+    """Return the cells of the cube along each dim; refuse a cube without cells."""
     shape = {dim: ds.sizes[dim] for dim in cube_dims(ds, filter_var)}
     if empty := [dim for dim, n in shape.items() if n == 0]:
         raise InvalidValueError(f"the cube has no cells along {empty}")
@@ -348,14 +349,16 @@ def _size_of_blocks(
     chunks = _chunks(ds, spec.variables)
     if chunks:
         return {dim: min(chunks.get(dim, n), n) for dim, n in shape.items()}
-    per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
+    blocks_per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
     sizes = {}
     for dim, n, window in zip(spec.dims, spec.shape, spec.size, strict=True):
-        sizes[dim] = min(window * max(1, round(n / per_dim / window)), n)
+        windows_per_block = max(1, round(n / blocks_per_dim / window))
+        sizes[dim] = min(window * windows_per_block, n)
     return sizes
 
 
 def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
+    """Return the largest chunk of some variables along each dim; nothing if none is chunked."""
     chunks: dict[str, int] = {}
     for name in names:
         for dim, n in source_chunks(ds[name].variable).items():

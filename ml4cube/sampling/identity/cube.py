@@ -110,6 +110,7 @@ def _of_dask(array: Any, state: State) -> str | None:
 
 
 def _location_in_zarr(stored: Any, state: State) -> str | None:
+    """Describe where a zarr array lies; None in memory and in stores that are not known."""
     from zarr.storage import FsspecStore, LocalStore
 
     store, location = stored.store, None
