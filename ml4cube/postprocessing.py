@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError
-from ml4cube.core.statistics import Statistics, offset_and_scale, unscale_values
-from ml4cube.preprocessing.rescaling import rescale, rescale_array
-
-# Of each variable: [mean, std], [min, max], or its statistics.
-NumberPairs = Mapping[str, Sequence[float]] | Statistics
+from ml4cube.core.statistics import offset_and_scale, unscale_values
+from ml4cube.preprocessing.rescaling import Pairs, rescale, rescale_array
 
 
-def undo_standardizing(x: Any, xmean: float | NumberPairs, xstd: float | None = None) -> Any:
+def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) -> Any:
     """Undo `standardize`: ``x * std + mean``.
 
     Parameters
@@ -50,7 +47,7 @@ def undo_standardizing(x: Any, xmean: float | NumberPairs, xstd: float | None = 
     return _undo(x, xmean, xstd, ("xmean", "xstd"), "standardize")
 
 
-def undo_normalizing(x: Any, xmin: float | NumberPairs, xmax: float | None = None) -> Any:
+def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> Any:
     """Undo `normalize`: ``x * (max - min) + min``.
 
     Parameters

@@ -24,7 +24,7 @@ from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreE
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.postprocessing import undo_standardizing
 from ml4cube.prediction import predict_cube
-from ml4cube.preprocessing import CubeScaler, get_statistics
+from ml4cube.preprocessing import CubeScaler, accounting, drop_nan_values, get_statistics
 from ml4cube.splits.cube import CubeView
 from ml4cube.store.format import StoreMetadata
 from ml4cube.training.ranks.dist import launch
@@ -483,6 +483,12 @@ def test_bounds_and_grid_mapping_are_kept_however_the_cube_was_opened(tmp_path):
         assert (result.time.attrs["bounds"], result.t.attrs["grid_mapping"]) == ("time_bnds", "crs")
         assert (result.time_bnds.values == cube.time_bnds.values).all()
         assert "crs" in result.variables
+
+
+def test_what_was_dropped_from_the_cube_is_not_counted_for_the_prediction():
+    cube = drop_nan_values(cell_id_cube({"time": 2, "lat": 3}, gaps=0.3))
+    assert accounting(cube)["gap"] > 0
+    assert set(predict_cube(IDENTITY, cube).coords) == {"time", "lat"}
 
 
 def test_coordinates_with_plain_names_get_what_cf_asks_for():

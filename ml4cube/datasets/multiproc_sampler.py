@@ -409,7 +409,7 @@ class MultiProcSampler:
                     self.sampling,
                     engine,
                     self.targets,
-                    batch=self._options.chunk_batch,
+                    tiles_per_task=self._options.chunk_batch,
                     note=stage.update,
                     missing_chunks=self._options.missing_chunks,
                 )

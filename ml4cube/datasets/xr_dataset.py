@@ -214,7 +214,7 @@ class XrDataset:
         """Read the samples of the blocks used, with their origins and their parts."""
         extractor, ids = self._sampling.extractor, self._block_ids()
         if self._sampling.spec.fills_from_train:
-            extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
+            extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess()))
         used = self._used_blocks(extractor, ids)
         found = set().union(*(block.parts for block in used))
         empty = [part for part in self._needed_parts if PARTS[part] not in found]

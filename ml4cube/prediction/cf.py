@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.cube.variables import cube_dims
+from ml4cube.preprocessing.counts import is_count
 from ml4cube.sampling.cf_encoding import as_json, as_texts, in_numpy_dtype
 
 CONVENTIONS = "CF-1.11"
@@ -53,7 +54,7 @@ def empty_prediction(
     coords = {
         name: _in_memory(coord.variable)
         for name, coord in cube.coords.items()
-        if set(coord.dims) <= set(dims)
+        if set(coord.dims) <= set(dims) and not is_count(name)
     }
     for name, coord in coords.items():
         if not coord.attrs.keys() & {"standard_name", "units", "axis"}:

@@ -20,8 +20,6 @@ from ml4cube.cube.variables import not_data, split_label
 logger = logging.getLogger(__name__)
 
 Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
-#: Dim along which a Dataset holds samples.
-SAMPLES = "samples"
 
 
 def check_cube(ds: object) -> None:
@@ -62,9 +60,10 @@ def only_data(
 def present_mask(names: Iterable[Any], filter_var: str | None) -> str | None:
     """Return the name of the mask if it is present; refuse an unknown name but the default."""
     names = list(names)
-    if filter_var == roles.FILTER_VAR and filter_var not in names:
+    is_missing_default = filter_var == roles.FILTER_VAR and filter_var not in names
+    if filter_var is None or is_missing_default:
         return None
-    check_known("filter_var", [] if filter_var is None else [filter_var], names)
+    check_known("filter_var", [filter_var], names)
     return filter_var
 
 

@@ -38,7 +38,7 @@ class FieldOptions:
     weighting: str | None
     weights: Mapping[str, xr.Variable]
     has_histogram: bool
-    # Coordinate values of the cube's dims.
+    # Coordinate values of the cube's dims, and the groups of the climatology.
     labels: Mapping[str, NDArray[Any]]
 
     @classmethod
@@ -67,6 +67,7 @@ class FieldOptions:
             if bool(cube[time_dim].isnull().any()):
                 raise InvalidValueError(f"{time_dim!r} has missing dates; drop those steps")
             groups = xr.Variable((time_dim,), group_numbers(labels[time_dim], by))
+            labels[by] = GROUPS[by]
         return cls(
             dims=dims,
             by=by,
@@ -115,13 +116,10 @@ def field_statistics(
                 if str(index) in histograms:
                     histogram = histograms[str(index)][1].merge(histogram)
                 histograms[str(index)] = index, histogram
-    labels = dict(options.labels)
-    if reduction.has_groups:
-        labels[str(options.by)] = GROUPS[str(options.by)]
     statistics = FieldStatistics(
         *total,
         dims=tuple(reduction.sizes),
-        labels={dim: labels[dim] for dim in reduction.sizes if dim in labels},
+        labels={dim: options.labels[dim] for dim in reduction.sizes if dim in options.labels},
         weighting=options.weighting,
     )
     if bins is None:
@@ -149,9 +147,11 @@ class _Reduction:
         kept = tuple(d for d in dims if options.dims is not None and d not in options.dims)
         sizes = {dim: variable.sizes[dim] for dim in kept}
         time_axis = None
-        if options.groups is not None and options.groups.dims[0] in dims:
-            time_axis = dims.index(str(options.groups.dims[0]))
-            sizes = {str(options.by): len(GROUPS[str(options.by)]), **sizes}
+        if options.by is not None and options.groups is not None:
+            (time_dim,) = options.groups.dims
+            if time_dim in dims:
+                time_axis = dims.index(str(time_dim))
+                sizes = {options.by: len(options.labels[options.by]), **sizes}
         return cls(dims, kept, time_axis, sizes)
 
     @property

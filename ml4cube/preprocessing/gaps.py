@@ -37,6 +37,7 @@ from ml4cube.core.missing import (
     find_gaps,
     set_gaps,
 )
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.statistics import VariableStatistics, check_decoded, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
@@ -45,16 +46,15 @@ from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
     KEPT,
     MASK,
-    Stage,
-    add_dropped_samples,
+    drop_samples,
     gap_codes,
     mask_codes,
+    read_codes,
     read_counts,
     variable_to_count,
+    with_codes,
     with_counts,
-    with_stage_counts,
 )
-from ml4cube.preprocessing.cubes import SAMPLES
 from ml4cube.preprocessing.samples import as_cube, like_given
 from ml4cube.preprocessing.statistics import Statistics
 
@@ -197,20 +197,20 @@ def apply_filter(
         return like_given(cube, ds)
     mask = cubes.as_flags(cube.variables[mask_name])
     data = data_variables(cube, exclude=[mask_name])
-    if SAMPLES in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
-        in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLES]).values
-        codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLES]), KEPT, MASK)
-        return like_given(_drop_samples(cube, codes), ds)
+    if SAMPLE_DIM in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
+        in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLE_DIM]).values
+        codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLE_DIM]), KEPT, MASK)
+        return like_given(drop_samples(cube, codes), ds)
     for name in data:
         check_decoded(name, cube[name])
     masked = {
         name: _with_gaps(cube[name], ~cubes.broadcast_to(mask, cube[name].sizes)) for name in data
     }
     result = cubes.with_arrays(cube, masked)
-    if SAMPLES not in cube.dims:
+    if SAMPLE_DIM not in cube.dims:
+        # a mask applies to every variable, so the largest one has all the cells to count
         counted = max(data, key=lambda name: cube[name].size, default=mask_name)
-        stage = Stage(gap_variables=[], mode="masked", mask=mask_name, counted=counted)
-        result = with_stage_counts(result, cube, stage, mask_codes(mask, cube.variables[counted]))
+        result = with_codes(result, mask_codes(mask, cube[counted].dims), counted)
     return like_given(result, ds)
 
 
@@ -224,13 +224,6 @@ def _with_gaps(array: xr.DataArray, cells: xr.Variable) -> Any:
         output_dtypes=[array.dtype if array.dtype.kind in "fcmM" else scaled_dtype(array.dtype)],
         keep_attrs="override",
     )
-
-
-def _drop_samples(cube: xr.Dataset, codes: NDArray[Any]) -> xr.Dataset:
-    """Drop the samples whose reason code is not `KEPT`; add to the counts of the Dataset."""
-    earlier = {name: int(count.values) for name, count in read_counts(cube)[0].items()}
-    kept = cube.isel({SAMPLES: np.flatnonzero(codes == KEPT)})
-    return with_counts(kept, add_dropped_samples(earlier, codes))
 
 
 def drop_nan_values(
@@ -299,9 +292,9 @@ def drop_nan_values(
         return like_given(cube, ds)
     mask = None if mask_name is None else cubes.as_flags(cube.variables[mask_name])
     variables = [cube.variables[name] for name in gap_variables]
-    if SAMPLES in cube.dims:
-        codes = gap_codes(variables, mask, mode, cube.sizes[SAMPLES])
-        return like_given(_drop_samples(cube, codes.values), ds)
+    if SAMPLE_DIM in cube.dims:
+        codes = gap_codes(variables, mask, mode, cube.sizes[SAMPLE_DIM])
+        return like_given(drop_samples(cube, codes.values), ds)
     counted = variable_to_count(cube, gap_variables, mask_name)
     if counted is None:
         dims = {name: cube[name].dims for name in filter(None, [*gap_variables, mask_name])}
@@ -309,9 +302,8 @@ def drop_nan_values(
             f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
             "one grid in vars, and call once for each grid"
         )
-    stage = Stage(gap_variables, mode, mask_name, counted)
     codes = gap_codes(variables, mask, mode, None)
-    return like_given(_drop_cells(cube, data, stage, codes), ds)
+    return like_given(with_codes(_drop_cells(cube, data, codes), codes, counted), ds)
 
 
 def _gap_variables(
@@ -335,19 +327,14 @@ def _gap_variables(
     return [name for name in data if name in listed]
 
 
-def _drop_cells(
-    cube: xr.Dataset, data: Iterable[str], stage: Stage, codes: xr.Variable
-) -> xr.Dataset:
+def _drop_cells(cube: xr.Dataset, data: Iterable[str], codes: xr.Variable) -> xr.Dataset:
     """Turn the cells whose reason code is not `KEPT` into gaps of every float with their dims."""
-    with_cells = [
-        name
-        for name in data
-        if set(codes.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
-    ]
-    for name in with_cells:
+    floats = [name for name in data if cube[name].dtype.kind == "f"]
+    affected = [name for name in floats if set(codes.dims) <= set(cube[name].dims)]
+    for name in affected:
         check_numpy(f"variable {name!r}", cube[name].dtype)
-    dropped = {name: _with_gaps(cube[name], codes != KEPT) for name in with_cells}
-    return with_stage_counts(cubes.with_arrays(cube, dropped), cube, stage, codes)
+    with_gaps = {name: _with_gaps(cube[name], codes != KEPT) for name in affected}
+    return cubes.with_arrays(cube, with_gaps)
 
 
 def fill_nan_values(
@@ -485,13 +472,12 @@ def _without_dims(name: str, statistics: Mapping[str, VariableStatistics]) -> Va
 
 def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Dataset:
     """Fill variables by the options of `fill_gaps`, lazily if they are lazy; count filled cells."""
-    lazy_counts, stages = read_counts(cube)
-    if lazy_counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
+    if read_codes(cube) is not None:
         logger.warning(
             "cells that drop_nan_values or apply_filter dropped are gaps, which are filled too; "
             "fill before dropping, or cut samples first"
         )
-    counts = {name: count.data for name, count in lazy_counts.items()}
+    counts = {name: count.data for name, count in read_counts(cube).items()}
     filled = {}
     for name in options:
         array = read_in_blocks(cube[name])
@@ -503,12 +489,14 @@ def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Da
         # it is not known yet whether a lazy one has gaps
         if array.chunks is not None or gaps.any():
             filled[name].attrs[FILLED_ATTR] = options[name]["method"]
-    return with_counts(cubes.with_arrays(cube, filled), counts, stages)
+    return with_counts(cubes.with_arrays(cube, filled), counts)
 
 
 def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
     """Fill one variable of a cube."""
-    window = [dim for dim in array.dims if dim != SAMPLES] if SAMPLES in array.dims else []
+    window = [dim for dim in array.dims if dim != SAMPLE_DIM] if SAMPLE_DIM in array.dims else []
+    if not window and options["method"] == "sample_mean":
+        options = {**options, "method": "mean"}  # a single cell has no mean of its own
     inputs = [array]
     if options["method"] == "noise":
         inputs.append(_positions(array))
@@ -517,7 +505,7 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
         *inputs,
         input_core_dims=[window] * len(inputs),
         output_core_dims=[window],
-        kwargs={"window": len(window), **options},
+        kwargs=options,
         dask="parallelized",
         dask_gufunc_kwargs={"allow_rechunk": True},
         output_dtypes=[array.dtype],
@@ -528,18 +516,10 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
 
 
 def _fill_block(
-    values: NDArray[Any],
-    positions: NDArray[np.uint64] | None = None,
-    *,
-    window: int,
-    **options: Any,
+    values: NDArray[Any], positions: NDArray[np.uint64] | None = None, **options: Any
 ) -> NDArray[Any]:
-    """Fill one block of cells or samples, of any number of outer dims."""
-    shape = values.shape
-    flat = (-1, *shape[len(shape) - window :])
-    placed = None if positions is None else positions.reshape(flat)
-    filled: NDArray[Any] = fill_gaps(values.reshape(flat), positions=placed, **options)
-    return filled.reshape(shape)
+    """Fill one block of cells, or of samples (samples, *window)."""
+    return fill_gaps(values, positions=positions, **options)
 
 
 def _positions(array: xr.DataArray) -> xr.DataArray:

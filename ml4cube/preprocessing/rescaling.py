@@ -156,26 +156,28 @@ def _entries_of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.
             f"the samples of {name!r} were scaled by statistics along {[s[0] for s in stored]}, "
             f"got statistics of shape {shape}; use those of the store (StoreMetadata.of(...))"
         )
+    # the dim of the window that lies along a dim of the statistics, "" if none does, and its cells
+    windows = [(str(entry[2]), int(entry[3])) for entry in stored]
     result = []
-    for (dim, entry_of_cell), (*_, window_dim, window), entries in zip(
-        decode_entries(stored), stored, shape, strict=True
+    for (dim, entry_of_cell), (window_dim, window), n_entries in zip(
+        decode_entries(stored), windows, shape, strict=True
     ):
         index = array.coords.get(f"{dim}_index")
         if index is None or (window_dim and array.sizes.get(window_dim) != window):
+            whole_window = f" and all {window} cells along {window_dim!r}" if window_dim else ""
             raise InvalidValueError(
                 f"the origins of the samples of {name!r} along {dim!r} are unknown: they need the "
-                f"coordinate '{dim}_index'"
-                f"{f' and all {window} cells along {window_dim!r}' * bool(window_dim)}; undo the "
-                "scaling before you select or rename"
+                f"coordinate '{dim}_index'{whole_window}; undo the scaling before you select or "
+                "rename"
             )
         cells = index.variable
         if window_dim:
             cells = cells + xr.Variable((window_dim,), np.arange(window))
         found = entry_of_cell[np.asarray(cells.values, np.intp)]
-        if found.size and found.max() >= entries:
+        if found.size and found.max() >= n_entries:
             raise InvalidValueError(
                 f"the samples of {name!r} were scaled by other statistics, longer than "
-                f"{entries} along {dim!r}; use those of the store (StoreMetadata.of(...))"
+                f"{n_entries} along {dim!r}; use those of the store (StoreMetadata.of(...))"
             )
         result.append(xr.Variable(cells.dims, found))
     return result

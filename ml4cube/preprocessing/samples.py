@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.missing import masked_to_gaps
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.opening import as_dataset
 from ml4cube.preprocessing import cubes
@@ -75,7 +76,7 @@ def _dims(shape: tuple[int, ...]) -> list[str]:
     """Return names of dims, the same for windows of different ranks that end in equal lengths."""
     # numbered from the last, so that sorted names, by which noise is seeded, are in order
     window = [f"window{99 - i}_{n}" for i, n in enumerate(reversed(shape[1:]))]
-    return [cubes.SAMPLES, *reversed(window)]
+    return [SAMPLE_DIM, *reversed(window)]
 
 
 def _with_samples(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
@@ -108,7 +109,7 @@ def like_given(result: xr.Dataset, given: cubes.Cube) -> Any:
         return result
     if isinstance(given, xr.DataArray):
         return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
-    n = result.sizes[cubes.SAMPLES]
+    n = result.sizes[SAMPLE_DIM]
     counts = {"total": n, "kept": n, **accounting(result)}
     # copies, because what a stage left as it was still lies in the memory of the given arrays
     return Samples({name: np.array(result[name].values) for name in given}, counts)

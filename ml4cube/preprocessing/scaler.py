@@ -357,12 +357,9 @@ class CubeScaler:
         mine, theirs = (
             {**one.get_params(), "per": set(names_of("per", one.per))} for one in (self, other)
         )
-        my_weights, their_weights = mine.pop("weights"), theirs.pop("weights")
-        if isinstance(my_weights, xr.DataArray):
-            same_weights = my_weights.equals(their_weights)
-        else:
-            same_weights = isinstance(their_weights, str | None) and my_weights == their_weights
-        return mine == theirs and same_weights
+        # `==` of arrays is an array
+        my_weights, their_weights = (xr.DataArray(one.pop("weights")) for one in (mine, theirs))
+        return mine == theirs and my_weights.equals(their_weights)
 
     def _rescaled(self, X: cubes.Cube, rescale_values: RescaleValues) -> Any:
         """Scale a cube, or undo that."""

@@ -16,10 +16,7 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
-from ml4cube.sampling.extractor import OUTCOMES, Extractor, float_statistics
-
-#: Schema of samples: window shape and dtype of every stored variable.
-Schema = dict[str, tuple[tuple[int, ...], str]]
+from ml4cube.sampling.extractor import OUTCOMES, Extractor, Schema, float_statistics
 
 
 @dataclass(frozen=True)
@@ -47,28 +44,33 @@ def count_tiles(
     `shared` is the same for all tasks: the extractor, the variables that are not sent with each
     tile, and whether to look at samples.
     """
-    extractor, common, make_samples = shared
-    return [_count_tile(extractor, id, reader.joined(common), make_samples) for id, reader in tiles]
+    extractor, shared_reader, looks_at_samples = shared
+    return [
+        _count_tile(extractor, id, reader.joined(shared_reader), looks_at_samples)
+        for id, reader in tiles
+    ]
 
 
-def _count_tile(extractor: Extractor, id: int, reader: CubeReader, make_samples: bool) -> TileCount:
+def _count_tile(
+    extractor: Extractor, id: int, reader: CubeReader, looks_at_samples: bool
+) -> TileCount:
     tile = extractor.tiles.block(id)
     slices = extractor.cells_of(tile)
     cells = reader.read(slices)
     outcomes = extractor.outcomes(cells, tile)
     counts = np.bincount(outcomes, minlength=len(OUTCOMES)).tolist()
-    if not make_samples:
+    if not looks_at_samples:
         return TileCount(id, tuple(counts))
     absent = reader.absent(cells, slices, extractor.owned_by(tile))
     statistics, schema = None, None
     for part in PARTS.values():
+        is_train = part == PARTS["train"]
         # the callback sees the samples of all parts, so that it fails before anything is written
-        if counts[part] and (part == PARTS["train"] or extractor.callback or schema is None):
+        if counts[part] and (is_train or extractor.callback or schema is None):
             samples = extractor.samples(cells, tile, np.flatnonzero(outcomes == part))
-            schema = same_schema(
-                schema, {n: (v.shape[1:], v.dtype.str) for n, v in samples.items()}
-            )
-            if part == PARTS["train"]:
+            found = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
+            schema = same_schema(schema, found)
+            if is_train:
                 statistics = float_statistics(samples)
     filled = extractor.filled_in(cells) if any(counts[: len(PARTS)]) else ()
     return TileCount(id, tuple(counts), statistics, schema, absent, filled)
@@ -88,5 +90,7 @@ def count_train_cells(
     shared: tuple[Extractor, CubeReader], boxes: list[tuple[Block, CubeReader]]
 ) -> list[Statistics]:
     """Return the statistics of the raw train cells of some boxes of cells."""
-    extractor, common = shared
-    return [extractor.train_cell_statistics(reader.joined(common), box) for box, reader in boxes]
+    extractor, shared_reader = shared
+    return [
+        extractor.train_cell_statistics(reader.joined(shared_reader), box) for box, reader in boxes
+    ]

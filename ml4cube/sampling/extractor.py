@@ -28,6 +28,8 @@ from ml4cube.cube.variables import DATE_UNITS, holds_dtype
 
 Arrays = dict[str, NDArray[Any]]
 Callback = Callable[[Arrays], Mapping[str, Any]]
+#: Window shape and dtype of every variable of samples.
+Schema = dict[str, tuple[tuple[int, ...], str]]
 
 #: Outcomes of windows, by code; the code of a part is its label.
 OUTCOMES = ("test", "train", "val", "straddle", "buffer", "mask", "gap", "unused")
@@ -85,8 +87,8 @@ class Extractor:
         """Return the cells that a tile's windows cover."""
         spec = self.spec
         return {
-            dim: slice(first * stride, (last - 1) * stride + size)
-            for dim, first, last, stride, size in zip(
+            dim: slice(first * stride, (stop - 1) * stride + size)
+            for dim, first, stop, stride, size in zip(
                 spec.dims, tile.start, tile.stop, spec.stride, spec.size, strict=True
             )
         }
@@ -115,8 +117,8 @@ class Extractor:
         mask = () if spec.filter_var is None else (spec.filter_var,)
         return (*with_gaps, self.label, *mask)
 
-    def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return window shape and dtype of samples that no callback changes."""
+    def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> Schema:
+        """Return the schema of samples that no callback changes, from the dtypes of the cube."""
         return {name: (self.spec.window_shape, dtypes[name].str) for name in self.spec.variables}
 
     def only(self, names: Iterable[str]) -> Extractor:
@@ -130,7 +132,8 @@ class Extractor:
         """Return the outcome code of each window of a tile."""
         codes = self._parts(cells[self.label], tile)
         for reason, dropped in self._dropped_windows(cells):
-            codes[dropped & (codes < len(PARTS))] = _CODES[reason]
+            is_in_part = codes < len(PARTS)
+            codes[dropped & is_in_part] = _CODES[reason]
         if self.used_blocks is not None:
             codes[~self.used_blocks.are_used(self._starts(tile))] = _CODES["unused"]
         return codes.reshape(-1)

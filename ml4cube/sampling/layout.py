@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,36 +31,38 @@ def layout_of(
     sampling: Sampling,
     plan: SamplePlan,
     part: str,
-    chunk: int | None,
+    samples_per_chunk: int | None,
     scaling: Mapping[str, Scaling],
     precision: Precision,
     compressor: Compressor,
 ) -> StoreLayout:
-    """Lay out the store of one part; `chunk` is the number of samples that a user wants in each."""
+    """Lay out the store of one part, in chunks as a user wants them, or in eight per shard."""
     spec, n = sampling.spec, plan.samples[part]
     # All parts have shards of about the same size: small ones would start and end inside tiles,
     # which are then read twice.
-    wanted = max(1, shard_bytes(sum(plan.nbytes.values())) // plan.sample_bytes)
-    if chunk is None:
-        chunk = min(max(1, wanted // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
-    chunk = min(chunk, max(n, 1))
-    shard = chunk * max(1, min(wanted, n) // chunk)
+    per_shard = max(1, shard_bytes(sum(plan.nbytes.values())) // plan.sample_bytes)
+    per_chunk = samples_per_chunk or min(max(1, per_shard // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
+    per_chunk = min(per_chunk, max(n, 1))
+    per_shard = per_chunk * max(1, min(per_shard, n) // per_chunk)
     arrays = []
     for name, (window, dtype) in plan.schema.items():
         attrs = _variable_attrs(sampling, name, scaling.get(name), window)
         attrs |= precision.attrs(name, dtype)
-        arrays.append(ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs))
-    sample_dim = spec.array_dims[:1]
-    index_dtype = sampling.extractor.index_dtype.str
+        dims = _stored_dims(spec, name, window)
+        arrays.append(ArrayLayout(name, dims, window, dtype, per_chunk, attrs))
+    sample_dim, index_dtype = spec.array_dims[:1], sampling.extractor.index_dtype
     for axis, dim in zip(sampling.extractor.axes, spec.dims, strict=True):
-        dtype = axis.values.dtype.str
-        arrays.append(ArrayLayout(axis.name, sample_dim, (), dtype, shard, axis.attrs, True))
-        attrs = {"long_name": f"index along {dim} of the sample's first cell"}
-        arrays.append(ArrayLayout(f"{dim}_index", sample_dim, (), index_dtype, shard, attrs, True))
-    return StoreLayout(n, shard, tuple(arrays), compressor)
+        index_attrs = {"long_name": f"index along {dim} of the sample's first cell"}
+        for name, origins_dtype, origins_attrs in (
+            (axis.name, axis.values.dtype.str, axis.attrs),
+            (f"{dim}_index", index_dtype.str, index_attrs),
+        ):
+            origins = ArrayLayout(name, sample_dim, (), origins_dtype, per_shard, origins_attrs)
+            arrays.append(replace(origins, is_coordinate=True))
+    return StoreLayout(n, per_shard, tuple(arrays), compressor)
 
 
-def _dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
+def _stored_dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
     """Return the dims of a stored variable; a callback may have changed its window."""
     if window == spec.window_shape:
         return spec.array_dims
@@ -76,11 +79,12 @@ def _variable_attrs(
     if scaling.entries:
         spec = sampling.spec
         window_sizes = spec.window_of(name, window)
-        stored_dims = dict(zip(window_sizes, _dims(spec, name, window)[1:], strict=True))
-        # each with the stored dim that it lies along and the length of that; "" and 1 if none
+        stored_dims = dict(zip(window_sizes, _stored_dims(spec, name, window)[1:], strict=True))
+        # each with the stored dim of the window along which they vary, and its cells; "" and 1
+        # where the window has one cell
         entries = [
-            [*entry, stored_dims.get(entry[0], ""), window_sizes.get(entry[0], 1)]
-            for entry in encode_entries(scaling.entries)
+            [dim, encoded, stored_dims.get(dim, ""), window_sizes.get(dim, 1)]
+            for dim, encoded in encode_entries(scaling.entries)
         ]
         return attrs | {ENTRIES_ATTR: entries}
     return attrs | {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
@@ -93,13 +97,13 @@ def shard_tasks(
 
     The samples of all tiles, one tile after the other in the store's order, are cut into shards.
     """
-    counts = plan.tile_samples[:, plan.parts.index(part)]
-    tiles = np.arange(len(counts))
+    samples_in_tile = plan.tile_samples[:, plan.parts.index(part)]
+    tiles = np.arange(len(samples_in_tile))
     if order == "shuffled":
         tiles = np.argsort(hash_ids(sampling.extractor.seed, tiles), kind="stable")
-    tiles = tiles[counts[tiles] > 0]
+    tiles = tiles[samples_in_tile[tiles] > 0]
     # in the store, one past the last sample of each tile
-    tile_ends = np.cumsum(counts[tiles])
+    tile_ends = np.cumsum(samples_in_tile[tiles])
     for shard in range(layout.shard_count):
         shard_start, shard_end = layout.bounds(shard)
         first_tile = int(np.searchsorted(tile_ends, shard_start, side="right"))
@@ -107,10 +111,10 @@ def shard_tasks(
         pieces = []
         for position in range(first_tile, last_tile + 1):
             tile, tile_end = int(tiles[position]), int(tile_ends[position])
-            n = int(counts[tile])
+            n = int(samples_in_tile[tile])
             tile_start = tile_end - n
             first, stop = max(shard_start - tile_start, 0), min(shard_end, tile_end) - tile_start
-            pieces.append(Piece(tile, first, stop, n))
+            pieces.append(Piece(tile, first, stop, expected=n))
         yield shard, pieces
 
 
@@ -119,6 +123,7 @@ def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
     if chunk_size is None:
         return None
     sizes = (chunk_size,) if isinstance(chunk_size, int | np.integer) else tuple(chunk_size)
+    # in a sequence, the window may follow the number of samples
     window = zip(sizes[1:], spec.window_shape, strict=False)
     has_whole_windows = all(size in (-1, cells) for size, cells in window)
     if not sizes or not has_whole_windows or len(sizes) > 1 + len(spec.window_shape):
@@ -126,5 +131,4 @@ def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
             f"chunk_size must be a number of samples, got {chunk_size!r}; a chunk holds whole "
             f"windows, here of shape {spec.window_shape}"
         )
-    check_whole("chunk_size", sizes[0], 1)
-    return int(sizes[0])
+    return check_whole("chunk_size", sizes[0], 1)

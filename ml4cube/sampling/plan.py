@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,8 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
-from ml4cube.sampling.counting import Schema, count_tiles, count_train_cells, same_schema
-from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor
+from ml4cube.sampling.counting import count_tiles, count_train_cells, same_schema
+from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
 from ml4cube.sampling.workers import TaskEngine
@@ -119,32 +119,32 @@ def make_plan(
     engine: TaskEngine,
     parts: Iterable[str],
     *,
-    batch: int | None = None,
+    tiles_per_task: int | None = None,
     note: Callable[[int], object] = lambda _: None,
     missing_chunks: str = "fill",
     sparing: bool = False,
 ) -> tuple[Extractor, SamplePlan]:
     """Read the cube and count the outcomes of all windows.
 
-    Every task counts `batch` tiles, and `note` is called with the number of those that are done.
-    With `sparing`, only the variables are read that the plan depends on.
+    `note` is called with the number of tiles that a task has counted. With `sparing`, variables
+    that only tell of filled gaps and missing chunks are not read.
     """
     parts = tuple(parts)
     extractor, dtypes = sampling.extractor, sampling.reader.dtypes
     if sampling.spec.fills_from_train:
-        extractor = replace(extractor, fill=fill_statistics(sampling, engine, batch))
-    sparing = sparing and not makes_samples(sampling)
-    if sparing:
+        extractor = replace(extractor, fill=fill_statistics(sampling, engine, tiles_per_task))
+    looks_at_samples = makes_samples(sampling) or not sparing
+    if not looks_at_samples:
         reader = sampling.reader.only(extractor.outcome_variables(dtypes))
         sampling = replace(sampling, reader=reader)
-    batches = _batches(len(extractor.tiles), sampling, batch)
-    tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
+    ids_by_task = _divide(len(extractor.tiles), sampling, tiles_per_task)
+    tasks = (list(sampling.tile_tasks(ids)) for ids in ids_by_task)
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
     statistics: Statistics | None = None
     schema: Schema | None = None
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
-    shared = extractor, sampling.reader.shared(), not sparing
+    shared = extractor, sampling.reader.shared(), looks_at_samples
     for results in _in_order(engine.run(count_tiles, shared, tasks)):
         for result in results:
             counts[result.id] = result.outcomes
@@ -163,14 +163,15 @@ def make_plan(
     accounting = accounting_of(sampling.spec, outcomes, parts)
     warn_of_nothing_to_fill(sampling.spec, accounting)
     _check_parts(sampling, accounting, outcomes, parts)
-    schema = extractor.schema(dtypes) if schema is None else schema
+    schema = schema or extractor.schema(dtypes)  # nothing was sampled
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
-    statistics = statistics or Statistics.empty([] if sparing else floats, part="train")
-    # attributes name the gaps of the source's values, not of those that a callback makes
-    for name in statistics if extractor.callback is None else ():
-        if name in sampling.ds:
-            check_no_fill_value(name, statistics[name], sampling.ds[name])
+    if statistics is None:
+        statistics = Statistics.empty(floats if looks_at_samples else [], part="train")
+    # attributes name the fill value of the source, not of what a callback makes
+    from_source = [] if extractor.callback else [n for n in statistics if n in sampling.ds]
+    for name in from_source:
+        check_no_fill_value(name, statistics[name], sampling.ds[name])
     if sampling.given is not None:
         statistics = select_statistics(sampling.given, floats)
     return extractor, SamplePlan(
@@ -251,22 +252,24 @@ def _in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
             next_position += 1
 
 
-def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
-    """Divide `n` tiles into tasks of `batch` tiles, by default some megabytes of samples."""
-    if batch is None:
+def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Iterator[range]:
+    """Divide tiles into tasks, by default of some megabytes of samples each."""
+    if tiles_per_task is None:
         windows_per_tile = math.prod(sampling.extractor.tiles.tile)
         tile_bytes = windows_per_tile * sample_bytes(sampling.spec, sampling.ds)
-        batch = max(1, _COUNT_BYTES // tile_bytes)
-    batch = max(batch, -(-n // _MAX_TASKS))
-    for first in range(0, n, batch):
-        yield range(first, min(first + batch, n))
+        tiles_per_task = max(1, _COUNT_BYTES // tile_bytes)
+    tiles_per_task = max(tiles_per_task, math.ceil(n_tiles / _MAX_TASKS))
+    for first in range(0, n_tiles, tiles_per_task):
+        yield range(first, min(first + tiles_per_task, n_tiles))
 
 
-def fill_statistics(sampling: Sampling, engine: TaskEngine, batch: int | None) -> Statistics:
+def fill_statistics(
+    sampling: Sampling, engine: TaskEngine, boxes_per_task: int | None = None
+) -> Statistics:
     """Return the statistics of the raw train cells, each counted once."""
     spec, tiles = sampling.spec, sampling.extractor.tiles
     shape = dict(zip(spec.dims, spec.shape, strict=True))
-    # as large as the tiles, but without the cells in which windows of neighbouring tiles overlap
+    # like tiles, but windows of neighbouring tiles share cells, and boxes do not
     size = {
         dim: min(windows * stride, shape[dim])
         for dim, windows, stride in zip(spec.dims, tiles.tile, spec.stride, strict=True)
@@ -274,7 +277,7 @@ def fill_statistics(sampling: Sampling, engine: TaskEngine, batch: int | None) -
     boxes = Grid.blocks(shape, size)
     tasks = (
         [(boxes.block(id), sampling.reader.unshared(boxes.block(id).slices)) for id in ids]
-        for ids in _batches(len(boxes), sampling, batch)
+        for ids in _divide(len(boxes), sampling, boxes_per_task)
     )
     shared = sampling.extractor, sampling.reader.shared()
     results = _in_order(engine.run(count_train_cells, shared, tasks))
@@ -304,7 +307,7 @@ def _check_parts(
                 f"{part}_cube a path"
             )
     empty = [part for part in parts if not accounting[part]]
-    wanted = [part for part in empty if _is_wanted(sampling.recipe, part)]
+    wanted = [part for part in empty if sampling.asks_for(part)]
     if wanted or len(empty) == len(parts):
         refuse_empty(accounting, wanted or empty, parts)
 
@@ -320,9 +323,3 @@ def refuse_empty(
         f"{drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
         "the split"
     )
-
-
-def _is_wanted(recipe: Mapping[str, Any], part: str) -> bool:
-    """Return True if the split should have a part; a label made by hand should have all."""
-    fractions = recipe.get("plan", {}).get("fractions")
-    return fractions is None or part in dict(fractions)

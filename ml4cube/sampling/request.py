@@ -26,21 +26,21 @@ from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
-from ml4cube.core.split_plan import PARTS, SplitPlan, check_fractions
+from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics, check_decoded
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import ComputedSource, CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables, split_label
+from ml4cube.preprocessing.cubes import present_mask
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.sampling.cf_encoding import axis_of, origin_name
-from ml4cube.sampling.counting import Schema
-from ml4cube.sampling.extractor import Callback, Extractor, UsedBlocks, tiling
+from ml4cube.sampling.extractor import Callback, Extractor, Schema, UsedBlocks, tiling
 from ml4cube.sampling.rescaling import scaling_of, select_statistics
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.block_sizes import block_sizes, caller_level
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.label import label_lookup, read_recipe
+from ml4cube.splits.label import label_lookup
 from ml4cube.store.format import AXES, MANIFEST
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Sampling:
     blocks: Grid
     # Whether the cube came with its label.
     labelled: bool = False
-    # The argument `statistics`: to scale by these, instead of those of the train samples.
+    # To scale by, from the argument `statistics`; None for those of the train samples.
     given: Statistics | None = None
 
     @classmethod
@@ -156,31 +156,27 @@ class Sampling:
         ds = as_dataset(cube)
         mask = _mask_name(ds, options)
         shape = _shape(ds, options.filter_var)
-        # the mask is not sampled, whether it is applied or not
-        names, left_out = cube_variables(ds, options.filter_var)
-        for name in names:
-            check_decoded(name, ds[name])
-            _check_chunk(name, ds[name].variable, options.max_chunk_mb)
-        if left_out:
-            logger.info("left out: %s", "; ".join(f"{n!r} {why}" for n, why in left_out.items()))
-        if not names:
-            raise InvalidValueError(f"the cube has no data variable to sample, only {list(ds)}")
-        _check_fillable(options.fill_method, {name: ds[name].dtype for name in names})
-        in_spec = {f.name for f in fields(SampleSpec)} & {f.name for f in fields(SamplingOptions)}
-        settings = {name: getattr(options, name) for name in in_spec}
-        settings |= {"filter_var": mask, "scale_fn": scale_fn}
+        names, left_out = _variables(ds, options)
         spec = SampleSpec.parse(
             shape,
             names,
             sample_size=options.sample_size,
+            overlap=options.overlap,
+            array_dims=options.array_dims,
             to_pred=options.to_pred,
+            features=options.features,
+            fill_method=options.fill_method,
             unfilled=options.unfilled,
-            **settings,
+            const=options.const,
+            drop_nan=options.drop_nan,
+            apply_mask=options.apply_mask,
+            drop_sample=options.drop_sample,
+            filter_var=mask,
+            scale_fn=scale_fn,
         )
         if options.callback is None:
             check_targets(spec, names)
-        targets = [name for name in names if name in spec.targets]
-        methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in targets}
+        methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in names if name in spec.targets}
         filled = {name: method for name, method in methods.items() if method is not None}
         warn_of_filled("to_pred", filled, FILL_FEATURES)
         blocks = Grid.blocks(shape, _size_of_blocks(ds, spec, options.block_size))
@@ -213,16 +209,17 @@ class Sampling:
         """The windows, variables and gap policy of samples."""
         return self.extractor.spec
 
+    def asks_for(self, part: str) -> bool:
+        """Return True if the split should have a part; a label made by hand should have all."""
+        fractions = self.recipe.get("plan", {}).get("fractions")
+        return fractions is None or part in fractions
+
     def lacks(self, part: str) -> bool:
         """Return True if no cell has the label of a part, as far as known without reading."""
-        name, code = self.extractor.label, PARTS[part]
-        if label_lookup(self.ds, name) is None:
-            label = self.ds[name]
-            return label.variable._in_memory and not bool((label.values == code).any())
-        plan, *_ = read_recipe(self.recipe)
-        if isinstance(plan, SplitPlan):
-            return code not in plan.labels
-        return part not in dict(plan.fractions)
+        label = self.ds[self.extractor.label]
+        if label_lookup(self.ds, self.extractor.label) is not None:
+            return not self.asks_for(part)
+        return label.variable._in_memory and not bool((label.values == PARTS[part]).any())
 
     def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
         """Return the scaling of every variable, in every cell of the cube."""
@@ -257,28 +254,41 @@ def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
 
 
 def _mask_name(ds: xr.Dataset, options: SamplingOptions) -> str | None:
-    """Return the mask to read, if there is one; a name other than the default must exist."""
-    name = options.filter_var
-    exists = name in ds.variables
+    """Return the name of the mask to read, if any."""
+    mask = present_mask(ds.variables, options.filter_var)
     is_required = options.drop_nan == "masked"
-    if not exists and name not in (None, "filter_mask"):
-        raise InvalidValueError(f"unknown filter_var={name!r}; the cube has {list(ds.variables)}")
-    if not exists and is_required:
+    if mask is None and is_required:
         raise InvalidValueError(
-            f"drop_nan='masked' needs a mask, and the cube has no variable {name!r}; name one by "
-            "filter_var, or make one with assign_mask"
+            f"drop_nan='masked' needs a mask, and the cube has no variable {options.filter_var!r}; "
+            "name one by filter_var, or make one with assign_mask"
         )
-    if not exists or not (options.apply_mask or is_required):
+    if mask is None or not (options.apply_mask or is_required):
         return None
-    check_mask(f"filter_var={name!r}", ds[name].dtype)
-    return name
+    check_mask(f"filter_var={mask!r}", ds[mask].dtype)
+    return mask
 
 
 def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
+    """Return the cells of the cube along each dim; refuse a cube without cells."""
     shape = {dim: ds.sizes[dim] for dim in cube_dims(ds, filter_var)}
     if empty := [dim for dim, n in shape.items() if n == 0]:
         raise InvalidValueError(f"the cube has no cells along {empty}")
     return shape
+
+
+def _variables(ds: xr.Dataset, options: SamplingOptions) -> tuple[list[str], dict[str, str]]:
+    """Return the variables to sample, checked, and why others are left out."""
+    # the mask is not sampled, whether it is applied or not
+    names, left_out = cube_variables(ds, options.filter_var)
+    for name in names:
+        check_decoded(name, ds[name])
+        _check_chunk(name, ds[name].variable, options.max_chunk_mb)
+    if left_out:
+        logger.info("left out: %s", "; ".join(f"{n!r} {why}" for n, why in left_out.items()))
+    if not names:
+        raise InvalidValueError(f"the cube has no data variable to sample, only {list(ds)}")
+    _check_fillable(options.fill_method, {name: ds[name].dtype for name in names})
+    return names, left_out
 
 
 def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
@@ -306,7 +316,8 @@ def source_chunks(variable: xr.Variable) -> dict[str, int]:
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
     """Refuse to fill variables by name that are not numbers; integers have no gaps."""
-    for name, method in fill_method.items() if isinstance(fill_method, Mapping) else ():
+    methods = fill_method if isinstance(fill_method, Mapping) else {}
+    for name, method in methods.items():
         if method is not None and name in dtypes and dtypes[name].kind not in "fiub":
             raise InvalidTypeError(
                 f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
@@ -340,14 +351,16 @@ def _size_of_blocks(
     chunks = _chunks(ds, spec.variables)
     if chunks:
         return {dim: min(chunks.get(dim, n), n) for dim, n in shape.items()}
-    per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
+    blocks_per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
     sizes = {}
     for dim, n, window in zip(spec.dims, spec.shape, spec.size, strict=True):
-        sizes[dim] = min(window * max(1, round(n / per_dim / window)), n)
+        windows_per_block = max(1, round(n / blocks_per_dim / window))
+        sizes[dim] = min(window * windows_per_block, n)
     return sizes
 
 
 def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
+    """Return the largest chunk of some variables along each dim; nothing if none is chunked."""
     chunks: dict[str, int] = {}
     for name in names:
         for dim, n in source_chunks(ds[name].variable).items():

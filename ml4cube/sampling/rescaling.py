@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, prefixed
 from ml4cube.core.scaling import Entries, Scaling
 from ml4cube.core.statistics import Statistics
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 def select_statistics(given: Statistics, names: Iterable[str]) -> Statistics:

@@ -69,14 +69,14 @@ def make_shard(
         array.name: np.empty((stop - first, *array.window), array.dtype)
         for array in job.layout.arrays
     }
-    positions = np.arange(stop - first)
+    positions = np.arange(stop - first)  # in the shard, of the samples of all pieces
     if job.is_shuffled:
         positions = _mixed_positions(job.layout, stop - first, _shard_seed(job, shard))
     for piece, reader in zip(pieces, readers, strict=True):
         samples = _piece_samples(job, piece, reader.joined(job.shared_reader))
-        of_piece, positions = np.split(positions, [piece.stop - piece.first])
+        positions_of_piece, positions = np.split(positions, [piece.stop - piece.first])
         for name, array in values.items():
-            array[of_piece] = samples[name]
+            array[positions_of_piece] = samples[name]
     with job.write_errors:
         return part, shard, write_shard(job.folder, job.layout, shard, values)
 

@@ -135,6 +135,7 @@ class _Description:
             if not _is_library(module):
                 raise UnknownCallbackError(f"{name} imports {module} when it is called")
         loaded = {name for inner in _codes(code) for name in inner.co_names}
+        # without the names of its own variables and those of attributes
         named = loaded & {node.id for node in ast.walk(source) if isinstance(node, ast.Name)}
         attributes = {n: v for n, v in vars(function).items() if n != "__wrapped__"}
         defaults = function.__defaults__, function.__kwdefaults__, attributes
@@ -180,17 +181,18 @@ def source_of(code: types.CodeType, module_globals: dict[str, Any]) -> ast.AST |
     # an edited file that was not imported again does not say what the function does
     if sum(inner == code for inner in _codes(compiled)) != 1:
         return None
-    definitions = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.Lambda)
-        and getattr(node, "name", "<lambda>") == code.co_name
-        and code.co_firstlineno
-        == min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
-    ]
-    if len(definitions) != 1:
-        return None
-    return definitions[0]
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda))
+    wanted = code.co_name, code.co_firstlineno
+    found = [node for node in functions if _name_and_first_line(node) == wanted]
+    return found[0] if len(found) == 1 else None
+
+
+def _name_and_first_line(function: ast.FunctionDef | ast.Lambda) -> tuple[str, int]:
+    """Return both as the compiled code has them: it begins with the first decorator."""
+    if isinstance(function, ast.Lambda):
+        return "<lambda>", function.lineno
+    lines = [decorator.lineno for decorator in function.decorator_list]
+    return function.name, min([function.lineno, *lines])
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -52,12 +52,8 @@ def _array_behind(variable: xr.Variable) -> Any:
     if variable.chunks is not None:
         file = file_behind(variable.data)
         return variable.data if file is None else file
-    # only `chunk` shows whether there is a file; because it copies cells in memory, ask it first
-    # about a selection without cells
-    empty = variable[(slice(0),) * variable.ndim]
-    if not variable.ndim or file_behind(empty.chunk(name="none").data) is None:
-        return variable.values
-    return file_behind(variable.chunk(name="file").data)
+    # `_data`, because `data` would load a lazily indexed file
+    return variable.values if variable._in_memory else variable._data
 
 
 def _of_array(array: Any, state: State) -> str | None:
@@ -114,6 +110,7 @@ def _of_dask(array: Any, state: State) -> str | None:
 
 
 def _location_in_zarr(stored: Any, state: State) -> str | None:
+    """Describe where a zarr array lies; None in memory and in stores that are not known."""
     from zarr.storage import FsspecStore, LocalStore
 
     store, location = stored.store, None

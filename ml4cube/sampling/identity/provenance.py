@@ -69,8 +69,8 @@ def _described(variable: xr.DataArray) -> dict[str, Any]:
 
 
 def _source_path(ds: xr.Dataset) -> str | None:
-    holders = [ds.encoding, *(v.encoding for v in ds.variables.values())]
-    return next((str(h["source"]) for h in holders if h.get("source")), None)
+    encodings = [ds.encoding, *(variable.encoding for variable in ds.variables.values())]
+    return next((str(found["source"]) for found in encodings if found.get("source")), None)
 
 
 @dataclass(frozen=True)
