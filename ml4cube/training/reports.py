@@ -277,7 +277,8 @@ class LoggerCallback(Callback):
                 if hasattr(target, method):
                     getattr(target, method)(*args)
             except Exception:
-                logger.exception("logger %s failed and is dropped; training continues", target)
+                name = type(target).__name__
+                logger.exception("logger %s failed and is dropped; training continues", name)
                 self._loggers[number] = None
 
 
