@@ -68,17 +68,20 @@ class AdvancedTrainer:
     ) -> None:
         arguments = dict(locals())  # as given; later code adds local variables
         check_loss("criterion", criterion)
-        for name, callback, kind, kind_name in (
-            ("early_stopping", early_stopping, EarlyStopping, "an EarlyStopping"),
-            ("checkpoint", checkpoint, ModelCheckpoint, "a ModelCheckpoint"),
-        ):
-            if callback is not None and not isinstance(callback, kind):
-                raise InvalidTypeError(f"{name} must be {kind_name} or None, got {callback!r}")
+        if not isinstance(early_stopping, EarlyStopping | None):
+            raise InvalidTypeError(
+                f"early_stopping must be an EarlyStopping or None, got {early_stopping!r}"
+            )
+        if not isinstance(checkpoint, ModelCheckpoint | None):
+            raise InvalidTypeError(
+                f"checkpoint must be a ModelCheckpoint or None, got {checkpoint!r}"
+            )
         ddp_init()
         self._world = World.current(device)
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
-        self._callbacks: list[Callback] = [
-            *(callback for callback in (early_stopping, checkpoint) if callback is not None),
+        self._callbacks = [
+            *as_callbacks(early_stopping),
+            *as_callbacks(checkpoint),
             *reporters(progress, loggers),
             *as_callbacks(callbacks),
         ]
@@ -112,11 +115,10 @@ class AdvancedTrainer:
 
     def evaluate(self, loader: Any) -> dict[str, float]:
         """Validate once, exactly on any number of ranks; every rank must call this."""
-        # The limit may be a share of the training batches, of which there are none here.
-        options = replace(self._options, limit_train_batches=None)
-        return self._make_loop(options).evaluate(loader)
+        return self._make_loop(self._options).evaluate(loader)
 
     def _make_loop(self, options: Options, **for_training: Any) -> Loop:
+        """Make a loop; without an optimizer and data to train on, one that evaluates."""
         step, metrics = Supervised(self.criterion), self._metrics
         return Loop(
             self.model, step, world=self._world, options=options, metrics=metrics, **for_training

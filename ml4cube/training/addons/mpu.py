@@ -133,7 +133,7 @@ class MultiGPUAddon(MixinAddOn):
     [16, 16]
     """
 
-    mixin = _Devices
+    mixins = (_Devices,)
 
 
 def _run_rank(

@@ -43,19 +43,20 @@ class PrecisionMixerAddon(MixinAddOn):
     'bf16'
     """
 
-    mixin = _Precision
+    mixins = (_Precision,)
 
 
 def choose_precision(precision: str | Sequence[str], device: torch.device) -> str:
     """Return the first of several precisions that a device supports."""
-    names = [precision] if isinstance(precision, str) else list(precision)
-    if precision == "auto":
-        # bf16 must be chosen by name on a CPU, because many compute slowly in it.
-        names = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
-    for name in names:
-        check_choice("precision", name, ["auto", *DTYPES] if name == precision else DTYPES)
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    names = [precision] if isinstance(precision, str) else precision
     for name in names:
+        check_choice("precision", name, ["auto", *DTYPES])
+    for name in names:
+        if name == "auto" and device.type == "cpu":
+            return "fp32"  # bf16 must be chosen by name, because many CPUs compute slowly in it
+        if name == "auto":
+            return "bf16" if has_bf16 else "fp16"
         if name != "bf16" or has_bf16:
             return name
     raise InvalidValueError(

@@ -94,6 +94,8 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
 
 def batch_limit(loader: Any, limit: float | None, name: str) -> int | None:
     """Return the largest number of batches to use; a float limit is a fraction of the loader."""
+    if loader is None:
+        return None
     if not isinstance(limit, float):
         return limit
     try:
