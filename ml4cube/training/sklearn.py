@@ -24,6 +24,7 @@ from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
+    RunError,
     StoreError,
     check_choice,
 )
@@ -192,11 +193,13 @@ class Trainer:
             If `train_data` or `test_data` is empty.
         InvalidValueError
             If there are more samples than `max_samples`.
+        RunError
+            If the monitored value is NaN in every epoch.
         """
         state = TrainState()
         # What the callback for loggers reads of a training loop.
         loop: Any = SimpleNamespace(world=World.single("cpu"), state=state)
-        best, best_value, best_epoch = copy.deepcopy(self.model), None, 0
+        best, best_value, best_epoch = None, None, 0
         try:
             self._loggers.on_train_start(loop)
             for epoch in range(1, self._epochs + 1):
@@ -204,7 +207,7 @@ class Trainer:
                 value = None if self._monitor is None else row[self._monitor]
                 if value is None or is_better(value, best_value, self._mode):
                     best, best_value, best_epoch = copy.deepcopy(self.model), value, epoch
-                    self.best_epoch = epoch
+                    self.best_epoch = best_epoch
                     if self._path is not None:
                         save_model(self._path, best)
                 self._loggers.on_epoch_end(loop, row)
@@ -212,6 +215,11 @@ class Trainer:
                     break
         finally:
             self._loggers.on_close(loop)
+        if best is None:
+            raise RunError(
+                f"{self._monitor} was not a number in any epoch, so there is no best model; look "
+                "at trainer.history"
+            )
         self.model = best
         if self._path is not None and hasattr(self._mlflow, "log_artifact"):
             self._mlflow.log_artifact(str(self._path), self._path.name)
@@ -239,10 +247,11 @@ class Trainer:
         row: dict[str, Any] = {"epoch": state.epoch}
         for part, data in self._evaluated.items():
             row |= self._evaluate(data, part)
-            prefix = "training" if part == "train" else "validation"
-            for name in self._metrics if self._mlflow is not None else ():
-                score = row[_column(part, name)]
-                self._mlflow.log_metric(f"{prefix}_{name}", score, step=state.epoch)
+            if self._mlflow is not None:
+                prefix = "training" if part == "train" else "validation"
+                for name in self._metrics:
+                    score = row[_column(part, name)]
+                    self._mlflow.log_metric(f"{prefix}_{name}", score, step=state.epoch)
         row |= {"samples": samples, "seconds": time.perf_counter() - started}
         self.history.append(row)
         if self._progress:
@@ -254,15 +263,14 @@ class Trainer:
     def _partial_fit(self, state: TrainState) -> int:
         """Train on all batches once, and return the number of samples."""
         if self._classes is None and self._is_supervised and is_classifier(self.model):
-            classes = [np.unique(batch.y) for batch in self._batches(self._train_data, "train")]
-            self._classes = np.unique(np.concatenate(classes))
-        is_first_epoch = state.epoch == 0 and self._classes is not None
-        # scikit-learn takes the classes in the first call of partial_fit.
-        arguments = {"classes": self._classes} if is_first_epoch else {}
+            of_batches = [np.unique(batch.y) for batch in self._batches(self._train_data, "train")]
+            self._classes = np.unique(np.concatenate(of_batches))
         samples = 0
         for batch in self._batches(self._train_data, "train"):
-            self._learn(self.model.partial_fit, batch, **arguments)
             arguments = {}
+            if state.step == 0 and self._classes is not None:
+                arguments["classes"] = self._classes  # only the first call of all takes them
+            self._learn(self.model.partial_fit, batch, **arguments)
             samples += len(batch.x)
             state.step += 1
         return samples
@@ -434,7 +442,10 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
     if isinstance(batch, Mapping):  # variables are stacked as channels
         batch = as_pair(batch)
     items = batch if isinstance(batch, tuple | list) else (batch,)
-    arrays = [np.asarray(i.numpy(force=True) if isinstance(i, torch.Tensor) else i) for i in items]
+    arrays = [
+        item.numpy(force=True) if isinstance(item, torch.Tensor) else np.asarray(item)
+        for item in items
+    ]
     if len(arrays) not in (1, 2, 3):
         raise InvalidTypeError(
             f"a batch must be (X, y), (X, y, weights) or X, got {len(arrays)} items"
@@ -456,6 +467,7 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
 
 
 def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Batch:
+    """Return all samples as one batch; refuse more than `max_samples`."""
     read: list[Batch] = []
     samples = 0
     for batch in batches:
@@ -466,12 +478,16 @@ def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Ba
                 f"train_data has more than max_samples={max_samples}; increase it, or use an "
                 "estimator with partial_fit and batch_training=True"
             )
-    x, y, weights = zip(*read, strict=True)
-    all_weights = None
-    if any(one is not None for one in weights):  # samples without a weight have weight 1
-        weighed = (np.ones(len(b.x)) if b.weights is None else b.weights for b in read)
-        all_weights = np.concatenate(list(weighed))
-    return Batch(np.concatenate(x), np.concatenate(y), all_weights)
+    weights = None
+    if any(batch.weights is not None for batch in read):  # samples without a weight have weight 1
+        weights = np.concatenate(
+            [np.ones(len(b.x)) if b.weights is None else b.weights for b in read]
+        )
+    return Batch(
+        np.concatenate([batch.x for batch in read]),
+        np.concatenate([batch.y for batch in read]),
+        weights,
+    )
 
 
 def _score(metric: Any, truth: Array, pred: Array, weights: Array | None) -> float:

@@ -18,7 +18,7 @@ from sklearn.neural_network import MLPRegressor
 from torch.utils.data import DataLoader, TensorDataset
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError, StoreError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.loggers import CSVLogger
 from ml4cube.training.sklearn import Trainer, load_model, save_model
@@ -111,6 +111,13 @@ def test_the_best_epoch_is_returned_and_saved(tmp_path):
     saved = load_model(path, trusted=[f"{Wanders.__module__}.Wanders"])
     np.testing.assert_array_equal(saved.predict(x), model.predict(x))
     assert [file.name for file in path.parent.iterdir()] == ["best.skops"]
+
+
+def test_without_a_number_to_choose_by_no_estimator_is_returned():
+    x, y = numbers()
+    trainer = Trainer(SGDRegressor(), [(x, y)], loss=lambda true, pred: np.nan)
+    with pytest.raises(RunError, match="train_loss was not a number in any epoch"):
+        trainer.train()
 
 
 def test_patience_counts_epochs_without_improvement():
