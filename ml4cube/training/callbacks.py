@@ -153,7 +153,7 @@ class BestModel(_MonitorCallback):
 
     value: float | None
     epoch: int | None
-    weights: dict[str, torch.Tensor] | None
+    weights: dict[str, torch.Tensor] | None  # held by rank 0
     _initial_state: ClassVar = {"value": None, "epoch": None, "weights": None}
 
     def __init__(
@@ -161,7 +161,7 @@ class BestModel(_MonitorCallback):
     ) -> None:
         super().__init__(mode, monitor)
         self.path = None if path is None else Path(path)
-        self._has_checked = False  # in this process; not part of snapshots
+        self._has_checked = False  # True after a check in this process; not part of snapshots
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
@@ -188,7 +188,7 @@ class BestModel(_MonitorCallback):
                 f"{self.monitor} was not a number in any epoch, so there is no best model; "
                 "look at trainer.history"
             )
-        if loop.world.is_main and self.weights is not None:
+        if loop.world.is_main:
             # Written again, because after a resume the file may be gone or another run's.
             self._write(loop)
         loop.load_weights(self.weights)
@@ -286,9 +286,11 @@ class ModelCheckpoint(_MonitorCallback):
 
     def _free_name(self, epoch: int) -> str:
         """Return the name of a file that no other run has written."""
-        suffixes = itertools.chain([""], (f"-v{version}" for version in itertools.count(1)))
-        names = (f"epoch-{epoch:04d}{suffix}.pt" for suffix in suffixes)
-        return next(name for name in names if self._is_free(name))
+        name, version = f"epoch-{epoch:04d}.pt", 0
+        while not self._is_free(name):
+            version += 1
+            name = f"epoch-{epoch:04d}-v{version}.pt"
+        return name
 
     def _is_free(self, name: str) -> bool:
         """Return True if no file has the name, or one that this run wrote and no longer knows."""

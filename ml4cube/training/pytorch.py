@@ -304,7 +304,7 @@ class Trainer:
         """
         if self.best_epoch is None:
             raise RunError("no epoch was finished yet, so none is the best; call train() first")
-        self._best.on_train_end(self._loop)
+        self._loop.load_weights(self._best.weights)
         return self._loop.strategy.unshard(self._loop.model).eval()
 
     def evaluate(self, loader: Iterable[Any] | Mapping[str, Iterable[Any]]) -> dict[str, float]:
