@@ -266,7 +266,7 @@ class ModelCheckpoint(_MonitorCallback):
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
         value = monitored(row, self.monitor)
-        is_full = 0 < self.save_top_k <= len(self.kept)
+        is_full = 0 < self.save_top_k <= len(self.kept)  # never with -1, which keeps all
         to_beat = self.kept[-1][0] if is_full else None
         if not is_better(value, to_beat, self.mode):
             return

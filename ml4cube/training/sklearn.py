@@ -197,7 +197,7 @@ class Trainer:
             If the monitored value is NaN in every epoch.
         """
         state = TrainState()
-        # What the callback for loggers reads of a training loop.
+        # The attributes of a `TrainingLoop` that LoggerCallback reads.
         loop: Any = SimpleNamespace(world=World.single("cpu"), state=state)
         best, best_value, best_epoch = None, None, 0
         try:
@@ -315,10 +315,9 @@ class Trainer:
 
     def _evaluate(self, data: Any, part: str) -> dict[str, float]:
         """Return loss and metrics over all samples, by column."""
-        # Predicted batch by batch, so that the inputs of all samples need not fit into memory.
-        predicted = []
-        for x, y, weights in self._batches(data, part):
-            predicted.append(Batch(self._predict(x), y if self._is_supervised else x, weights))
+        # Batches with the prediction in place of X, so that not all inputs must fit into memory.
+        batches = self._batches(data, part)
+        predicted = (Batch(self._predict(x), y, weights) for x, y, weights in batches)
         pred, truth, weights = _concatenate(predicted)
         return {
             _column(part, name): _score(metric, truth, pred, weights)
@@ -438,7 +437,7 @@ def _column(part: str, name: str) -> str:
 
 
 def _as_batch(batch: Any, *, supervised: bool) -> Batch:
-    """Return a batch ``(X, y)``, ``(X, y, weights)`` or X as arrays; of X alone, y is X."""
+    """Return a batch ``(X, y)``, ``(X, y, weights)`` or X as arrays; unsupervised, y is X."""
     if isinstance(batch, Mapping):  # variables are stacked as channels
         batch = as_pair(batch)
     items = batch if isinstance(batch, tuple | list) else (batch,)
@@ -455,7 +454,7 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
             "a batch must be (X, y), got X alone; use task_type='unsupervised' to train without y"
         )
     x = arrays[0].reshape(len(arrays[0]), -1)
-    y = arrays[1].reshape(len(arrays[1]), -1) if len(arrays) > 1 else x
+    y = arrays[1].reshape(len(arrays[1]), -1) if supervised else x
     weights = arrays[2] if len(arrays) == 3 else None
     if len(x) != len(y):
         raise InvalidValueError(

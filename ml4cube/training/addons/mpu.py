@@ -201,17 +201,15 @@ def _is_divisible(loader: DataLoader[Any]) -> bool:
 def _as_devices(device: Any) -> list[torch.device]:
     """Return the devices to train on, or without a GPU the CPU as many times."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [device] if isinstance(device, str | torch.device) else device
     if device is None or str(device) == "cuda":
-        devices = [torch.device("cuda", i) for i in range(gpus)] or [torch.device("cpu")]
-    elif isinstance(device, str | torch.device):
-        devices = [torch.device(device)]
-    elif isinstance(device, Sequence) and device:
-        devices = [torch.device(entry) for entry in device]
-    else:
+        names = [f"cuda:{number}" for number in range(gpus)] or ["cpu"]
+    if not isinstance(names, Sequence) or not names:
         raise InvalidValueError(
             f"device must be a list such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu'], got {device!r}"
         )
-    if gpus == 0 and any(entry.type == "cuda" for entry in devices):
+    devices = [torch.device(name) for name in names]
+    if gpus == 0 and any(each.type == "cuda" for each in devices):
         logger.warning("device=%s, but this machine has no GPU; using the CPU", device)
         return [torch.device("cpu")] * len(devices)
     if len(devices) == 1:
