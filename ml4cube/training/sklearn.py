@@ -462,7 +462,9 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
         )
     if weights is not None and weights.ndim != 1:
         raise InvalidTypeError(f"weights must have one value per sample, got shape {weights.shape}")
-    return Batch(x, y[:, 0] if y.shape[1] == 1 else y, weights)
+    if supervised and y.shape[1] == 1:  # scikit-learn expects one target as one dim
+        y = y[:, 0]
+    return Batch(x, y, weights)
 
 
 def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Batch:
@@ -492,7 +494,7 @@ def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Ba
 def _score(metric: Any, truth: Array, pred: Array, weights: Array | None) -> float:
     """Return a metric over all samples, weighted if it takes weights."""
     if hasattr(metric, "update"):
-        metric = copy.deepcopy(metric)  # The user's object stays empty.
+        metric = copy.deepcopy(metric)  # the user's object stays empty
         metric.update(pred, truth)
         return float(metric.compute())
     if weights is not None and _takes_weights(metric):

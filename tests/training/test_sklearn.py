@@ -184,6 +184,11 @@ def test_a_transformer_is_measured_on_what_it_gives_back():
     model = trainer.train()
     back = model.inverse_transform(model.transform(x))
     assert trainer.history["val_loss"] == [pytest.approx(np.square(back - x).mean(), rel=1e-5)]
+    shapes = Trainer(
+        PCA(1), x[:, :1], task_type="unsupervised", loss=lambda true, pred: true.shape == pred.shape
+    )
+    shapes.train()
+    assert shapes.history["train_loss"] == [True]  # also if X has one feature
 
 
 def test_a_clusterer_needs_no_score():
