@@ -6,7 +6,6 @@ here too.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -260,8 +259,8 @@ class ModelCheckpoint(_MonitorCallback):
         if not loop.state.step:  # a new run, such as the next fold's, leaves the files of others
             self.forget()
         self.run = loop.world.broadcast(self.run or uuid.uuid4().hex)
-        exist = loop.world.broadcast([path.exists() for path in self.paths])
-        self.kept = list(itertools.compress(self.kept, exist))
+        missing = loop.world.broadcast([path.name for path in self.paths if not path.exists()])
+        self.kept = [(value, name) for value, name in self.kept if name not in missing]
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
@@ -304,6 +303,7 @@ class ModelCheckpoint(_MonitorCallback):
             return False
 
     def _file_content(self, loop: TrainingLoop, epoch: int, value: float) -> dict[str, Any]:
+        """Return what the file of an epoch holds; every rank."""
         return {
             "model": loop.strategy.model_state(loop.model),
             "optimizer": loop.strategy.optimizer_state(loop.optimizer),

@@ -51,8 +51,8 @@ class Logger(ABC):
         If `params` is not a mapping.
     """
 
-    _module = ""  # that the logger imports
-    _package = ""  # that must be installed for it
+    # The module that the logger imports, and the package that must be installed for it.
+    _module, _package = "", ""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         if params is not None and not isinstance(params, Mapping):

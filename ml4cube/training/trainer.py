@@ -190,9 +190,9 @@ class Trainer(TrainerState):
         if self.mode == "train":
             self._check_optimizer()
         self.log_bar = log_bar
-        self._follow = FollowTrainer(self)
+        self._follower = FollowTrainer(self)
         self._callbacks += [
-            self._follow,
+            self._follower,
             *reporters(log_bar and progress, loggers),
             *as_callbacks(callbacks),
         ]
@@ -482,7 +482,7 @@ class Trainer(TrainerState):
         is_interrupted = self._state.batch > 0 and self._options.snapshot_path is not None
         resume = is_interrupted or not self._started
         self._started, self._loop = True, loop
-        self._follow.monitor = loop.monitor
+        self._follower.monitor = loop.monitor
         try:
             loop.run(resume=resume)
         except KeyboardInterrupt as interrupt:

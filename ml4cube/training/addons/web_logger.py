@@ -40,8 +40,8 @@ class NeptuneLoggerAddon(MixinAddOn):
     """
 
 
-# By service: the add-on, its logger, and the names by which the service's own functions call the
-# logger's arguments, which are accepted too.
+# By service: the add-on, its logger, and other names that users may give to arguments of the
+# logger, because the functions of the service or of zae-engine have them.
 _SERVICES: dict[str, tuple[type[MixinAddOn], type[Logger], dict[str, str]]] = {
     "wandb": (WandBLoggerAddon, WandBLogger, {"id": "run_id", "config": "params"}),
     "neptune": (

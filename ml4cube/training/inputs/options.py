@@ -156,12 +156,12 @@ class Options:
         """The time limit in seconds."""
         return None if self.max_time is None else _as_seconds(self.max_time)
 
-    def _check(self, name: str, kind: str, is_valid: Callable[[Any], bool]) -> None:
+    def _check(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
         """Refuse an invalid value; None is valid where it is the default."""
         value, is_optional = getattr(self, name), getattr(Options, name) is None
         if not is_valid(value) and not (is_optional and value is None):
-            kind += ", or None" if is_optional else ""
-            raise InvalidValueError(f"{name} must be {kind}, got {value!r}")
+            expected += ", or None" if is_optional else ""
+            raise InvalidValueError(f"{name} must be {expected}, got {value!r}")
 
 
 def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:
