@@ -307,10 +307,10 @@ class GradientAccumulator:
 
     def _take_step(self, *, ended: bool) -> tuple[bool, bool]:
         """Take a step with all ranks; return if it had samples, and if all ranks have `ended`."""
-        if self._batches == 0 and self._world.size == 1:
-            return False, True
-        if self._batches == 0:  # this rank has only the gradients of its last step
-            self.optimizer.zero_grad(set_to_none=True)
+        if self._batches == 0:
+            if self._world.size == 1:
+                return False, True
+            self.optimizer.zero_grad(set_to_none=True)  # else it takes those of the last step
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         has_grad = [p.grad is not None for p in parameters]
         samples, ranks_left, *ranks_with_grad = self._world.total(

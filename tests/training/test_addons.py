@@ -465,6 +465,7 @@ def test_precisions_are_chosen_and_computed_in():
         run = make(PrecisionMixerAddon, base=Look, precision=asked)
         run.run(1, loader(8))
         assert (run.precision, seen.pop()) == (chosen, dtype)
+    assert make(PrecisionMixerAddon, use_amp=True).precision == "bf16"  # asked for on a CPU, too
     with pytest.raises(InvalidValueError, match="did you mean 'bf16'"):
         make(PrecisionMixerAddon, precision="bf61")
     with pytest.raises(InvalidValueError, match=r"precision must be .* got 'half'"):

@@ -18,7 +18,9 @@ class _Precision:
     def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:
         if use_amp and precision == "fp32":
             raise InvalidTypeError("precision must not be 'fp32' with use_amp=True")
-        return choose_precision("auto" if precision is None else precision, device)
+        if precision is None:
+            precision = ["bf16", "fp16"] if use_amp else "auto"
+        return choose_precision(precision, device)
 
 
 class PrecisionMixerAddon(MixinAddOn):
@@ -26,7 +28,8 @@ class PrecisionMixerAddon(MixinAddOn):
 
     The Trainer's argument `precision` may be ``"auto"`` (the default: on a GPU bf16 if it
     supports that, else fp16; on a CPU fp32), a name, or a list of names, of which the first that
-    the device supports is used. Losses and metrics are always averaged in full precision.
+    the device supports is used. The default with ``use_amp=True`` is ``["bf16", "fp16"]``, also on
+    a CPU. Losses and metrics are always averaged in full precision.
 
     Examples
     --------
