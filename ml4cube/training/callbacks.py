@@ -176,17 +176,17 @@ class BestModel(_MonitorCallback):
 
     def on_train_end(self, loop: TrainingLoop) -> None:
         """Load the best weights into the model, on every rank."""
-        if self.value is None and not self._has_checked:
+        if self.value is None and self._has_checked:
+            raise RunError(
+                f"{self.monitor} was not a number in any epoch, so there is no best model; "
+                "look at trainer.history"
+            )
+        if self.value is None:
             logger.warning(
                 "training ended before any epoch was checked; the model has the weights of the "
                 "last step"
             )
             return
-        if self.value is None:
-            raise RunError(
-                f"{self.monitor} was not a number in any epoch, so there is no best model; "
-                "look at trainer.history"
-            )
         if loop.world.is_main:
             # Written again, because after a resume the file may be gone or another run's.
             self._write(loop)

@@ -83,11 +83,6 @@ class _Devices(TrainerBase):  # type: ignore[misc]
             self._move(device)
         return returned
 
-    def enter_rank(self) -> None:
-        """Turn this copy into the Trainer of one process."""
-        self._world = World.current(self.devices[local_rank()])
-        self._move(self._world.device)
-
     def _move(self, device: torch.device) -> None:
         self.model.to(device)
         if self.optimizer is not None:
@@ -141,8 +136,9 @@ def _run_rank(trainer: Any, seed: int, loader: Any, valid_loader: Any, n_epoch: 
 
     Rank 0 returns the result, and what the call has changed in the Trainer; other ranks None.
     """
-    trainer.enter_rank()
-    world = trainer._world
+    # This copy of the Trainer becomes that of one rank.
+    trainer._world = world = World.current(trainer.devices[local_rank()])
+    trainer._move(world.device)
     # Seeded like the parent process, but differently on each rank.
     torch.manual_seed((seed + world.rank) % 2**63)
     loader = share_loader(loader, world, exact=trainer.mode == "test", seed=seed)
