@@ -5,6 +5,7 @@ import itertools
 import os
 import pickle
 import sys
+from abc import ABC
 
 import pytest
 import torch
@@ -184,8 +185,8 @@ def test_what_is_no_add_on_is_refused(given, message):
         Trainer.add_on(given)
 
 
-class Mine(Trainer.add_on(Diary, StateManagerAddon)):
-    """A class that a user derives from one with add-ons."""
+class Mine(Trainer.add_on(Diary, StateManagerAddon), ABC):
+    """A class that a user derives from one with add-ons, and from another base."""
 
 
 def test_classes_and_trainers_with_add_ons_can_be_pickled(tmp_path):

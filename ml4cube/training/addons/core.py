@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,11 +62,11 @@ class MixinAddOn(AddOnBase):
         return type(base_cls)(name, (*cls.mixins, base_cls), {})
 
 
-class Combinable(type):
+class Combinable(ABCMeta):
     """Metaclass of Trainer classes, so that classes made by add-ons can be pickled.
 
     Such a class cannot be imported by name, so it is pickled as the class and the add-on that it
-    was made of.
+    was made of. It is an ABCMeta, so that a user's Trainer may have an abstract base, too.
     """
 
     add_ons: tuple[type[AddOnBase], ...] = ()  # all that are applied, the first one first
