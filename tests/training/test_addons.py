@@ -381,6 +381,8 @@ def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
     held_out = loader(7, batch_size=2, seed=1)
     with kept_ranks():
         again = run.run(1, loader(32, batch_size=4), held_out)
+        row = make(MultiGPUAddon, device=["cpu", "cpu"]).run_epoch(loader(8))
+    assert [rank["train_n"] for rank in row["ranks"]] == [4, 4]
     more = alone.run(1, loader(32, batch_size=8), held_out)
     assert again["val_loss"] == pytest.approx(more["val_loss"], rel=1e-5)
     assert again["epoch"] == [1, 2, 3]
