@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,25 +69,29 @@ class AdvancedTrainer:
     ) -> None:
         arguments = dict(locals())  # as given; later code adds local variables
         check_loss("criterion", criterion)
-        for name, callback, kind, kind_name in (
-            ("early_stopping", early_stopping, EarlyStopping, "an EarlyStopping"),
-            ("checkpoint", checkpoint, ModelCheckpoint, "a ModelCheckpoint"),
-        ):
-            if callback is not None and not isinstance(callback, kind):
-                raise InvalidTypeError(f"{name} must be {kind_name} or None, got {callback!r}")
+        if not isinstance(early_stopping, EarlyStopping | None):
+            raise InvalidTypeError(
+                f"early_stopping must be an EarlyStopping or None, got {early_stopping!r}"
+            )
+        if not isinstance(checkpoint, ModelCheckpoint | None):
+            raise InvalidTypeError(
+                f"checkpoint must be a ModelCheckpoint or None, got {checkpoint!r}"
+            )
         ddp_init()
-        self._world = World.current(device)
+        world = World.current(device)
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
-        self._callbacks: list[Callback] = [
-            *(callback for callback in (early_stopping, checkpoint) if callback is not None),
+        self._callbacks = [
+            *as_callbacks(early_stopping),
+            *as_callbacks(checkpoint),
             *reporters(progress, loggers),
             *as_callbacks(callbacks),
         ]
-        precision = pick_precision(use_amp, precision, self._world.device)
+        precision = pick_precision(use_amp, precision, world.device)
         self._options = Options.choose(
             AdvancedTrainer, arguments, "fit(..., epochs)", precision=precision
         )
-        self._scheduler, self._metrics = scheduler, metrics
+        self._scheduler = scheduler
+        self._make_loop = partial(Loop, model, Supervised(criterion), world=world, metrics=metrics)
         self.history = History()
 
     def fit(
@@ -97,10 +102,10 @@ class AdvancedTrainer:
     ) -> History:
         """Train for a number of epochs; called again, it trains on, and counts from 1."""
         loop = self._make_loop(
-            replace(self._options, epochs=epochs),
-            optimizer=self.optimizer,
-            train=train_loader,
-            val=val_loader,
+            self.optimizer,
+            train_loader,
+            val_loader,
+            options=replace(self._options, epochs=epochs),
             scheduler=self._scheduler,
             callbacks=self._callbacks,
         )
@@ -112,12 +117,4 @@ class AdvancedTrainer:
 
     def evaluate(self, loader: Any) -> dict[str, float]:
         """Validate once, exactly on any number of ranks; every rank must call this."""
-        # The limit may be a share of the training batches, of which there are none here.
-        options = replace(self._options, limit_train_batches=None)
-        return self._make_loop(options).evaluate(loader)
-
-    def _make_loop(self, options: Options, **for_training: Any) -> Loop:
-        step, metrics = Supervised(self.criterion), self._metrics
-        return Loop(
-            self.model, step, world=self._world, options=options, metrics=metrics, **for_training
-        )
+        return self._make_loop(options=self._options).evaluate(loader)

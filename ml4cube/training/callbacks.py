@@ -6,7 +6,6 @@ here too.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -153,7 +152,7 @@ class BestModel(_MonitorCallback):
 
     value: float | None
     epoch: int | None
-    weights: dict[str, torch.Tensor] | None
+    weights: dict[str, torch.Tensor] | None  # held by rank 0
     _initial_state: ClassVar = {"value": None, "epoch": None, "weights": None}
 
     def __init__(
@@ -161,7 +160,7 @@ class BestModel(_MonitorCallback):
     ) -> None:
         super().__init__(mode, monitor)
         self.path = None if path is None else Path(path)
-        self._has_checked = False  # in this process; not part of snapshots
+        self._has_checked = False  # True after a check in this process; not part of snapshots
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
@@ -177,18 +176,18 @@ class BestModel(_MonitorCallback):
 
     def on_train_end(self, loop: TrainingLoop) -> None:
         """Load the best weights into the model, on every rank."""
-        if self.value is None and not self._has_checked:
+        if self.value is None and self._has_checked:
+            raise RunError(
+                f"{self.monitor} was not a number in any epoch, so there is no best model; "
+                "look at trainer.history"
+            )
+        if self.value is None:
             logger.warning(
                 "training ended before any epoch was checked; the model has the weights of the "
                 "last step"
             )
             return
-        if self.value is None:
-            raise RunError(
-                f"{self.monitor} was not a number in any epoch, so there is no best model; "
-                "look at trainer.history"
-            )
-        if loop.world.is_main and self.weights is not None:
+        if loop.world.is_main:
             # Written again, because after a resume the file may be gone or another run's.
             self._write(loop)
         loop.load_weights(self.weights)
@@ -260,13 +259,13 @@ class ModelCheckpoint(_MonitorCallback):
         if not loop.state.step:  # a new run, such as the next fold's, leaves the files of others
             self.forget()
         self.run = loop.world.broadcast(self.run or uuid.uuid4().hex)
-        exist = loop.world.broadcast([path.exists() for path in self.paths])
-        self.kept = list(itertools.compress(self.kept, exist))
+        missing = loop.world.broadcast([path.name for path in self.paths if not path.exists()])
+        self.kept = [(value, name) for value, name in self.kept if name not in missing]
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
         value = monitored(row, self.monitor)
-        is_full = 0 < self.save_top_k <= len(self.kept)
+        is_full = 0 < self.save_top_k <= len(self.kept)  # never with -1, which keeps all
         to_beat = self.kept[-1][0] if is_full else None
         if not is_better(value, to_beat, self.mode):
             return
@@ -286,9 +285,11 @@ class ModelCheckpoint(_MonitorCallback):
 
     def _free_name(self, epoch: int) -> str:
         """Return the name of a file that no other run has written."""
-        suffixes = itertools.chain([""], (f"-v{version}" for version in itertools.count(1)))
-        names = (f"epoch-{epoch:04d}{suffix}.pt" for suffix in suffixes)
-        return next(name for name in names if self._is_free(name))
+        name, version = f"epoch-{epoch:04d}.pt", 0
+        while not self._is_free(name):
+            version += 1
+            name = f"epoch-{epoch:04d}-v{version}.pt"
+        return name
 
     def _is_free(self, name: str) -> bool:
         """Return True if no file has the name, or one that this run wrote and no longer knows."""
@@ -302,6 +303,7 @@ class ModelCheckpoint(_MonitorCallback):
             return False
 
     def _file_content(self, loop: TrainingLoop, epoch: int, value: float) -> dict[str, Any]:
+        """Return what the file of an epoch holds; every rank."""
         return {
             "model": loop.strategy.model_state(loop.model),
             "optimizer": loop.strategy.optimizer_state(loop.optimizer),

@@ -83,20 +83,17 @@ class MultiGPUTrainer(_ModelWrapper):
 
     def __init__(self, model: nn.Module, gpu_ids: Sequence[int] | None = None) -> None:
         check_model(model)
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        ids = list(range(count)) if gpu_ids is None else list(gpu_ids)
-        if count == 0:
-            if ids:
-                logger.warning("gpu_ids=%s, but this machine has no GPU; using the CPU", ids)
-            self.device = torch.device("cpu")
-        elif not ids or any(i not in range(count) for i in ids):
-            raise InvalidValueError(f"gpu_ids must be among {list(range(count))}, got {ids}")
-        else:
-            self.device = torch.device("cuda", ids[0])
+        gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        ids = list(gpus if gpu_ids is None else gpu_ids)
+        if gpus and (not ids or any(i not in gpus for i in ids)):
+            raise InvalidValueError(f"gpu_ids must be among {list(gpus)}, got {ids}")
+        if ids and not gpus:
+            logger.warning("gpu_ids=%s, but this machine has no GPU; using the CPU", ids)
+        self.device = torch.device("cuda", ids[0]) if gpus else torch.device("cpu")
         self.world = World.single(self.device)
-        self._unwrapped = model.to(self.device)
-        several = self.device.type == "cuda" and len(ids) > 1
-        self.model = DataParallel(self._unwrapped, device_ids=ids) if several else self._unwrapped
+        self.model = self._unwrapped = model.to(self.device)
+        if gpus and len(ids) > 1:
+            self.model = DataParallel(self._unwrapped, device_ids=ids)
 
 
 class DistributedTrainer(_ModelWrapper):
@@ -146,8 +143,7 @@ class DistributedTrainer(_ModelWrapper):
                 f"{self.world.rank} of {self.world.size}; start it with torchrun, or initialize "
                 "the process group first"
             )
-        self._unwrapped = model.to(self.world.device)
-        self.model = self._unwrapped
+        self.model = self._unwrapped = model.to(self.world.device)
         if self.world.size > 1:
             device_ids = [self.world.device] if self.world.device.type == "cuda" else None
             self.model = DistributedDataParallel(self._unwrapped, device_ids=device_ids)
@@ -287,7 +283,10 @@ class GradientAccumulator:
         torch.autograd.backward(loss * samples)
         self._batches += 1
         self._samples += samples
-        return self._batches == self.accumulation_steps and self._take_step(ended=False)[0]
+        if self._batches < self.accumulation_steps:
+            return False
+        stepped, _ = self._take_step(ended=False)
+        return stepped
 
     def flush(self) -> bool:
         """Take a step over the remaining batches of an epoch, if there are any.
@@ -300,28 +299,32 @@ class GradientAccumulator:
         bool
             Whether the optimizer took a step.
         """
-        stepped, all_ended = self._take_step(ended=True)
+        stepped = all_ended = False
         while not all_ended:
-            more, all_ended = self._take_step(ended=True)
-            stepped = stepped or more
+            has_stepped, all_ended = self._take_step(ended=True)
+            stepped = stepped or has_stepped
         return stepped
 
     def _take_step(self, *, ended: bool) -> tuple[bool, bool]:
-        """Take a step with all ranks; return whether it had samples, and whether all have ended."""
-        if self._batches == 0 and self._world.size == 1:
-            return False, True
+        """Take a step with all ranks; return if it had samples, and if all ranks have `ended`."""
         if self._batches == 0:
-            self.optimizer.zero_grad(set_to_none=True)
+            if self._world.size == 1:
+                return False, True
+            self.optimizer.zero_grad(set_to_none=True)  # else it takes those of the last step
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         has_grad = [p.grad is not None for p in parameters]
-        samples, ranks_left, *with_grad = self._world.total([self._samples, not ended, *has_grad])
+        samples, ranks_left, *ranks_with_grad = self._world.total(
+            [self._samples, not ended, *has_grad]
+        )
         stepped = samples > 0
         if stepped:
-            for parameter, ranks in zip(parameters, with_grad, strict=True):
-                if ranks > 0:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    parameter.grad.copy_(self._world.sum_tensor(parameter.grad)).div_(samples)
+            for parameter, n_ranks in zip(parameters, ranks_with_grad, strict=True):
+                if n_ranks == 0:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                # The gradient of `loss * samples`, summed over ranks and divided by all samples.
+                parameter.grad.copy_(self._world.sum_tensor(parameter.grad)).div_(samples)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
             self.optimizer.step()

@@ -24,63 +24,54 @@ __all__ = ["Callback", "TrainingLoop", "is_better", "monitored"]
 
 
 class TrainingLoop(Protocol):
-    """The training loop, as far as callbacks may use it."""
+    """The training loop, as far as callbacks may use it.
 
-    @property
-    def model(self) -> nn.Module:
-        """The model, without wrappers."""
+    Attributes
+    ----------
+    model : torch.nn.Module
+        The model, without wrappers.
+    optimizer : torch.optim.Optimizer
+        The optimizer.
+    scheduler : object or None
+        The scheduler.
+    scaler : torch.amp.GradScaler
+        The scaler of gradients in fp16; disabled in other precisions.
+    world : World
+        The ranks, and which of them this is.
+    strategy : Strategy
+        The layout of the model over the ranks.
+    options : Options
+        The settings of the run.
+    state : TrainState
+        Epochs and steps so far.
+    history : History
+        The rows of the epochs so far.
+    monitor : str
+        The column of the History that judges the run.
+    step_loss : torch.Tensor or None
+        The loss of the last step's last batch; None before the first step.
+    steps_done : int
+        Optimizer steps of this epoch that are done.
+    steps_per_epoch : int or None
+        Optimizer steps of an epoch; None if the loader has no length.
+    resumed : bool
+        True if the run was resumed from a snapshot.
+    """
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer."""
-
-    @property
-    def scheduler(self) -> Any:
-        """The scheduler, or None."""
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler:
-        """The scaler of gradients in fp16; disabled in other precisions."""
-
-    @property
-    def world(self) -> World:
-        """The ranks, and which of them this is."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """The layout of the model over the ranks."""
-
-    @property
-    def options(self) -> Options:
-        """The settings of the run."""
-
-    @property
-    def state(self) -> TrainState:
-        """Epochs and steps so far."""
-
-    @property
-    def history(self) -> History:
-        """The rows of the epochs so far."""
-
-    @property
-    def monitor(self) -> str:
-        """The column of the History that judges the run."""
-
-    @property
-    def step_loss(self) -> torch.Tensor | None:
-        """The loss of the last step's last batch."""
-
-    @property
-    def steps_done(self) -> int:
-        """Optimizer steps of this epoch that are done."""
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Optimizer steps of an epoch; None if the loader has no length."""
-
-    @property
-    def resumed(self) -> bool:
-        """True if the run was resumed from a snapshot."""
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: Any
+    scaler: torch.amp.GradScaler
+    world: World
+    strategy: Strategy
+    options: Options
+    state: TrainState
+    history: History
+    monitor: str
+    step_loss: torch.Tensor | None
+    steps_done: int
+    steps_per_epoch: int | None
+    resumed: bool
 
     def load_weights(self, weights: Mapping[str, Any] | None) -> None:
         """Load weights that rank 0 holds into the model of all ranks; every rank.

@@ -51,9 +51,8 @@ class Logger(ABC):
         If `params` is not a mapping.
     """
 
-    _repr_attribute = "run_id"
-    _module = ""  # that the logger imports
-    _package = ""  # that must be installed for it
+    # The module that the logger imports, and the package that must be installed for it.
+    _module, _package = "", ""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         if params is not None and not isinstance(params, Mapping):
@@ -98,9 +97,6 @@ class Logger(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(getattr(self, self._repr_attribute, None))!r})"
-
     @abstractmethod
     def _open(self, step: int) -> Any:
         """Open the log without the entries of steps after `step`; return what `_write` needs."""
@@ -116,10 +112,6 @@ class Logger(ABC):
 class _FileLogger(Logger):
     """A text file with a line per `log`, opened only to write it."""
 
-    _repr_attribute = "path"
-    # How a first line begins that `log` appends, so that a kill may cut it off.
-    _line_start: str | None = None
-
     def __init__(self, path: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
         check_path("path", path, optional=False)
@@ -133,15 +125,14 @@ class _FileLogger(Logger):
 
     def _rows(self, step: float) -> list[dict[str, Any]]:
         """Return the rows up to a step, without a last line that was cut off by a kill."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        text = content.decode("utf-8", errors="replace")
-        lines = text[: text.rfind("\n") + 1]
+        if not self.path.exists():
+            return []
+        text = self.path.read_bytes().decode("utf-8", errors="replace")
+        whole_lines = text[: text.rfind("\n") + 1]
         try:
-            start = self._line_start
-            is_cut_line = start is not None and start.startswith(text[: len(start)])
-            if text and not lines and not is_cut_line:
+            if text and not whole_lines:
                 raise ValueError
-            rows = self._parse(io.StringIO(lines, newline=""))
+            rows = self._parse(io.StringIO(whole_lines, newline=""))
             return [row for row in rows if row.get("step", 0) <= step]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise StoreExistsError(
@@ -242,14 +233,14 @@ class JSONLLogger(_FileLogger):
     {"step": 10, "train_loss": 0.5}
     """
 
-    _line_start = '{"step":'
-
     def _open(self, step: int) -> bool:
-        keeps_params = step > 0 and not self.params
-        rows = [row for row in self._rows(step) if "params" not in row or keeps_params]
-        params = [{"params": self.params}] if self.params else []
-        write_bytes(self.path, "".join(map(_json_line, [*params, *rows])).encode())
-        return True
+        rows = self._rows(step)
+        if self.params or step <= 0:  # params that the file has are kept in a resumed run only
+            rows = [row for row in rows if "params" not in row]
+        if self.params:
+            rows.insert(0, {"params": self.params})
+        write_bytes(self.path, "".join(map(_json_line, rows)).encode())
+        return True  # nothing stays open
 
     def _write(self, values: dict[str, float], step: int) -> None:
         self._append(_json_line({"step": step, **values}))
@@ -280,7 +271,6 @@ class TensorBoardLogger(Logger):
         If tensorboard is not installed.
     """
 
-    _repr_attribute = "log_dir"
     _module, _package = "torch.utils.tensorboard", "tensorboard"
 
     def __init__(self, log_dir: str | Path, params: Mapping[str, Any] | None = None) -> None:

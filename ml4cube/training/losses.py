@@ -65,21 +65,24 @@ class MaskedLoss:
     def __init__(self, loss: Callable[..., Any], weights: Any = None) -> None:
         self.loss = check_loss("loss", loss)
         self._cellwise = ShapeChecked("loss", reduced(loss, "none"))
+        # The class weights of targets, if the loss has classes.
         self._classes = ClassWeights(loss) if is_over_classes(loss) else None
-        ignored = setting(loss, "ignore_index")
-        self._ignored_class = ignored if self._classes is None else self._classes.ignored
+        ignored: int | None = setting(loss, "ignore_index")
+        if self._classes is not None:
+            ignored = self._classes.ignored  # The default of torch if `loss` has none.
+        self._ignored_class = ignored
         self._weights = None if weights is None else _as_weights(weights)
 
     def __call__(
         self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the weighted mean over the cells that have a value."""
-        mask = self._mask(target)
-        if mask is not None:
-            target = torch.where(mask, target, torch.zeros_like(target))
+        gaps = self._gaps(target)
+        if gaps is not None:
+            target = torch.where(gaps, 0, target)
             if pred.shape == target.shape:
-                # Masked before the loss as well as after it, so that 0 * NaN reaches no gradient.
-                pred = torch.where(mask, pred, torch.zeros_like(pred))
+                # Filled before the loss as well as after it, so that 0 * NaN reaches no gradient.
+                pred = torch.where(gaps, 0, pred)
         values = self._cellwise(pred, target)
         if not isinstance(values, torch.Tensor) or values.shape != target.shape:
             shape = tuple(getattr(values, "shape", ()))
@@ -88,9 +91,9 @@ class MaskedLoss:
                 f"{tuple(target.shape)}, or take reduction='none'; got shape {shape}"
             )
         values = values if values.dtype == torch.float64 else values.float()
-        cell_weights = self._cell_weights(target, mask, weights).to(values.dtype)
-        if mask is not None:
-            values = torch.where(mask, values, torch.zeros_like(values))
+        cell_weights = self._cell_weights(target, gaps, weights).to(values.dtype)
+        if gaps is not None:
+            values = torch.where(gaps, 0, values)
         total = self._total(cell_weights, target).clamp_min(torch.finfo(values.dtype).tiny)
         return (values * cell_weights).sum() / total
 
@@ -109,37 +112,36 @@ class MaskedLoss:
         torch.Tensor
             A scalar on the device of the target.
         """
-        return self._total(self._cell_weights(target, self._mask(target), weights), target)
+        return self._total(self._cell_weights(target, self._gaps(target), weights), target)
 
     def _total(self, cell_weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the denominator of the mean, with the class weights that the loss contains."""
         class_weights = None if self._classes is None else self._classes(target)
         return (cell_weights if class_weights is None else cell_weights * class_weights).sum()
 
-    def _mask(self, target: torch.Tensor) -> torch.Tensor | None:
-        """Return which cells have a value; None if all have."""
+    def _gaps(self, target: torch.Tensor) -> torch.Tensor | None:
+        """Return which cells have no value; None if all have one."""
         if target.is_floating_point():
-            return target.isfinite()
-        return None if self._ignored_class is None else target != self._ignored_class
+            return ~target.isfinite()
+        return None if self._ignored_class is None else target == self._ignored_class
 
     def _cell_weights(
-        self, target: torch.Tensor, mask: torch.Tensor | None, weights: torch.Tensor | None
+        self, target: torch.Tensor, gaps: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the product of all weights of every cell, 0 where it has no value."""
         combined = torch.ones(target.shape, device=target.device)
         if self._weights is not None:
             self._weights = self._weights.to(target.device)
             combined = combined * self._weights
-        if weights is not None:  # the batch's, per sample or per cell
-            combined = combined * weights.reshape(
-                *weights.shape, *(1,) * (target.ndim - weights.ndim)
-            )
+        if weights is not None:  # the weights in the batch, per sample or per cell
+            missing_dims = (1,) * (target.ndim - weights.ndim)
+            combined = combined * weights.reshape(*weights.shape, *missing_dims)
         if combined.shape != target.shape:
             raise InvalidValueError(
                 f"weights must broadcast to the target's shape {tuple(target.shape)}, "
                 f"got {tuple(combined.shape)}"
             )
-        return combined if mask is None else torch.where(mask, combined, torch.zeros_like(combined))
+        return combined if gaps is None else torch.where(gaps, 0, combined)
 
 
 def masked(loss: Callable[..., Any]) -> MaskedLoss:
@@ -210,10 +212,10 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
             f"example -2 for (..., lat, lon); got {axis}"
         )
     units = getattr(latitude, "attrs", {}).get("units")
-    weights = cell_areas(latitude, units, "latitude", bounds)
     # Rounded, because the cosine of a pole is 6e-17 in floats, and not 0.
-    weights = weights.round(12).reshape(*weights.shape, *(1,) * (-axis - dims))
-    return torch.from_numpy(weights).float()
+    weights = cell_areas(latitude, units, "latitude", bounds).round(12)
+    trailing_dims = (1,) * (-axis - dims)
+    return torch.from_numpy(weights.reshape(*weights.shape, *trailing_dims)).float()
 
 
 def _as_weights(weights: Any) -> torch.Tensor:

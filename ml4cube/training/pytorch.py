@@ -16,11 +16,10 @@ from ml4cube.training.callbacks import (
     BestModel,
     Callback,
     EarlyStopping,
-    LoggerCallback,
     LossPlot,
-    Progress,
     RankReport,
     explain_interrupt,
+    reporters,
 )
 from ml4cube.training.events import as_callbacks
 from ml4cube.training.inputs.checks import check_loss
@@ -221,16 +220,13 @@ class Trainer:
             raise InvalidTypeError(
                 f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}"
             )
-        built_in: list[Callback] = [self._best]
-        if progress:
-            built_in.append(Progress())
+        built_in: list[Callback] = [self._best, *reporters(progress, loggers)]
         if early_stopping:
             built_in.append(default_stopping if early_stopping is True else early_stopping)
         if validate_parallelism:
             built_in.append(RankReport())
         if create_loss_plot and best_path is not None:
             built_in.append(LossPlot(best_path.with_name(f"{best_path.stem}_loss.png")))
-        built_in.append(LoggerCallback(loggers))
         self._loop = Loop(
             model,
             step,
@@ -308,7 +304,7 @@ class Trainer:
         """
         if self.best_epoch is None:
             raise RunError("no epoch was finished yet, so none is the best; call train() first")
-        self._best.on_train_end(self._loop)
+        self._loop.load_weights(self._best.weights)
         return self._loop.strategy.unshard(self._loop.model).eval()
 
     def evaluate(self, loader: Iterable[Any] | Mapping[str, Iterable[Any]]) -> dict[str, float]:

@@ -16,7 +16,8 @@ from ml4cube.training.inputs.checks import refuse_class
 
 logger = logging.getLogger(__name__)
 
-_SLOW = 0.2  # fraction of the time that others wait for a rank that is called slow
+# A rank is called slow if others wait for it at least this fraction of the time.
+_SLOW = 0.2
 
 
 class RankReport(Callback):
@@ -72,13 +73,11 @@ class RankReport(Callback):
             "val_n": sum(rank.get("val_n", 0) for rank in ranks),
             "val_loss": row.get("val_loss"),
         }
-        names = list(ranks[0])
-        cells = [names, *([_cell(n, rank.get(n)) for n in names] for rank in [*ranks, total])]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in cells
+        columns = [
+            [name, *(_cell(name, rank.get(name)) for rank in [*ranks, total])] for name in ranks[0]
         ]
+        padded = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
+        lines = ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
         return "\n".join([f"epoch {row['epoch']}", *lines, *_describe_slow_rank(ranks)])
 
 
@@ -120,8 +119,8 @@ class Progress(Callback):
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write a line for a check inside an epoch."""
-        if self._bar is not None and loop.state.batch:
-            write_line(self.line(row, loop.options.epochs, _best(loop)))
+        if self._bar is not None and loop.state.batch:  # 0 at the end of an epoch
+            write_line(self.line(row, loop.options.epochs, _describe_best(loop)))
 
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Remove the bar and write the epoch's line."""
@@ -134,7 +133,7 @@ class Progress(Callback):
         time_format = "%H:%M" if remaining_s < 12 * 3600 else "%Y-%m-%d %H:%M"
         end_time = time.localtime(now + remaining_s)
         end = time.strftime(time_format, end_time) if remaining_s > 0 else None
-        write_line(self.line(row, epochs, _best(loop), end))
+        write_line(self.line(row, epochs, _describe_best(loop), end))
 
     def on_close(self, loop: TrainingLoop) -> None:
         """Remove the bar."""
@@ -163,7 +162,8 @@ class Progress(Callback):
             One line.
         """
         step = f", step {row['step']}" if "step" in row else ""
-        losses = [f"{n} {row[n]:.6g}" for n in ("train_loss", "val_loss") if row.get(n) is not None]
+        names = [name for name in ("train_loss", "val_loss") if row.get(name) is not None]
+        losses = [f"{name} {row[name]:.6g}" for name in names]
         if best is not None:
             losses[-1] += f" (best: {best})"
         seconds = row["seconds"]
@@ -243,7 +243,7 @@ class LoggerCallback(Callback):
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Log the row of a check inside an epoch."""
-        if loop.state.batch:
+        if loop.state.batch:  # 0 at the end of an epoch
             self.on_epoch_end(loop, row)
 
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
@@ -277,12 +277,13 @@ class LoggerCallback(Callback):
                 if hasattr(target, method):
                     getattr(target, method)(*args)
             except Exception:
-                logger.exception("logger %s failed and is dropped; training continues", target)
+                name = type(target).__name__
+                logger.exception("logger %s failed and is dropped; training continues", name)
                 self._loggers[number] = None
 
 
-def _best(loop: TrainingLoop) -> str | None:
-    """Return the best value of the monitored column, in words."""
+def _describe_best(loop: TrainingLoop) -> str | None:
+    """Return the best value so far of the monitored column, in words."""
     best, best_value, columns = None, None, loop.history.to_dict()
     for epoch, value in zip(columns["epoch"], columns.get(loop.monitor, ()), strict=False):
         if value is not None and is_better(value, best_value, loop.options.mode):

@@ -269,8 +269,8 @@ class CosineRestartScheduler(CosineAnnealingScheduler):
 
     def _factor(self, iteration: int) -> float:
         if iteration < self.total_iters:
-            # The position in the current cycle, in units of 1/total_iters of a cycle. In integers,
-            # because floats would round the remainder.
+            # The same fraction of `total_iters` as of a cycle that has passed. Computed in
+            # integers, because floats would round the remainder.
             iteration = iteration * self.cycles % self.total_iters
         return super()._factor(iteration)
 
@@ -303,7 +303,7 @@ class WarmUpScheduler(_FactorScheduler):
     """
 
     def _factor(self, iteration: int) -> float:
-        return min(1.0, iteration / self.total_iters + 1 / self.total_iters)
+        return min(1.0, iteration / self.total_iters + 1 / self.total_iters)  # counted from 1
 
 
 class SchedulerChain(SequentialLR):
@@ -312,13 +312,13 @@ class SchedulerChain(SequentialLR):
     Parameters
     ----------
     *schedulers : LRScheduler
-        Schedulers of one optimizer, of this module or of torch. All but the last must have
-        ``total_iters``.
+        Schedulers of one optimizer, of this module or of torch, but no chain of them. All but the
+        last must have ``total_iters``.
 
     Raises
     ------
     InvalidTypeError
-        If one of them is not a scheduler.
+        If one of them is not a scheduler, or is a chain.
     InvalidValueError
         If there is none, they have different optimizers, or one before the last has no
         ``total_iters``.
@@ -340,31 +340,28 @@ class SchedulerChain(SequentialLR):
     """
 
     def __init__(self, *schedulers: LRScheduler) -> None:
-        links = [link for scheduler in schedulers for link in _flatten(scheduler)]
-        if not links:
+        if not schedulers:
             raise InvalidValueError("SchedulerChain() needs at least one scheduler")
-        if len({id(link.optimizer) for link in links}) > 1:
+        for scheduler in schedulers:
+            # SequentialLR cannot start another SequentialLR at a milestone.
+            if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, SequentialLR):
+                raise InvalidTypeError(
+                    "SchedulerChain takes schedulers one by one, as in SchedulerChain(first, "
+                    f"second), and no chain of them; got {scheduler!r}"
+                )
+        if len({id(scheduler.optimizer) for scheduler in schedulers}) > 1:
             raise InvalidValueError(
                 "the schedulers of a SchedulerChain must have the same optimizer"
             )
         lengths: list[int] = []
-        for number, link in enumerate(links[:-1], start=1):
-            length = getattr(link, "total_iters", None)
+        for number, scheduler in enumerate(schedulers[:-1], start=1):
+            length = getattr(scheduler, "total_iters", None)
             if not isinstance(length, int):
                 raise InvalidValueError(
-                    f"scheduler {number} of the chain, {type(link).__name__}, has no total_iters; "
-                    "only the last one may have none"
+                    f"scheduler {number} of the chain, {type(scheduler).__name__}, has no "
+                    "total_iters; only the last one may have none"
                 )
             lengths.append(length)
-        self.total_iters = sum(lengths) + getattr(links[-1], "total_iters", 0)
-        super().__init__(links[0].optimizer, links, list(itertools.accumulate(lengths)))
-
-
-def _flatten(scheduler: Any) -> list[LRScheduler]:
-    """Return the schedulers of a chain, or the scheduler itself."""
-    if not isinstance(scheduler, LRScheduler):
-        raise InvalidTypeError(
-            f"SchedulerChain takes schedulers one by one, as in SchedulerChain(first, second); "
-            f"got {scheduler!r}"
-        )
-    return list(scheduler._schedulers) if isinstance(scheduler, SchedulerChain) else [scheduler]
+        self.total_iters = sum(lengths) + getattr(schedulers[-1], "total_iters", 0)
+        milestones = list(itertools.accumulate(lengths))
+        super().__init__(schedulers[0].optimizer, list(schedulers), milestones)

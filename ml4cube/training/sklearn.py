@@ -24,6 +24,7 @@ from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
+    RunError,
     StoreError,
     check_choice,
 )
@@ -192,11 +193,13 @@ class Trainer:
             If `train_data` or `test_data` is empty.
         InvalidValueError
             If there are more samples than `max_samples`.
+        RunError
+            If the monitored value is NaN in every epoch.
         """
         state = TrainState()
-        # What the callback for loggers reads of a training loop.
+        # The attributes of a `TrainingLoop` that LoggerCallback reads.
         loop: Any = SimpleNamespace(world=World.single("cpu"), state=state)
-        best, best_value, best_epoch = copy.deepcopy(self.model), None, 0
+        best, best_value, best_epoch = None, None, 0
         try:
             self._loggers.on_train_start(loop)
             for epoch in range(1, self._epochs + 1):
@@ -204,7 +207,7 @@ class Trainer:
                 value = None if self._monitor is None else row[self._monitor]
                 if value is None or is_better(value, best_value, self._mode):
                     best, best_value, best_epoch = copy.deepcopy(self.model), value, epoch
-                    self.best_epoch = epoch
+                    self.best_epoch = best_epoch
                     if self._path is not None:
                         save_model(self._path, best)
                 self._loggers.on_epoch_end(loop, row)
@@ -212,6 +215,11 @@ class Trainer:
                     break
         finally:
             self._loggers.on_close(loop)
+        if best is None:
+            raise RunError(
+                f"{self._monitor} was not a number in any epoch, so there is no best model; look "
+                "at trainer.history"
+            )
         self.model = best
         if self._path is not None and hasattr(self._mlflow, "log_artifact"):
             self._mlflow.log_artifact(str(self._path), self._path.name)
@@ -239,10 +247,11 @@ class Trainer:
         row: dict[str, Any] = {"epoch": state.epoch}
         for part, data in self._evaluated.items():
             row |= self._evaluate(data, part)
-            prefix = "training" if part == "train" else "validation"
-            for name in self._metrics if self._mlflow is not None else ():
-                score = row[_column(part, name)]
-                self._mlflow.log_metric(f"{prefix}_{name}", score, step=state.epoch)
+            if self._mlflow is not None:
+                prefix = "training" if part == "train" else "validation"
+                for name in self._metrics:
+                    score = row[_column(part, name)]
+                    self._mlflow.log_metric(f"{prefix}_{name}", score, step=state.epoch)
         row |= {"samples": samples, "seconds": time.perf_counter() - started}
         self.history.append(row)
         if self._progress:
@@ -254,15 +263,14 @@ class Trainer:
     def _partial_fit(self, state: TrainState) -> int:
         """Train on all batches once, and return the number of samples."""
         if self._classes is None and self._is_supervised and is_classifier(self.model):
-            classes = [np.unique(batch.y) for batch in self._batches(self._train_data, "train")]
-            self._classes = np.unique(np.concatenate(classes))
-        is_first_epoch = state.epoch == 0 and self._classes is not None
-        # scikit-learn takes the classes in the first call of partial_fit.
-        arguments = {"classes": self._classes} if is_first_epoch else {}
+            of_batches = [np.unique(batch.y) for batch in self._batches(self._train_data, "train")]
+            self._classes = np.unique(np.concatenate(of_batches))
         samples = 0
         for batch in self._batches(self._train_data, "train"):
-            self._learn(self.model.partial_fit, batch, **arguments)
             arguments = {}
+            if state.step == 0 and self._classes is not None:
+                arguments["classes"] = self._classes  # only the first call of all takes them
+            self._learn(self.model.partial_fit, batch, **arguments)
             samples += len(batch.x)
             state.step += 1
         return samples
@@ -307,10 +315,9 @@ class Trainer:
 
     def _evaluate(self, data: Any, part: str) -> dict[str, float]:
         """Return loss and metrics over all samples, by column."""
-        # Predicted batch by batch, so that the inputs of all samples need not fit into memory.
-        predicted = []
-        for x, y, weights in self._batches(data, part):
-            predicted.append(Batch(self._predict(x), y if self._is_supervised else x, weights))
+        # Batches with the prediction in place of X, so that not all inputs must fit into memory.
+        batches = self._batches(data, part)
+        predicted = (Batch(self._predict(x), y, weights) for x, y, weights in batches)
         pred, truth, weights = _concatenate(predicted)
         return {
             _column(part, name): _score(metric, truth, pred, weights)
@@ -430,11 +437,14 @@ def _column(part: str, name: str) -> str:
 
 
 def _as_batch(batch: Any, *, supervised: bool) -> Batch:
-    """Return a batch ``(X, y)``, ``(X, y, weights)`` or X as arrays; of X alone, y is X."""
+    """Return a batch ``(X, y)``, ``(X, y, weights)`` or X as arrays; unsupervised, y is X."""
     if isinstance(batch, Mapping):  # variables are stacked as channels
         batch = as_pair(batch)
     items = batch if isinstance(batch, tuple | list) else (batch,)
-    arrays = [np.asarray(i.numpy(force=True) if isinstance(i, torch.Tensor) else i) for i in items]
+    arrays = [
+        item.numpy(force=True) if isinstance(item, torch.Tensor) else np.asarray(item)
+        for item in items
+    ]
     if len(arrays) not in (1, 2, 3):
         raise InvalidTypeError(
             f"a batch must be (X, y), (X, y, weights) or X, got {len(arrays)} items"
@@ -444,7 +454,7 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
             "a batch must be (X, y), got X alone; use task_type='unsupervised' to train without y"
         )
     x = arrays[0].reshape(len(arrays[0]), -1)
-    y = arrays[1].reshape(len(arrays[1]), -1) if len(arrays) > 1 else x
+    y = arrays[1].reshape(len(arrays[1]), -1) if supervised else x
     weights = arrays[2] if len(arrays) == 3 else None
     if len(x) != len(y):
         raise InvalidValueError(
@@ -452,10 +462,13 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
         )
     if weights is not None and weights.ndim != 1:
         raise InvalidTypeError(f"weights must have one value per sample, got shape {weights.shape}")
-    return Batch(x, y[:, 0] if y.shape[1] == 1 else y, weights)
+    if supervised and y.shape[1] == 1:  # scikit-learn expects one target as one dim
+        y = y[:, 0]
+    return Batch(x, y, weights)
 
 
 def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Batch:
+    """Return all samples as one batch; refuse more than `max_samples`."""
     read: list[Batch] = []
     samples = 0
     for batch in batches:
@@ -466,18 +479,22 @@ def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Ba
                 f"train_data has more than max_samples={max_samples}; increase it, or use an "
                 "estimator with partial_fit and batch_training=True"
             )
-    x, y, weights = zip(*read, strict=True)
-    all_weights = None
-    if any(one is not None for one in weights):  # samples without a weight have weight 1
-        weighed = (np.ones(len(b.x)) if b.weights is None else b.weights for b in read)
-        all_weights = np.concatenate(list(weighed))
-    return Batch(np.concatenate(x), np.concatenate(y), all_weights)
+    weights = None
+    if any(batch.weights is not None for batch in read):  # samples without a weight have weight 1
+        weights = np.concatenate(
+            [np.ones(len(b.x)) if b.weights is None else b.weights for b in read]
+        )
+    return Batch(
+        np.concatenate([batch.x for batch in read]),
+        np.concatenate([batch.y for batch in read]),
+        weights,
+    )
 
 
 def _score(metric: Any, truth: Array, pred: Array, weights: Array | None) -> float:
     """Return a metric over all samples, weighted if it takes weights."""
     if hasattr(metric, "update"):
-        metric = copy.deepcopy(metric)  # The user's object stays empty.
+        metric = copy.deepcopy(metric)  # the user's object stays empty
         metric.update(pred, truth)
         return float(metric.compute())
     if weights is not None and _takes_weights(metric):

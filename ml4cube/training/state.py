@@ -132,9 +132,6 @@ class History:
     def __getitem__(self, column: str) -> list[Any]:
         return list(self._columns[column])
 
-    def __contains__(self, column: object) -> bool:
-        return column in self._columns
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
 

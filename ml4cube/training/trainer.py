@@ -143,8 +143,6 @@ class Trainer(TrainerState):
     ['train_mae', 'val_mae']
     """
 
-    add_ons: tuple[type[AddOnBase], ...] = ()
-
     def __init__(
         self,
         model: nn.Module,
@@ -168,7 +166,7 @@ class Trainer(TrainerState):
         arguments = dict(locals())  # as given; later code adds local variables
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
-        loggers = [*as_list(loggers), *web_loggers(web_logger, self.add_ons)]
+        loggers = [*as_list(loggers), *web_loggers(web_logger, type(self).add_ons)]
         ddp_init()
         world = World.current(_device_of_this_rank(device))
         super().__init__(
@@ -192,9 +190,9 @@ class Trainer(TrainerState):
         if self.mode == "train":
             self._check_optimizer()
         self.log_bar = log_bar
-        self._follow = FollowTrainer(self)
+        self._follower = FollowTrainer(self)
         self._callbacks += [
-            self._follow,
+            self._follower,
             *reporters(log_bar and progress, loggers),
             *as_callbacks(callbacks),
         ]
@@ -484,7 +482,7 @@ class Trainer(TrainerState):
         is_interrupted = self._state.batch > 0 and self._options.snapshot_path is not None
         resume = is_interrupted or not self._started
         self._started, self._loop = True, loop
-        self._follow.monitor = loop.monitor
+        self._follower.monitor = loop.monitor
         try:
             loop.run(resume=resume)
         except KeyboardInterrupt as interrupt:
@@ -516,9 +514,6 @@ class Trainer(TrainerState):
 
         `wrapped` are the methods whose overrides the loop calls around its own passes or batches.
         """
-        options = replace(self._options, epochs=epochs)
-        if train is None:  # The limit may be a share of the training batches.
-            options = replace(options, limit_train_batches=None)
         loop = Loop(
             self.model,
             UserStep(self, wrapped),
@@ -526,7 +521,7 @@ class Trainer(TrainerState):
             train,
             val,
             world=self._world,
-            options=options,
+            options=replace(self._options, epochs=epochs),
             scheduler=None if train is None else self.scheduler,
             metrics=self._metrics,
             callbacks=self._callbacks,

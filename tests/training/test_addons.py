@@ -5,6 +5,7 @@ import itertools
 import os
 import pickle
 import sys
+from abc import ABC
 
 import pytest
 import torch
@@ -184,8 +185,8 @@ def test_what_is_no_add_on_is_refused(given, message):
         Trainer.add_on(given)
 
 
-class Mine(Trainer.add_on(Diary, StateManagerAddon)):
-    """A class that a user derives from one with add-ons."""
+class Mine(Trainer.add_on(Diary, StateManagerAddon), ABC):
+    """A class that a user derives from one with add-ons, and from another base."""
 
 
 def test_classes_and_trainers_with_add_ons_can_be_pickled(tmp_path):
@@ -380,6 +381,8 @@ def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
     held_out = loader(7, batch_size=2, seed=1)
     with kept_ranks():
         again = run.run(1, loader(32, batch_size=4), held_out)
+        row = make(MultiGPUAddon, device=["cpu", "cpu"]).run_epoch(loader(8))
+    assert [rank["train_n"] for rank in row["ranks"]] == [4, 4]
     more = alone.run(1, loader(32, batch_size=8), held_out)
     assert again["val_loss"] == pytest.approx(more["val_loss"], rel=1e-5)
     assert again["epoch"] == [1, 2, 3]
@@ -465,6 +468,7 @@ def test_precisions_are_chosen_and_computed_in():
         run = make(PrecisionMixerAddon, base=Look, precision=asked)
         run.run(1, loader(8))
         assert (run.precision, seen.pop()) == (chosen, dtype)
+    assert make(PrecisionMixerAddon, use_amp=True).precision == "bf16"  # asked for on a CPU, too
     with pytest.raises(InvalidValueError, match="did you mean 'bf16'"):
         make(PrecisionMixerAddon, precision="bf61")
     with pytest.raises(InvalidValueError, match=r"precision must be .* got 'half'"):

@@ -78,7 +78,8 @@ def build(name, opt):
     if name == "chain":
         return SchedulerChain(
             WarmUpScheduler(opt, 3),
-            SchedulerChain(LinearScheduler(opt, 4, 0.1), CosineAnnealingScheduler(opt, 5)),
+            LinearScheduler(opt, 4, 0.1),
+            CosineAnnealingScheduler(opt, 5),
         )
     if name == "milestones":
         later = torch.optim.lr_scheduler.MultiStepLR(opt, [2, 5])
@@ -134,6 +135,7 @@ def test_chain_runs_its_links_in_turn(second):
         (lambda opt: CosineRestartScheduler(opt, 3), "at most total_iters=3, got 4"),
         (lambda opt: SchedulerChain(), "at least one scheduler"),
         (lambda opt: SchedulerChain([WarmUpScheduler(opt, 2)]), "one by one"),
+        (lambda opt: SchedulerChain(SchedulerChain(WarmUpScheduler(opt, 2))), "no chain of them"),
         (
             lambda opt: SchedulerChain(WarmUpScheduler(opt, 2), WarmUpScheduler(optimizer(1.0), 2)),
             "same optimizer",
@@ -156,4 +158,3 @@ def test_every_cycle_begins_with_the_initial_rate(cycles):
     # 15 / 22 * 22 < 15 in floats
     scheduler = CosineRestartScheduler(optimizer(1.0), np.int64(10 * cycles), cycles=cycles)
     assert [rate for (rate,) in rates(scheduler, 10 * cycles)][::10] == [1.0] * cycles
-    assert SchedulerChain(scheduler, WarmUpScheduler(scheduler.optimizer, 1)).total_iters > 10

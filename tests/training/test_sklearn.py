@@ -18,7 +18,7 @@ from sklearn.neural_network import MLPRegressor
 from torch.utils.data import DataLoader, TensorDataset
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError, StoreError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.loggers import CSVLogger
 from ml4cube.training.sklearn import Trainer, load_model, save_model
@@ -113,6 +113,13 @@ def test_the_best_epoch_is_returned_and_saved(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["best.skops"]
 
 
+def test_without_a_number_to_choose_by_no_estimator_is_returned():
+    x, y = numbers()
+    trainer = Trainer(SGDRegressor(), [(x, y)], loss=lambda true, pred: np.nan)
+    with pytest.raises(RunError, match="train_loss was not a number in any epoch"):
+        trainer.train()
+
+
 def test_patience_counts_epochs_without_improvement():
     x, y = numbers()
     for patience, how in ((2, {}), (1, {"monitor": "r2", "mode": "max"})):
@@ -177,6 +184,11 @@ def test_a_transformer_is_measured_on_what_it_gives_back():
     model = trainer.train()
     back = model.inverse_transform(model.transform(x))
     assert trainer.history["val_loss"] == [pytest.approx(np.square(back - x).mean(), rel=1e-5)]
+    shapes = Trainer(
+        PCA(1), x[:, :1], task_type="unsupervised", loss=lambda true, pred: true.shape == pred.shape
+    )
+    shapes.train()
+    assert shapes.history["train_loss"] == [True]  # also if X has one feature
 
 
 def test_a_clusterer_needs_no_score():

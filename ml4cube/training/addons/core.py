@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copyreg
 import functools
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
@@ -50,52 +51,52 @@ class AddOnBase(ABC):
 
 
 class MixinAddOn(AddOnBase):
-    """An add-on that puts a mixin in front of the Trainer class."""
+    """An add-on that puts mixins in front of the Trainer class."""
 
-    mixin: type
+    mixins: tuple[type, ...] = ()
 
     @classmethod
     def apply(cls, base_cls: Any) -> Any:
-        """Return a subclass of the mixin and the Trainer class."""
-        name = f"TrainerWith{cls.mixin.__name__.strip('_')}"
-        return type(base_cls)(name, (cls.mixin, base_cls), {})
+        """Return a subclass of the mixins and the Trainer class."""
+        name = f"TrainerWith{cls.__name__.removesuffix('Addon')}"
+        return type(base_cls)(name, (*cls.mixins, base_cls), {})
 
 
-class Combinable(type):
-    """Metaclass of Trainer classes, so that classes made by add-ons can be pickled."""
+class Combinable(ABCMeta):
+    """Metaclass of Trainer classes, so that classes made by add-ons can be pickled.
 
-    # Such a class cannot be imported by name, so it is pickled as the class and the add-on that it
-    # was made of.
+    Such a class cannot be imported by name, so it is pickled as the class and the add-on that it
+    was made of. It is an ABCMeta, so that a user's Trainer may have an abstract base, too.
+    """
 
     add_ons: tuple[type[AddOnBase], ...] = ()  # all that are applied, the first one first
 
 
-def combine(base: type, add_ons: tuple[type[AddOnBase], ...]) -> Any:
+def combine(base: Combinable, add_ons: Sequence[type[AddOnBase]]) -> Any:
     """Apply add-ons to a class, one after the other, each at most once."""
     for add_on in add_ons:
         if not isinstance(add_on, type) or not issubclass(add_on, AddOnBase):
             raise InvalidTypeError(f"add_on() takes subclasses of AddOnBase, got {add_on!r}")
-        if add_on not in getattr(base, "add_ons", ()):
+        if add_on not in base.add_ons:
             base = _apply_once(base, add_on)
     return base
 
 
 @functools.cache
-def _apply_once(base: Any, add_on: type[AddOnBase]) -> Any:
+def _apply_once(base: Combinable, add_on: type[AddOnBase]) -> Any:
     """Return the subclass that an add-on makes of a class: the same one in every call."""
     subclass: Any = add_on.apply(base)
-    is_subclass = isinstance(subclass, type) and issubclass(subclass, base)
-    if not is_subclass:
+    if not isinstance(subclass, type) or not issubclass(subclass, base) or subclass is base:
         raise InvalidTypeError(
-            f"{add_on.__name__}.apply() must return a subclass of {base.__name__}, got {subclass!r}"
+            f"{add_on.__name__}.apply() must return a subclass of {base.__name__}, other than "
+            f"itself, got {subclass!r}"
         )
-    if subclass is not base:
-        subclass.add_ons = (*base.add_ons, add_on)
-        subclass._made_of = (base, add_on)
+    subclass.add_ons = (*base.add_ons, add_on)
+    subclass._made_of = (base, add_on)
     return subclass
 
 
-def _reduce_class(cls: Any) -> Any:
+def _reduce_class(cls: Combinable) -> Any:
     """Return how pickle makes a class again, or its name if it can be imported."""
     # Not by getattr: a class that a user derives from one with add-ons can be imported by name.
     made_of = vars(cls).get("_made_of")

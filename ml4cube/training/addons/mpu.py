@@ -48,7 +48,6 @@ class _Devices(TrainerBase):  # type: ignore[misc]
             )
         self.devices = _as_devices(device)
         self._timeout = timeout
-        self._is_rank = False  # True in the processes that `run` starts
         device_of_this_rank = self.devices[local_rank() % len(self.devices)]
         super().__init__(model, device_of_this_rank, *args, **kwargs)
 
@@ -65,13 +64,15 @@ class _Devices(TrainerBase):  # type: ignore[misc]
         return self._run_on_devices(loader)
 
     def _runs_here(self) -> bool:
-        return self._is_rank or self._world.size > 1 or len(self.devices) == 1
+        """Return True in a process that `run` or torchrun started, or if one device is enough."""
+        return self._world.size > 1 or len(self.devices) == 1
 
     def _run_on_devices(
         self, loader: Any, valid_loader: Any = None, n_epoch: int | None = None
     ) -> Any:
+        """Start the processes, and take over what they have changed; see `_run_rank`."""
         device = self.device
-        self._move(torch.device("cpu"))  # from which it is pickled
+        self._move(torch.device("cpu"))  # to be pickled
         try:
             arguments = (self, torch.initial_seed(), loader, valid_loader, n_epoch)
             returned, changes = launch(
@@ -81,12 +82,6 @@ class _Devices(TrainerBase):  # type: ignore[misc]
         finally:
             self._move(device)
         return returned
-
-    def enter_rank(self) -> None:
-        """Turn this copy into the Trainer of one process."""
-        self._is_rank = True
-        self._world = World.current(self.devices[local_rank()])
-        self._move(self._world.device)
 
     def _move(self, device: torch.device) -> None:
         self.model.to(device)
@@ -133,18 +128,17 @@ class MultiGPUAddon(MixinAddOn):
     [16, 16]
     """
 
-    mixin = _Devices
+    mixins = (_Devices,)
 
 
-def _run_rank(
-    trainer: Any, seed: int, loader: Any, valid_loader: Any = None, n_epoch: int | None = None
-) -> Any:
+def _run_rank(trainer: Any, seed: int, loader: Any, valid_loader: Any, n_epoch: int | None) -> Any:
     """Call `run`, or without a number of epochs `run_epoch`, in one process.
 
-    Rank 0 returns the result, and what the call has changed in the Trainer.
+    Rank 0 returns the result, and what the call has changed in the Trainer; other ranks None.
     """
-    trainer.enter_rank()
-    world = trainer._world
+    # This copy of the Trainer becomes that of one rank.
+    trainer._world = world = World.current(trainer.devices[local_rank()])
+    trainer._move(world.device)
     # Seeded like the parent process, but differently on each rank.
     torch.manual_seed((seed + world.rank) % 2**63)
     loader = share_loader(loader, world, exact=trainer.mode == "test", seed=seed)
@@ -168,10 +162,10 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
     if isinstance(loader, Mapping):  # several validation sets
         return {name: share_loader(part, world, exact=exact) for name, part in loader.items()}
     if isinstance(loader, list | tuple):  # of batches
-        used = len(loader) if exact else len(loader) // world.size * world.size
-        return list(loader[world.rank : used : world.size])
+        n_shared = len(loader) if exact else len(loader) // world.size * world.size
+        return list(loader[world.rank : n_shared : world.size])
     if not isinstance(loader, DataLoader) or not _is_divisible(loader):
-        if exact:  # Every rank evaluates all samples, which gives the same result.
+        if exact:  # every rank evaluates all samples, which gives the same result
             return loader
         kind = type(loader).__name__
         kind += f" with {type(loader.sampler).__name__}" if isinstance(loader, DataLoader) else ""
@@ -180,6 +174,7 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
             "of batches, or prep_dataloader(..., parallel=True), to be shared out over processes; "
             f"got {kind}"
         )
+    # Of the three samplers that are divisible, only DistributedSampler has this attribute.
     shuffle = getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler))
     sampler: DistributedSampler[Any] = DistributedSampler(
         loader.dataset, world.size, world.rank, shuffle, seed=seed % 2**31, drop_last=True
@@ -202,17 +197,15 @@ def _is_divisible(loader: DataLoader[Any]) -> bool:
 def _as_devices(device: Any) -> list[torch.device]:
     """Return the devices to train on, or without a GPU the CPU as many times."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [device] if isinstance(device, str | torch.device) else device
     if device is None or str(device) == "cuda":
-        devices = [torch.device("cuda", i) for i in range(gpus)] or [torch.device("cpu")]
-    elif isinstance(device, str | torch.device):
-        devices = [torch.device(device)]
-    elif isinstance(device, Sequence) and device:
-        devices = [torch.device(entry) for entry in device]
-    else:
+        names = [f"cuda:{number}" for number in range(gpus)] or ["cpu"]
+    if not isinstance(names, Sequence) or not names:
         raise InvalidValueError(
             f"device must be a list such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu'], got {device!r}"
         )
-    if gpus == 0 and any(entry.type == "cuda" for entry in devices):
+    devices = [torch.device(name) for name in names]
+    if gpus == 0 and any(each.type == "cuda" for each in devices):
         logger.warning("device=%s, but this machine has no GPU; using the CPU", device)
         return [torch.device("cpu")] * len(devices)
     if len(devices) == 1:

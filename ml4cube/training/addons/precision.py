@@ -18,7 +18,9 @@ class _Precision:
     def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:
         if use_amp and precision == "fp32":
             raise InvalidTypeError("precision must not be 'fp32' with use_amp=True")
-        return choose_precision("auto" if precision is None else precision, device)
+        if precision is None:
+            precision = ["bf16", "fp16"] if use_amp else "auto"
+        return choose_precision(precision, device)
 
 
 class PrecisionMixerAddon(MixinAddOn):
@@ -26,7 +28,8 @@ class PrecisionMixerAddon(MixinAddOn):
 
     The Trainer's argument `precision` may be ``"auto"`` (the default: on a GPU bf16 if it
     supports that, else fp16; on a CPU fp32), a name, or a list of names, of which the first that
-    the device supports is used. Losses and metrics are always averaged in full precision.
+    the device supports is used. The default with ``use_amp=True`` is ``["bf16", "fp16"]``, also on
+    a CPU. Losses and metrics are always averaged in full precision.
 
     Examples
     --------
@@ -43,19 +46,20 @@ class PrecisionMixerAddon(MixinAddOn):
     'bf16'
     """
 
-    mixin = _Precision
+    mixins = (_Precision,)
 
 
 def choose_precision(precision: str | Sequence[str], device: torch.device) -> str:
     """Return the first of several precisions that a device supports."""
-    names = [precision] if isinstance(precision, str) else list(precision)
-    if precision == "auto":
-        # bf16 must be chosen by name on a CPU, because many compute slowly in it.
-        names = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
-    for name in names:
-        check_choice("precision", name, ["auto", *DTYPES] if name == precision else DTYPES)
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    names = [precision] if isinstance(precision, str) else precision
     for name in names:
+        check_choice("precision", name, ["auto", *DTYPES])
+    for name in names:
+        if name == "auto" and device.type == "cpu":
+            return "fp32"  # bf16 must be chosen by name, because many CPUs compute slowly in it
+        if name == "auto":
+            return "bf16" if has_bf16 else "fp16"
         if name != "bf16" or has_bf16:
             return name
     raise InvalidValueError(

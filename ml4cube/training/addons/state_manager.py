@@ -124,7 +124,7 @@ class StateManagerAddon(MixinAddOn):
     (['model.ckpt', 'state.ckpt'], 2)
     """
 
-    mixin = _State
+    mixins = (_State,)
 
 
 def write_weights(path: Path, weights: Mapping[str, Any]) -> None:

@@ -10,14 +10,6 @@ from ml4cube.training.addons.core import MixinAddOn
 from ml4cube.training.loggers import Logger, NeptuneLogger, WandBLogger
 
 
-class _WandB:
-    """Marks a Trainer that may log to Weights & Biases."""
-
-
-class _Neptune:
-    """Marks a Trainer that may log to Neptune."""
-
-
 class WandBLoggerAddon(MixinAddOn):
     """Log every epoch to Weights & Biases.
 
@@ -29,10 +21,8 @@ class WandBLoggerAddon(MixinAddOn):
     --------
     >>> from ml4cube.training.trainer import Trainer
     >>> Trainer.add_on(WandBLoggerAddon).__name__
-    'TrainerWithWandB'
+    'TrainerWithWandBLogger'
     """
-
-    mixin = _WandB
 
 
 class NeptuneLoggerAddon(MixinAddOn):
@@ -46,14 +36,12 @@ class NeptuneLoggerAddon(MixinAddOn):
     --------
     >>> from ml4cube.training.trainer import Trainer
     >>> Trainer.add_on(NeptuneLoggerAddon).__name__
-    'TrainerWithNeptune'
+    'TrainerWithNeptuneLogger'
     """
 
-    mixin = _Neptune
 
-
-# By service: the add-on, its logger, and the names by which the service's own functions call the
-# logger's arguments, which are accepted too.
+# By service: the add-on, its logger, and other names that users may give to arguments of the
+# logger, because the functions of the service or of zae-engine have them.
 _SERVICES: dict[str, tuple[type[MixinAddOn], type[Logger], dict[str, str]]] = {
     "wandb": (WandBLoggerAddon, WandBLogger, {"id": "run_id", "config": "params"}),
     "neptune": (

@@ -25,8 +25,8 @@ def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
         case (Tensor() as features) | [Tensor() as features]:
             return features, features
         case Mapping() if all(isinstance(value, Tensor) for value in batch.values()):
-            stacked = torch.stack(tuple(batch.values()), dim=1)
-            return stacked, stacked
+            features = torch.stack(tuple(batch.values()), dim=1)
+            return features, features
     length = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
         "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
@@ -85,15 +85,18 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
     else:
         return None
     batches, size = len(loader), int(loader.batch_size)
-    if batches == samples // size:
+    full_batches, rest = divmod(samples, size)
+    if batches == full_batches:
         return batches, size, size if batches else 0
-    if batches == -(-samples // size):
-        return batches, size, samples % size
+    if batches == full_batches + 1 and rest:
+        return batches, size, rest
     return None  # neither drop_last=True nor False gives that many batches
 
 
 def batch_limit(loader: Any, limit: float | None, name: str) -> int | None:
     """Return the largest number of batches to use; a float limit is a fraction of the loader."""
+    if loader is None:
+        return None
     if not isinstance(limit, float):
         return limit
     try:
@@ -102,7 +105,8 @@ def batch_limit(loader: Any, limit: float | None, name: str) -> int | None:
         raise InvalidTypeError(
             f"{name}={limit!r} is a fraction of a loader without a length; give a count of batches"
         ) from None
-    return max(1, int(round(batches * limit, 6)))  # 100 * 0.29 is 28.999999999999996
+    # Rounded, because 100 * 0.29 is 28.999999999999996 in floats.
+    return max(1, int(round(batches * limit, 6)))
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -124,7 +128,7 @@ def loader_generator(loader: Any) -> torch.Generator | None:
 
 def loader_seed(loader: Any) -> int | None:
     """Return the seed of a loader's shuffled order, if it has one of its own."""
-    owners = [getattr(loader, "plan", None)]  # where loaders and samplers of ours keep it
+    owners = [getattr(loader, "plan", None)]  # loaders and samplers of ours keep the seed there
     for sampler in _samplers(loader):
         owners += [getattr(sampler, "plan", None), sampler]
     seeds = (getattr(owner, "seed", None) for owner in owners)
@@ -175,20 +179,19 @@ def describe_batch(batch: Any) -> str:
     if not isinstance(batch, Mapping):
         items = batch if isinstance(batch, tuple | list) else (batch,)
         batch = dict(zip(("X", "y", "weights"), items, strict=False))
-    shapes = [f"{k} of shape {tuple(v.shape)}" for k, v in batch.items() if hasattr(v, "shape")]
+    arrays = {name: item for name, item in batch.items() if hasattr(item, "shape")}
+    shapes = [f"{name} of shape {tuple(array.shape)}" for name, array in arrays.items()]
     return ", ".join(shapes) or "no tensor"
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
     """Yield the tensors of a batch of nested lists, dicts and dataclasses, in order."""
-    items: Iterable[Any] = ()
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, tuple | list):
-        items = batch
+        for item in batch:
+            yield from _tensors(item)
     elif isinstance(batch, Mapping):
-        items = batch.values()
+        yield from _tensors(list(batch.values()))
     elif is_dataclass(batch) and not isinstance(batch, type):
-        items = (getattr(batch, field.name) for field in fields(batch))
-    for item in items:
-        yield from _tensors(item)
+        yield from _tensors([getattr(batch, field.name) for field in fields(batch)])

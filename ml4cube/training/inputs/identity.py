@@ -38,14 +38,17 @@ def data_identity(loader: Any) -> dict[str, Any]:
 
 
 def _dataset_facts(dataset: Any) -> dict[str, Any]:
+    """Return the facts by name, besides those of `data_facts`."""
     parts = getattr(dataset, "datasets", None)
+    facts: dict[str, Any] = {}
     if isinstance(parts, Sequence):  # a ConcatDataset
-        part_facts = enumerate(map(_dataset_facts, parts))
-        return {f"{fact} of part {n}": v for n, facts in part_facts for fact, v in facts.items()}
+        for number, part in enumerate(parts):
+            of_part = _dataset_facts(part).items()
+            facts |= {f"{name} of part {number}": fact for name, fact in of_part}
+        return facts
     if hasattr(dataset, "dataset"):  # a Subset
         facts, indices = _dataset_facts(dataset.dataset), getattr(dataset, "indices", ())
         return facts | {"indices": digest([facts.get("indices"), np.asarray(indices)])[:12]}
-    facts = {}
     if hasattr(dataset, "lead"):  # a PTXrDataset
         weights = dataset.weights
         if weights is not None and not isinstance(weights, str):
@@ -60,10 +63,11 @@ def _dataset_facts(dataset: Any) -> dict[str, Any]:
     statistics = statistics_of(dataset)
     if statistics is not None:
         content = json.loads(statistics)
-        facts["statistics"] = content.get("variables", content)
+        facts["statistics"] = content.get("variables", content)  # to name those that differ
     metadata = getattr(dataset, "metadata", None)
     provenance = getattr(metadata, "provenance", None)
     if isinstance(provenance, Mapping):
+        # The identity of the sampler's call; a cube that is cut lazily has none.
         call = provenance.get("call") or _json_digest(
             [provenance.get(name) for name in ("variables", "coordinates", "settings")]
             + [getattr(metadata, name, None) for name in ("spec", "fill")]

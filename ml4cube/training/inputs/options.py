@@ -88,18 +88,21 @@ class Options:
     validate_every_steps: int | None = None
 
     def __post_init__(self) -> None:
-        self._check("seed", _is_seed, "an int from 0")
-        column = "the name of a column of the History"
-        self._check("monitor", lambda value: isinstance(value, str), column)
-        self._check("gradient_clip", above_zero, "a norm above 0")
-        decay = "a decay between 0 and 1, such as 0.999"
-        self._check("ema", lambda value: above_zero(value) and value < 1, decay)
-        compiler = "True, the name of a backend, or a dict of torch.compile's arguments"
-        self._check("compile", lambda value: isinstance(value, bool | str | Mapping), compiler)
+        self._check("seed", "an int from 0", _is_seed)
+        self._check("monitor", "the name of a column of the History", lambda v: isinstance(v, str))
+        self._check("gradient_clip", "a norm above 0", above_zero)
+        self._check(
+            "ema", "a decay between 0 and 1, such as 0.999", lambda v: above_zero(v) and v < 1
+        )
+        self._check(
+            "compile",
+            "True, the name of a backend, or a dict of torch.compile's arguments",
+            lambda v: isinstance(v, bool | str | Mapping),
+        )
         for name in _BATCH_LIMITS:
-            self._check(name, _is_batch_limit, _BATCH_LIMIT)
+            self._check(name, _BATCH_LIMIT, _is_batch_limit)
         for name in _COUNTS:
-            self._check(name, _is_count, _COUNT)
+            self._check(name, _COUNT, _is_count)
         if self.max_time is not None:
             _as_seconds(self.max_time)
         check_choice("precision", self.precision, DTYPES)
@@ -136,10 +139,9 @@ class Options:
         `train_call` is the call that takes the number of epochs, for an error message.
         """
         names = [field.name for field in fields(cls)]
-        keywords = arguments.get("options", {})
-        for name in keywords:
-            if name in names and name != "epochs":
-                continue
+        keywords = arguments.get("options", {})  # what the constructor's **options took
+        unknown = [name for name in keywords if name not in names or name == "epochs"]
+        for name in unknown:
             known = {*inspect.signature(trainer).parameters, *names} - {"options", "epochs"}
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(known))}"
@@ -154,12 +156,12 @@ class Options:
         """The time limit in seconds."""
         return None if self.max_time is None else _as_seconds(self.max_time)
 
-    def _check(self, name: str, is_valid: Callable[[Any], bool], kind: str) -> None:
+    def _check(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
         """Refuse an invalid value; None is valid where it is the default."""
         value, is_optional = getattr(self, name), getattr(Options, name) is None
         if not is_valid(value) and not (is_optional and value is None):
-            kind += ", or None" if is_optional else ""
-            raise InvalidValueError(f"{name} must be {kind}, got {value!r}")
+            expected += ", or None" if is_optional else ""
+            raise InvalidValueError(f"{name} must be {expected}, got {value!r}")
 
 
 def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:
