@@ -115,8 +115,10 @@ def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> N
     flags = flags.swapaxes(axis, 0)
     runs = max((flags.shape[0] - length) // step + 1, 0)
     span = (runs - 1) * step + 1 if runs else 0  # from the first start to the last one
-    # Passes over the flags: if the cells of each run are combined one by one, or by doubling.
-    if length / step <= 2 * math.log2(length + 1):
+    # How often all flags are read: each of `length` passes reads one in `step`, or, by doubling,
+    # every pass reads all of them twice.
+    one_by_one, by_doubling = length / step, 2 * math.log2(length + 1)
+    if one_by_one <= by_doubling:
         result = flags[:span:step].copy()
         for offset in range(1, length):
             result &= flags[offset : offset + span : step]
@@ -164,9 +166,9 @@ def fill_gaps(
     def checked(argument: str, value: object) -> float:
         return _finite_number(argument, value, method, variable, filled.dtype)
 
-    def of_train(argument: str, field: str) -> float:
-        # The fields of weighted statistics, and of those with quantiles, are arrays without dims.
-        known = None if train_stats is None else float(getattr(train_stats, field))
+    def of_train(argument: str, attribute: str) -> float:
+        # float(), because weighted statistics, and those with quantiles, hold arrays without dims.
+        known = None if train_stats is None else float(getattr(train_stats, attribute))
         return checked(argument, known)
 
     if method == "constant":

@@ -347,6 +347,7 @@ class SampleSpec:
 def _parse_fill_method(given: Any, variables: Sequence[str]) -> Fills:
     """Return pairs of variable and method, sorted by name."""
     if given is None or isinstance(given, str):
+        # `SampleSpec.parse` never comes here with a text; in a spec made directly, it fills all.
         check_choice("fill_method", given, (*FILL_METHODS, None))
         given = dict.fromkeys(variables, given)
     try:

@@ -93,7 +93,8 @@ def baselines(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
     mean_detail = detail.mean("time")
     sine, cosine = season(truth)
     anomaly = coarse - coarse.where(train).mean("time")
-    slope = (anomaly * (detail - mean_detail)).sum("time") / (anomaly.where(train) ** 2).sum("time")
+    train_anomaly = anomaly.where(train)
+    slope = (train_anomaly * (detail - mean_detail)).sum("time") / (train_anomaly**2).sum("time")
     return xr.Dataset(
         {
             "monthly climatology": past.groupby("time.month")

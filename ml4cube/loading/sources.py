@@ -42,7 +42,7 @@ _PIECE_BYTES = 4 << 20
 class SampleVariable(NamedTuple):
     """One variable of samples."""
 
-    # Cells of the window along each dim.
+    # Cells of the window along each dim of the sample.
     sizes: dict[str, int]
     dtype: np.dtype[Any]
 
@@ -53,10 +53,15 @@ class SampleVariable(NamedTuple):
 
 
 class SampleSource(ChunkSource, Protocol):
-    """Samples in chunks, with their variables and positions in the cube."""
+    """Samples in chunks, with their variables and positions in the cube.
+
+    From `ChunkSource` come `counts`, the number of samples of each chunk, and `starts`, the number
+    of the first sample of each chunk, with that of all samples at the end.
+    """
 
     variables: dict[str, SampleVariable]
-    # Position of the targets, if it differs from that of the inputs.
+    # By dim, the position of the targets (variables ``<name>@target``) relative to the inputs;
+    # empty where it is the same.
     lead: Lead
     # Cube dim of each sample dim whose name differs from it.
     cube_dims: Mapping[str, str]
@@ -89,7 +94,8 @@ def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
     for name, stats in metadata.statistics.items():
         if np.any(stats.count):  # Without a cell that was counted, nothing was scaled.
             offset, scale = scale_parameters(stats, method)
-            known[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), method)
+            entries = metadata.places.get(name, ())
+            known[name] = Scaling(name, offset, scale, entries, method)
     return known
 
 
@@ -179,7 +185,8 @@ class DatasetSource(SampleSource):
                 continue
             if origin.attrs.get("long_name") == NUMBERED:
                 continue  # The dim has no coordinate.
-            window = max((v.sizes.get(dim, 1) for v in self.variables.values()), default=1)
+            windows = (windows_in_cube(self, name, {})[1] for name in self.variables)
+            window = max((sizes.get(dim, 1) for sizes in windows), default=1)
             index, axis = np.asarray(coords[name].values), stored.get(dim)
             if axis is None or not _has_origins(axis, index, window, np.asarray(origin.values)):
                 axis = _axis_from_origins(dim, index, origin.variable, window)
@@ -297,8 +304,10 @@ def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
 
 
 def _array_behind(variable: xr.Variable) -> Any:
-    """Return the zarr array that a lazy variable shows unchanged, or None."""
-    file = None if variable.chunks is None else file_behind(variable.data)
+    """Return the zarr array that a dask variable shows unchanged, or None."""
+    if variable.chunks is None:
+        return None
+    file = file_behind(variable.data)  # None unless dask reads a file and does nothing else
     zarr = LazyZarr.behind(file, np.dtype(variable.dtype))
     # Nothing is sliced, decoded or cast between array and variable.
     return zarr.array if zarr.is_undecoded and zarr.is_whole else None

@@ -36,7 +36,7 @@ def each_block(
     """
     if variable.size == 0:
         return
-    variable = read_directly(variable)
+    variable = read_directly(variable)  # Still lazy, but its chunks are read without zarr.
     variables = (variable, *others)
     other_dims = [() if other is None else other.dims for other in others]
     of_block = partial(_apply, function, variable.dims, other_dims)

@@ -69,14 +69,14 @@ def _count_tile(
         if counts[part] and (is_train or extractor.callback or schema is None):
             samples = extractor.samples(cells, tile, np.flatnonzero(outcomes == part))
             found = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
-            schema = same_schema(schema, found)
+            schema = agreed_schema(schema, found)
             if is_train:
                 statistics = float_statistics(samples)
     filled = extractor.filled_in(cells) if any(counts[: len(PARTS)]) else ()
     return TileCount(id, tuple(counts), statistics, schema, absent, filled)
 
 
-def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
+def agreed_schema(known: Schema | None, found: Schema | None) -> Schema | None:
     """Return the schema of all samples; refuse variables, shapes or dtypes that differ."""
     if known is not None and found is not None and known != found:
         raise RunError(

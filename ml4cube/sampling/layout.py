@@ -80,8 +80,9 @@ def _variable_attrs(
         spec = sampling.spec
         window_sizes = spec.window_of(name, window)
         stored_dims = dict(zip(window_sizes, _stored_dims(spec, name, window)[1:], strict=True))
-        # each with the stored dim of the window along which they vary, and its cells; "" and 1
-        # where the window has one cell
+        # One item for each cube dim along which scaling varies: the dim, the index into the
+        # statistics for each of its cells, the dim of the stored window ("" if the window has
+        # one cell), and the cells of the window along it.
         entries = [
             [dim, encoded, stored_dims.get(dim, ""), window_sizes.get(dim, 1)]
             for dim, encoded in encode_entries(scaling.entries)

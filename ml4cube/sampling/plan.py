@@ -22,7 +22,7 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
-from ml4cube.sampling.counting import count_tiles, count_train_cells, same_schema
+from ml4cube.sampling.counting import agreed_schema, count_tiles, count_train_cells
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
@@ -54,7 +54,7 @@ class SamplePlan:
     schema: Schema
     # Of a stored sample, along all dims.
     origin_bytes: int
-    # Samples by tile and part.
+    # Number of samples of each tile (a box of windows) and part.
     tile_samples: NDArray[np.int64]
     # Chunks that are missing from the source and read as its fill value, by variable.
     absent: Mapping[str, AbsentChunks]
@@ -126,8 +126,9 @@ def make_plan(
 ) -> tuple[Extractor, SamplePlan]:
     """Read the cube and count the outcomes of all windows.
 
-    `note` is called with the number of tiles that a task has counted. With `sparing`, variables
-    that only tell of filled gaps and missing chunks are not read.
+    `note` is called with the number of tiles that a task has counted. With `sparing`, if neither
+    statistics nor a callback need samples, only what decides on outcomes is read: filled gaps and
+    missing chunks of other variables are not counted, and the statistics are empty.
     """
     parts = tuple(parts)
     extractor, dtypes = sampling.extractor, sampling.reader.dtypes
@@ -144,6 +145,7 @@ def make_plan(
     schema: Schema | None = None
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
+    # What all tasks need is sent once; `tile_tasks` adds what only one of them reads.
     shared = extractor, sampling.reader.shared(), looks_at_samples
     for results in _in_order(engine.run(count_tiles, shared, tasks)):
         for result in results:
@@ -153,7 +155,7 @@ def make_plan(
                 _refuse_absent(result.absent)
             for name, chunks in result.absent.items():
                 absent[name] = absent[name].merge(chunks) if name in absent else chunks
-            schema = same_schema(schema, result.schema)
+            schema = agreed_schema(schema, result.schema)
             if result.statistics is not None:
                 of_tile = result.statistics
                 statistics = of_tile if statistics is None else statistics.merge(of_tile)
@@ -180,6 +182,7 @@ def make_plan(
         statistics=statistics,
         schema=schema,
         origin_bytes=ORIGIN_BYTES * len(sampling.spec.dims),
+        # The label of a part is its column: the parts come first in `OUTCOMES`.
         tile_samples=counts[:, [PARTS[part] for part in parts]],
         absent=dict(sorted(absent.items())),
         left_out=sampling.left_out,

@@ -19,7 +19,12 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits import residuals
 from ml4cube.splits.cube import Cube, CubeView, in_chunks
-from ml4cube.splits.residuals import Residuals, remove_trend_and_season, sample_lines
+from ml4cube.splits.residuals import (
+    Residuals,
+    remove_trend_and_season,
+    sample_lines,
+    subdaily_dims,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +155,7 @@ def estimate_range(
             continue
         if found is None or is_sampled:
             cells = sample_lines(array, dim, deseason) if is_sampled else array
-            found = remove_trend_and_season(cells, detrend, deseason)
+            found = remove_trend_and_season(cells, detrend, deseason, subdaily_dims(array))
         variograms[dim] = _variogram(found, dim, array.dtype)
     ranges = Ranges(variograms, str(array.name))
     for dim, reason in ranges.reasons.items():

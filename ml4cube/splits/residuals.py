@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +27,9 @@ _DAYS_OF_YEAR = {"360_day": 360.0, "noleap": 365.0, "365_day": 365.0, "all_leap"
 _HARMONICS = 2
 # Steps of up to 6 hours, and a bit more, show the daily cycle.
 _DAILY_CYCLE_DAYS = 0.26
-# Rounding to a float dtype leaves a spread of 0.3 of its steps, and a few operations a bit more.
-# The float64 arithmetic here is off by some tens of its eps at most.
-_STEPS_OF_ROUNDING = 2
+# Rounding to a float dtype leaves a spread of 0.3 of the distance of neighbouring floats, and the
+# operations before it a bit more. The float64 arithmetic here is off by some tens of its eps.
+_ROUNDING_STEPS = 2
 _EPS_OF_ROUNDING = 64
 # Fraction of a cell by which equal spacing may be off: months have 28 to 31 days.
 _ABOUT_EQUAL = 0.15
@@ -52,7 +53,7 @@ class Residuals(NamedTuple):
 def sample_lines(array: xr.DataArray, dim: str, deseason: bool) -> xr.DataArray:
     """Return whole lines along `dim`, spread over the cube, that fit in memory."""
     # Lines are sampled in runs of neighbours, so that not every chunk is read. To remove the yearly
-    # cycle, a good part of the time steps is kept for every line.
+    # cycle, many of the time steps are kept at every location.
     rng = np.random.default_rng(0)
     sizes = {name: array.sizes[name] for name in sorted(map(str, array.dims))}
     length = min(sizes[dim], CELLS_AT_MOST)
@@ -63,7 +64,8 @@ def sample_lines(array: xr.DataArray, dim: str, deseason: bool) -> xr.DataArray:
     dated = [name for name in others if deseason and _dates(array, name) is not None]
     undated = sorted((name for name in others if name not in dated), key=lambda name: sizes[name])
     for name in dated:
-        # A sixteenth of the lines goes to this dim, or 120 steps (ten years of months) if more.
+        # So many time steps that about 16 locations are left, but 120 (ten years of months) if
+        # that is more.
         keep = min(sizes[name], max(lines_left // 16, min(lines_left, 120)))
         indexers[name] = np.sort(rng.choice(sizes[name], keep, replace=False))
         lines_left = max(lines_left // keep, 1)
@@ -87,8 +89,19 @@ def _runs(n: int, keep: int, rng: np.random.Generator) -> NDArray[np.int64]:
     return np.unique(np.concatenate([np.arange(s, min(s + length, n)) for s in starts]))
 
 
-def remove_trend_and_season(array: xr.DataArray, detrend: bool, deseason: bool) -> Residuals:
-    """Return the residuals, with axes sorted by the names of dims."""
+def subdaily_dims(array: xr.DataArray) -> set[str]:
+    """Return the dims whose dates are near enough to one another to show the daily cycle."""
+    dates = {str(dim): _dates(array, str(dim)) for dim in array.dims}
+    return {dim for dim, found in dates.items() if found and _step(found[0]) <= _DAILY_CYCLE_DAYS}
+
+
+def remove_trend_and_season(
+    array: xr.DataArray, detrend: bool, deseason: bool, daily_dims: Container[str]
+) -> Residuals:
+    """Return the residuals, with axes sorted by the names of dims.
+
+    The daily cycle is removed along `daily_dims`: `subdaily_dims` before steps were sampled.
+    """
     dims = sorted(str(dim) for dim in array.dims)
     values = np.array(array.transpose(*dims).values, dtype=np.float64)
     values[~np.isfinite(values)] = np.nan
@@ -105,14 +118,16 @@ def remove_trend_and_season(array: xr.DataArray, detrend: bool, deseason: bool) 
     values -= values[known].mean()
     for axis, dim in enumerate(dims):
         if deseason and (dates := _dates(array, dim)) is not None:
-            values = _without_season(values, axis, *dates, positions[dim])
+            days, year = dates
+            cycles = [year, 1.0] if dim in daily_dims else [year]
+            values = _without_season(values, axis, days, cycles, positions[dim])
     if detrend:
         values = _without_trend(values, list(positions.values()))
     rounding = _EPS_OF_ROUNDING * float(np.finfo(np.float64).eps) * largest
     if array.dtype.kind == "f":
         top = array.dtype.type(largest)
-        step = float(top - np.nextafter(top, array.dtype.type(0)))
-        rounding = max(rounding, _STEPS_OF_ROUNDING * step)
+        step = float(top - np.nextafter(top, array.dtype.type(0)))  # to the neighbouring float
+        rounding = max(rounding, _ROUNDING_STEPS * step)
     return Residuals(values, positions, rounding)
 
 
@@ -133,7 +148,8 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     if step == 0:
         return equally_spaced
     positions = np.abs(numbers - numbers[0]) / step
-    if not (np.diff(positions) >= 0).all():
+    steps = np.diff(numbers)
+    if not ((steps >= 0).all() or (steps <= 0).all()):
         logger.warning("%s is not sorted; its cells are assumed to be equally spaced", dim)
         return equally_spaced
     error = np.abs(positions * ((n - 1) / positions[-1]) - equally_spaced).max()
@@ -150,20 +166,23 @@ def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
     return days, _DAYS_OF_YEAR.get(calendar, 365.2425)
 
 
-def _without_season(
-    values: Floats, axis: int, days: Floats, year: float, positions: Floats
-) -> Floats:
-    """Remove the yearly cycle, and the daily one, of every line along time.
+def _step(days: Floats) -> float:
+    return float(np.median(np.abs(np.diff(days))))
 
-    `days` are the dates, and `year` the length of a year, in days.
+
+def _without_season(
+    values: Floats, axis: int, days: Floats, cycles: Sequence[float], positions: Floats
+) -> Floats:
+    """Remove cycles, of which the first is a year, of every line along time.
+
+    Dates and lengths of cycles are in days. A line keeps its cycles if it has too few values.
     """
     # Mean and trend of a line are fitted too, or the cycles would absorb part of the trend, but
     # they are not removed.
-    step = np.median(np.abs(np.diff(days)))
-    if np.ptp(days) + step < 2 * year:
+    if np.ptp(days) + _step(days) < 2 * cycles[0]:
         return values
     columns = [np.ones_like(days), (positions - positions.mean()) / positions.std()]
-    for cycle in [year] if step > _DAILY_CYCLE_DAYS else [year, 1.0]:
+    for cycle in cycles:
         for harmonic in range(1, _HARMONICS + 1):
             angle = 2 * np.pi * harmonic * days / cycle
             columns += [np.cos(angle), np.sin(angle)]
@@ -177,7 +196,7 @@ def _without_season(
         normal = np.einsum("tk,tl,tc->ckl", design, design, known, optimize=True)
         right = np.einsum("tk,tc->ck", design, np.where(known, some, 0.0), optimize=True)
         fit = np.einsum("ckl,cl->ck", np.linalg.pinv(normal, rcond=1e-9, hermitian=True), right)
-        # A season is fitted to at least three values per column other than the mean.
+        # Too few: less than three values for each column other than the mean.
         fit[known.sum(axis=0) < 3 * (design.shape[1] - 1)] = 0.0
         some -= design[:, 2:] @ fit[:, 2:].T
     return np.moveaxis(lines.reshape(time_first.shape), 0, axis)

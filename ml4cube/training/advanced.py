@@ -67,7 +67,8 @@ class AdvancedTrainer:
         progress: bool = True,
         **options: Any,
     ) -> None:
-        arguments = dict(locals())  # as given; later code adds local variables
+        # As given; later code adds local variables. `Options.choose` takes those it has by name.
+        arguments = dict(locals())
         check_loss("criterion", criterion)
         if not isinstance(early_stopping, EarlyStopping | None):
             raise InvalidTypeError(
@@ -88,7 +89,7 @@ class AdvancedTrainer:
         ]
         precision = pick_precision(use_amp, precision, world.device)
         self._options = Options.choose(
-            AdvancedTrainer, arguments, "fit(..., epochs)", precision=precision
+            AdvancedTrainer, arguments, train_call="fit(..., epochs)", precision=precision
         )
         self._scheduler = scheduler
         self._make_loop = partial(Loop, model, Supervised(criterion), world=world, metrics=metrics)
@@ -112,7 +113,8 @@ class AdvancedTrainer:
         try:
             loop.run()
         finally:
-            self.history = loop.history  # also if `run` failed; with the rows of a snapshot
+            # Kept also if `run` failed. A resumed run has the rows of its snapshot as well.
+            self.history = loop.history
         return self.history
 
     def evaluate(self, loader: Any) -> dict[str, float]:

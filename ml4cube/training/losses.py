@@ -2,12 +2,12 @@
 
 The formula, for cells c with loss l, weight w and mask m (0 where the target has a gap)::
 
-    loss = sum(w * m * l) / sum(w * m)
+    loss = sum(w * m * l) / sum(w * m * k)
 
-A batch has the weight ``sum(w * m)``, not its number of samples, when batches are averaged over
-an epoch, an accumulated step or several ranks. So the result is this formula over all cells,
-however they are divided into batches and ranks. The class weights of torch's losses, which l
-contains already, are part of w in the denominator, as in torch.
+k is the class weight of the target in losses of torch that have class weights, which l contains
+already, and 1 in all others. A batch has the weight ``sum(w * m * k)``, not its number of samples,
+when batches are averaged over an epoch, an accumulated step or several ranks. So the result is
+this formula over all cells, however they are divided into batches and ranks.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ class MaskedLoss:
 
     def __init__(self, loss: Callable[..., Any], weights: Any = None) -> None:
         self.loss = check_loss("loss", loss)
+        # The loss per cell; it refuses predictions that would be broadcast against the target.
         self._cellwise = ShapeChecked("loss", reduced(loss, "none"))
-        # The class weights of targets, if the loss has classes.
+        # If the loss is over classes: the class weights of targets, 0 for ignored ones.
         self._classes = ClassWeights(loss) if is_over_classes(loss) else None
-        ignored: int | None = setting(loss, "ignore_index")
-        if self._classes is not None:
-            ignored = self._classes.ignored  # The default of torch if `loss` has none.
-        self._ignored_class = ignored
+        if self._classes is None:
+            self._ignored_class = setting(loss, "ignore_index")
+        else:
+            self._ignored_class = self._classes.ignored  # -100, as in torch, if the loss says none
         self._weights = None if weights is None else _as_weights(weights)
 
     def __call__(
@@ -80,9 +81,11 @@ class MaskedLoss:
         gaps = self._gaps(target)
         if gaps is not None:
             target = torch.where(gaps, 0, target)
+            # Filled before the loss as well as after it, so that 0 * NaN reaches no gradient.
             if pred.shape == target.shape:
-                # Filled before the loss as well as after it, so that 0 * NaN reaches no gradient.
                 pred = torch.where(gaps, 0, pred)
+            elif self._classes is not None and pred.ndim == target.ndim + 1:
+                pred = torch.where(gaps.unsqueeze(min(target.ndim, 1)), 0, pred)  # (N, classes, …)
         values = self._cellwise(pred, target)
         if not isinstance(values, torch.Tensor) or values.shape != target.shape:
             shape = tuple(getattr(values, "shape", ()))

@@ -163,7 +163,8 @@ class Trainer(TrainerState):
         web_logger: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        arguments = dict(locals())  # as given; later code adds local variables
+        # As given; later code adds local variables. `Options.choose` takes those it has by name.
+        arguments = dict(locals())
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
         loggers = [*as_list(loggers), *web_loggers(web_logger, type(self).add_ons)]
@@ -180,7 +181,7 @@ class Trainer(TrainerState):
             options=Options.choose(
                 Trainer,
                 arguments,
-                "run(n_epoch, ...)",
+                train_call="run(n_epoch, ...)",
                 gradient_clip=gradient_clip or None,
                 mode="max" if mode == "max" else "min",
                 precision=self._pick_precision(use_amp, precision, world.device),
@@ -342,7 +343,8 @@ class Trainer(TrainerState):
         dict or None
             The row of the History; None inside `run`.
         """
-        # The loop of run() calls an override, which calls this method, which calls the loop again.
+        # Inside run(), the loop's step calls the override of this method and puts into `pending`
+        # what the override's super().run_epoch() is to run: the loop's own pass.
         loop_method = self.pending.pop("run_epoch", None)
         if loop_method is not None:
             return loop_method(loader)
@@ -378,7 +380,7 @@ class Trainer(TrainerState):
             raise InvalidTypeError("strategy='fsdp' trains in run() only; call run()")
         loop = self._make_loop([batch], wrapped=())
         if loop.ema is not None:
-            loop.ema.apply(False)  # The step changes the weights that are not averaged.
+            loop.ema.apply(False)  # The model gets its own weights, which the step changes.
         result = loop.train_batch(batch)
         self._keep_state_of(loop)
         numbers: dict[str, Any] = {"loss": result.loss, **result.logs}
@@ -403,7 +405,7 @@ class Trainer(TrainerState):
             If it gives no sample.
         """
         self._check_step("test_step")
-        with self.testing():
+        with self.testing():  # Empties `log_test`.
             row: dict[str, Any] = dict(self._make_loop().evaluate(loader))
         return row | self.user_metrics()
 
@@ -491,7 +493,8 @@ class Trainer(TrainerState):
         finally:
             self._loop = None
             self._keep_state_of(loop)
-            # If the snapshot has more epochs than the goal, they count in the next call.
+            # A run that stopped early trained fewer epochs, and the next call counts from there.
+            # A snapshot may have had more than the goal; those count in the next call.
             self._goal = min(goal, loop.state.epoch)
 
     def _test(self, loader: Any) -> dict[str, Any]:
@@ -530,7 +533,8 @@ class Trainer(TrainerState):
         if self._scaler_state:
             loop.scaler.load_state_dict(self._scaler_state)
         if loop.ema is not None and self._ema_state:
-            # The last loop has left the average in the model.
+            # The last loop has left the average in the model, of which the new `Ema` is a copy.
+            # Restored, the model has its own weights again, until the average is applied.
             average = dict(loop.ema.average)
             loop.ema.load_state_dict({"updates": self._ema_state["updates"], "average": average})
             self.model.load_state_dict(self._ema_state["unaveraged"])
@@ -541,7 +545,7 @@ class Trainer(TrainerState):
         """Keep what the next loop needs."""
         self._state, self.history = loop.state, loop.history
         self._scaler_state = loop.scaler.state_dict()
-        if loop.ema is not None and loop.model is self.model:
+        if loop.ema is not None and not self._is_sharded:
             loop.ema.apply(False)
             unaveraged = copy.deepcopy(self.model.state_dict())
             self._ema_state = {"updates": loop.ema.updates, "unaveraged": unaveraged}

@@ -148,6 +148,9 @@ def test_coordinates_of_a_store_with_other_names_or_order_of_dims(
     for here, there in zip(("T", "Y", "X"), ("time", "lat", "lon"), strict=True):
         found = second[f"{here}_cells" if names[0] == "T" else f"{there}_cells"]
         np.testing.assert_array_equal(found.values, first[f"{there}_cells"].values)
+    in_memory = open_store(renamed).load()
+    in_memory.encoding.clear()  # so that the axes are found from the origins of samples
+    np.testing.assert_array_equal(PTXrDataset(in_memory, **options).take(rows), other.take(rows))
 
 
 def test_coordinates_along_a_dim_that_was_renamed_are_not_guessed(store: Path) -> None:

@@ -277,6 +277,23 @@ def test_a_sample_of_a_large_cube_is_read_in_bounded_memory():
     assert peak < 150e6
 
 
+def test_the_daily_cycle_is_removed_from_sampled_steps_too(monkeypatch):
+    """The steps of a sample lie days apart, but hours apart in the cube."""
+    monkeypatch.setattr(residuals, "CELLS_AT_MOST", 20_000)
+    field = made_field([13_140, 60], [1, 6], "exponential", 0)
+    times = np.datetime64("2000-01-01", "ns") + np.arange(13_140) * np.timedelta64(2, "h")
+    angles = 2 * np.pi * (np.arange(13_140)[:, None] / 12 + np.arange(60) / 60)
+    cube = xr.DataArray(field + 5 * np.sin(angles), dims=("time", "x"), coords={"time": times})
+    found = estimate_range(cube, dims="x")
+    assert found["x"] == pytest.approx(6, rel=0.35)
+
+
+@pytest.mark.parametrize("x", [[5.0, 6.0, 3.0], [0.0, 2.0, 1.0]])
+def test_an_axis_out_of_order_is_assumed_to_be_equally_spaced(x, caplog):
+    estimate_range(xr.DataArray([1.0, 2.0, 4.0], dims="x", coords={"x": x}))
+    assert "x is not sorted" in caplog.text
+
+
 def test_it_is_a_dict_that_knows_more():
     found = estimate_range(xr.Dataset({"a": ("x", made_field([500], [9], "gaussian", 0))}))
     assert isinstance(found, dict)

@@ -116,6 +116,20 @@ def test_no_gradient_passes_a_gap_not_even_of_zero_times_nan(bad):
         assert start.grad[:2].tolist() == [slope, 0.0]
 
 
+def test_no_gradient_passes_an_ignored_class():
+    pred = torch.randn(2, 3, 4)
+    pred[0, :, 1] = NAN
+    pred.requires_grad_()
+    target = torch.tensor([[0, 9, 1, 2], [2, 1, 0, 0]])
+    loss = MaskedLoss(nn.CrossEntropyLoss(ignore_index=9))(pred, target)
+    loss.backward()
+    others = pred.detach().nan_to_num()
+    truth = nn.functional.cross_entropy(others, target, ignore_index=9)
+    assert loss.item() == pytest.approx(truth.item())
+    assert pred.grad[0, :, 1].tolist() == [0.0, 0.0, 0.0]
+    assert pred.grad.isfinite().all()
+
+
 def test_weighted_by_area():
     lat = xr.DataArray([-75.0, 0.0, 30.0], dims="lat")
     areas = band_areas(lat)

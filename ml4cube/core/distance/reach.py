@@ -79,7 +79,11 @@ class SphereReach:
     km: float
 
     def spread(self, blocks: Bools, grid: Grid, positions: Mapping[str, Ints]) -> Bools:
-        """Return True for cells near to one of `blocks`, with cells along the two axes."""
+        """Return True for cells near to one of `blocks`.
+
+        In the result, the axes of latitude and longitude have the cells at `positions` in place
+        of blocks; all other axes still have blocks.
+        """
         axes = grid.dims.index(self.lat_dim), grid.dims.index(self.lon_dim)
         lat_cells, lon_cells = positions[self.lat_dim], positions[self.lon_dim]
         blocks = np.moveaxis(blocks, axes, (-2, -1))
@@ -87,13 +91,14 @@ class SphereReach:
         eastward = np.argsort(lon, kind="stable")
         rising_lon = lon[eastward]
         in_blocks = blocks[..., grid.tile_of_cells(self.lon_dim)[eastward]]
-        # Cumulative counts along each row of blocks, to count any range of longitudes at once.
+        # Cumulative counts along each row of blocks (all blocks of one latitude), to count any
+        # range of longitudes at once.
         count = np.zeros((*in_blocks.shape[:-1], in_blocks.shape[-1] + 1), dtype=np.int32)
         np.cumsum(in_blocks, axis=-1, out=count[..., 1:])
         near = np.zeros((*blocks.shape[:-2], lat_cells.size, lon_cells.size), dtype=bool)
         block_row = grid.tile_of_cells(self.lat_dim)
         for i, cell in enumerate(lat_cells):
-            degrees = self._degrees_of_longitude(float(self.lat[cell]))
+            degrees = self._degrees_of_longitude(float(self.lat[cell]))  # one per latitude
             for row in np.unique(block_row[degrees >= 0]):
                 farthest = float(degrees[block_row == row].max())
                 counts = count[..., row, :]
@@ -101,14 +106,14 @@ class SphereReach:
         return np.moveaxis(near, (-2, -1), axes)
 
     def _degrees_of_longitude(self, lat: float) -> NDArray[np.float64]:
-        """Return how far `km` from a cell at `lat` extends in each row; -1 in rows out of reach."""
-        here, rows = np.deg2rad(lat), np.deg2rad(self.lat)
+        """Return the degrees that `km` from a cell at `lat` spans at each latitude; -1 if none."""
+        here, lats = np.deg2rad(lat), np.deg2rad(self.lat)
         # Haversines of angles: precise for small ones, where the law of cosines loses digits.
         whole = np.sin(min(self.km / EARTH_RADIUS_KM, np.pi) / 2) ** 2
-        left_for_longitude = whole - np.sin((rows - here) / 2) ** 2
+        left_for_longitude = whole - np.sin((lats - here) / 2) ** 2
         # A cell exactly at the distance is near, also after rounding.
         in_reach = left_for_longitude >= -1e-12 * max(whole, 1e-12)
-        ratio = left_for_longitude / np.maximum(np.cos(here) * np.cos(rows), 1e-15)
+        ratio = left_for_longitude / np.maximum(np.cos(here) * np.cos(lats), 1e-15)
         degrees = np.rad2deg(2 * np.arcsin(np.sqrt(np.clip(ratio, 0, 1)))) * (1 + 1e-9) + 1e-9
         return np.where(in_reach, np.minimum(degrees, 180.0), -1.0)
 
@@ -119,9 +124,12 @@ Reach = AxisReach | SphereReach
 def cells_near(
     blocks: Bools, grid: Grid, reaches: Sequence[Reach], positions: Mapping[str, Ints]
 ) -> Bools:
-    """Return True for each cell that is near to one of `blocks`, a mask of the grid's blocks."""
-    on_sphere = [reach for reach in reaches if isinstance(reach, SphereReach)]
-    sphere_dims = {dim for reach in on_sphere for dim in (reach.lat_dim, reach.lon_dim)}
+    """Return True for each cell that is near to one of `blocks`, a mask of the grid's blocks.
+
+    `positions` are the cells to tell of along each dim. There is at most one reach for a dim.
+    """
+    sphere = next((reach for reach in reaches if isinstance(reach, SphereReach)), None)
+    sphere_dims = () if sphere is None else (sphere.lat_dim, sphere.lon_dim)
     by_dim = {reach.dim: reach for reach in reaches if isinstance(reach, AxisReach)}
     near = blocks
     # By axis, the first and last block that are near to each cell; other blocks are dropped at
@@ -135,7 +143,7 @@ def cells_near(
         first, last = int(low.min()), int(high.max())
         near = np.take(near, np.arange(first, last + 1), axis=axis, mode="wrap")
         ranges[axis] = (low - first, high - first)
-    for sphere in on_sphere:
+    if sphere is not None:
         near = sphere.spread(near, grid, positions)
     for axis, (low, high) in ranges.items():
         near = _any_between(near, axis, low, high)

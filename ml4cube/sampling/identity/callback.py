@@ -112,7 +112,8 @@ class _Description:
         if kind is dict:
             return f"dict {[(self.of(k, name), self.of(v, name)) for k, v in value.items()]}"
         if kind in (set, frozenset):
-            # each on its own, because sets have another order in every process
+            # Each element starts from the same numbers, because sets have another order in every
+            # process.
             return f"set {sorted(_Description(self._seen).of(v, name) for v in value)}"
         if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
             return hash_of(np.asarray(value))
@@ -134,12 +135,13 @@ class _Description:
         for module in _imported(source):
             if not _is_library(module):
                 raise UnknownCallbackError(f"{name} imports {module} when it is called")
-        loaded = {name for inner in _codes(code) for name in inner.co_names}
-        # without the names of its own variables and those of attributes
-        named = loaded & {node.id for node in ast.walk(source) if isinstance(node, ast.Name)}
+        globals_and_attributes = {n for inner in _codes(code) for n in inner.co_names}
+        globals_and_locals = {n.id for n in ast.walk(source) if isinstance(n, ast.Name)}
+        globals_used = globals_and_attributes & globals_and_locals
+        # A wrapper that calls what it wraps holds it in its closure, too.
         attributes = {n: v for n, v in vars(function).items() if n != "__wrapped__"}
         defaults = function.__defaults__, function.__kwdefaults__, attributes
-        used = _used(function, named, loaded)
+        used = _used(function, globals_used, globals_and_attributes)
         values = [f"{n} {self.of(v, f'{n} in {name}')}" for n, v in sorted(used.items())]
         return f"{ast.unparse(source)} {self.of(defaults, name)} {values}"
 

@@ -19,7 +19,10 @@ from ml4cube.store.publishing.draft import work_location
 
 
 def targets_of(given: Mapping[str, Any], allow_memory: bool) -> dict[str, Location]:
-    """Return the target of every part; `allow_memory` of this process, too."""
+    """Return the target of every part: a path, or else a URL as text, or a folder in a zarr store.
+
+    Targets in the memory of this process are refused unless `allow_memory`.
+    """
     targets: dict[str, Location] = {}
     for part, path in given.items():
         if path is None and part == "val":
@@ -39,7 +42,7 @@ def targets_of(given: Mapping[str, Any], allow_memory: bool) -> dict[str, Locati
 
 
 def is_in_memory(target: Location) -> bool:
-    """Return True if only this process can see a target."""
+    """Return True for a URL of a file system in memory, which only this process can see."""
     return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 
@@ -73,7 +76,10 @@ def _absolute_path(path: str) -> Path:
 
 
 def _check_groups_above(argument: str, location: ZarrFolder) -> None:
-    """Raise if a group of zarr v3 made above a target would hide one of zarr v2."""
+    """Raise if a target is inside a group of zarr v2.
+
+    All groups above a target are written in zarr v3, and would hide one of zarr v2.
+    """
     for group in location.groups_from_root()[:-1]:
         with contextlib.suppress(KeyError):  # Icechunk refuses names of zarr v2
             if group.size("zarr.json") is None and group.size(".zgroup") is not None:
@@ -111,6 +117,6 @@ def _system_and_path(target: Location) -> tuple[Any, str]:
         # read-only views of a store in memory are other objects with the same name
         name = str(target.store)
         return name if name.startswith("memory://") else target.store, target.path
-    if isinstance(target, str) and "://" in target:
+    if isinstance(target, str):
         return filesystem(target)
     return None, os.path.realpath(target)

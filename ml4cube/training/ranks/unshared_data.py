@@ -25,9 +25,10 @@ class UnsharedData(NamedTuple):
 
 
 def share_out(loader: Any, world: World) -> bool:
-    """Share a loader out if all ranks have the same data; return True if so; every rank.
+    """Share a loader out if all ranks have the same data, and return True if it was.
 
-    Warn of the data that several ranks have, but that cannot be shared out here.
+    Warn of the data that several ranks have, but that cannot be shared out here. Every rank must
+    call this.
     """
     if world.size == 1:
         return False
@@ -73,7 +74,7 @@ def find_unshared(loader: Any) -> UnsharedData | None:
     sampler = getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
     if isinstance(sampler, DistributedSampler) or not isinstance(sampler, Sized):
         return None
-    # A user's sampler may share out by itself, but not if it takes every sample.
+    # A sampler that is not torch's and takes only some of the samples may share out by itself.
     if type(sampler).__module__ != "torch.utils.data.sampler" and len(sampler) < len(dataset):
         return None
     indices = getattr(sampler, "indices", None)
