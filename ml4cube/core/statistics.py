@@ -294,6 +294,8 @@ def offset_and_scale(
     number.
     """
     try:
+        if isinstance(pair, bytes):  # its items are integers
+            raise TypeError
         numbers: list[Any] = [n if isinstance(n, array_types) else _number(n) for n in pair]
         first, second = numbers
     except (TypeError, ValueError):
@@ -317,8 +319,8 @@ def _not_zero(scale: Any) -> Any:
 
 
 def _number(given: Any) -> float:
-    """Return a float; strings are refused."""
-    if isinstance(given, str):
+    """Return a float; texts are refused."""
+    if isinstance(given, str | bytes):
         raise TypeError
     return float(given)
 

@@ -320,8 +320,9 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
     line = numbers[0] + step * (np.arange(n) - known[0])
     rounding = _ROUNDING * np.abs(numbers).max()
     if has_dates:
-        unit = np.ones((), offsets.dtype)
-        rounding = _ROUNDING_OF_DATES / unit
+        # Months and years have no fixed length, and are exact.
+        in_months = np.datetime_data(offsets.dtype)[0] in ("M", "Y")
+        rounding = 0.0 if in_months else _ROUNDING_OF_DATES / np.ones((), offsets.dtype)
     # Written so that it also refuses NaN.
     if not np.abs(line[known] - numbers).max() <= rounding:
         return None
