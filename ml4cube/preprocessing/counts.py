@@ -1,16 +1,17 @@
-"""Count dropped and filled cells, and carry the counts along with a cube.
+"""Counts of removed and filled cells, carried as coordinates of a cube.
 
 Every cell, or sample, has a reason code: `KEPT`, or why it was dropped. A cube keeps its shape, so
-dropped cells look like gaps, and a coordinate holds the codes of all cells. Dropped samples are
-gone, so scalar coordinates hold their numbers, and that of filled cells.
+dropped cells look like gaps. The cube therefore also carries the stages that dropped cells so far;
+a later stage computes their codes again, from their masks and gaps, so that no cell counts twice.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -18,22 +19,34 @@ from numpy.typing import NDArray
 
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
+from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import not_data
 from ml4cube.preprocessing import cubes
 
 logger = logging.getLogger(__name__)
-
-N = TypeVar("N")
 
 #: Reason codes.
 KEPT, GAP, MASK = 0, 1, 2
 #: Names of the counts of dropped cells or samples.
 REASONS = {GAP: "gap", MASK: "mask"}
 
-# Prefix of the coordinates that hold counts, and the coordinate with the reason codes of cells.
+# Prefix of the scalar coordinates that hold a cube's counts.
 _PREFIX = "accounting_"
-_CODES = "accounting_reason"
+# Attribute of the total: the stages that removed cells so far, as JSON.
+_STAGES = "ml4cube_stages"
+
+
+class Stage(NamedTuple):
+    """A call that removes cells."""
+
+    # Variables whose gaps count; none if only a mask is applied.
+    gap_variables: Sequence[str]
+    mode: str
+    mask: str | None
+    # Variable whose cells are counted.
+    counted: str
 
 
 def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[str, int]:
@@ -47,17 +60,19 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     Returns
     -------
     dict of str to int
-        ``total``, ``kept`` and one count for each reason for which any were dropped (``mask``,
-        ``gap``). The kept and dropped add up to the total; what several calls would drop counts
-        for the first one. ``filled`` counts filled cells. Empty if nothing was counted.
+        ``total``, ``kept`` and one count for each reason to drop (``mask``, ``gap``). The kept
+        and dropped add up to the total. ``filled`` counts filled cells. Empty if nothing was
+        counted. If the cube was cut, reduced, filled or renamed between calls, the last call
+        counts the cells of the new cube, and earlier calls count as far as their masks and gaps
+        are still in it.
 
     Notes
     -----
-    A cube carries the reason of every cell as the coordinate ``accounting_reason`` (0 kept, 1 gap,
-    2 mask), so the counts are those of the cells that are left after a selection, and of all
-    pieces after ``xr.concat`` along a dim that they have. A mean over one of its dims drops the
-    coordinate. ``xr.merge`` refuses cubes that differ in it: use ``compat="override"``, or drop
-    the coordinates ``accounting_...`` first.
+    After ``xr.concat`` the result is empty until cells are dropped again; add up the counts of
+    the pieces instead.
+
+    ``xr.merge`` refuses cubes with different counts: use ``compat="override"``, or drop the
+    coordinates ``accounting_...`` first.
 
     Examples
     --------
@@ -69,21 +84,23 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     """
     if not isinstance(result, xr.Dataset | xr.DataArray):
         return dict(getattr(result, "accounting", {}))
-    counts, codes = read_counts(result), read_codes(result)
-    are_of_samples = "total" in counts
-    if codes is not None and not are_of_samples:
-        counts["total"] = xr.Variable((), codes.size)
-        counts |= {name: (codes == code).sum() for code, name in REASONS.items()}
-    numbers = {str(name): int(n) for name, n in xr.Dataset(counts).compute().items()}
-    filled = _only_filled(numbers)
-    if "total" not in numbers:
-        return filled
-    dropped = {name: numbers[name] for name in REASONS.values() if numbers.get(name)}
-    kept = numbers["total"] - sum(dropped.values())
-    # pieces with equal counts, which xarray does not add up, were joined
-    if are_of_samples and result.sizes.get(SAMPLE_DIM, 0) > kept:
+    if not any(map(is_count, result.coords)):
         return {}
-    return {"total": numbers["total"], "kept": kept, **dropped, **filled}
+    if isinstance(result, xr.DataArray):
+        name = roles.DATA_VAR if result.name is None else result.name
+        is_coordinate = name in result.coords or name in result.dims
+        result = result.coords.to_dataset() if is_coordinate else as_dataset(result)
+    lazy_counts, stages = read_counts(result)
+    computed = xr.Dataset({name: ((), n.data) for name, n in lazy_counts.items()}).compute()
+    counts = {name: int(computed[name]) for name in lazy_counts}
+    if "total" not in counts:
+        return counts
+    total = counts.pop("total")
+    removed = sum(n for name, n in counts.items() if name != "filled")
+    # dropped samples are gone, unlike cells
+    if _has_uncounted_cells(result, stages, total if stages else total - removed):
+        return {}
+    return {"total": total, "kept": total - removed, **counts}
 
 
 def is_count(name: object) -> bool:
@@ -91,69 +108,84 @@ def is_count(name: object) -> bool:
     return str(name).startswith(_PREFIX)
 
 
-def read_counts(cube: xr.Dataset | xr.DataArray) -> dict[str, xr.Variable]:
-    """Return the counts that scalar coordinates hold."""
+def read_counts(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
+    """Return the counts that a cube carries, and the stages that removed cells."""
     counts = {
         str(name).removeprefix(_PREFIX): coord.variable
         for name, coord in cube.coords.items()
-        if is_count(name) and name != _CODES
+        if is_count(name)
     }
+    stages = json.loads(counts["total"].attrs.get(_STAGES, "[]")) if "total" in counts else []
     # xarray concatenates unequal counts, and makes floats of them by reindexing
     joined = any(count.ndim or count.dtype.kind == "f" for count in counts.values())
-    return {} if joined else counts
+    return ({} if joined else counts), [Stage(*stage) for stage in stages]
 
 
-def read_codes(cube: xr.Dataset | xr.DataArray) -> xr.Variable | None:
-    """Return the reason codes of cells, unless xarray has averaged or reindexed them."""
-    codes = cube.coords.get(_CODES)
-    return None if codes is None or codes.dtype != np.uint8 else codes.variable
-
-
-def with_counts(ds: xr.Dataset, counts: Mapping[str, Any]) -> xr.Dataset:
+def with_counts(
+    ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()
+) -> xr.Dataset:
     """Store counts in a cube, as scalar coordinates ``accounting_<name>``."""
     coords = {
         _PREFIX + name: xr.Variable((), count, {"long_name": f"accounting: {name}"})
         for name, count in counts.items()
     }
-    previous = [name for name in ds.coords if is_count(name) and name != _CODES]
-    return ds.drop_vars(previous).assign_coords(coords)
+    if stages and "total" in counts:
+        coords[_PREFIX + "total"].attrs[_STAGES] = json.dumps(list(stages))
+    return ds.drop_vars([name for name in ds.coords if is_count(name)]).assign_coords(coords)
 
 
-def _only_filled(counts: Mapping[str, N]) -> dict[str, N]:
-    return {name: counts[name] for name in counts if name == "filled"}
+def _has_uncounted_cells(cube: xr.Dataset, stages: Sequence[Stage], counted_cells: int) -> bool:
+    """Return True if there are more cells than counted, as in joined pieces of equal counts."""
+    if SAMPLE_DIM in cube.dims:
+        return cube.sizes[SAMPLE_DIM] > counted_cells
+    sizes = {str(name): variable.size for name, variable in cube.data_vars.items()}
+    # if the counted variable was renamed or dropped, a larger one may be another
+    size = sizes.get(stages[-1].counted) if stages else None
+    candidates = sizes.values() if size is None else [size]
+    return counted_cells not in candidates and max(candidates, default=0) > counted_cells
 
 
-def drop_samples(cube: xr.Dataset, codes: NDArray[Any]) -> xr.Dataset:
-    """Drop the samples whose reason code is not `KEPT`, and add them to the counts."""
-    counts = {name: int(count.values) for name, count in read_counts(cube).items()}
+def add_dropped_samples(earlier: Mapping[str, int], codes: NDArray[Any]) -> dict[str, int]:
+    """Count the reason codes of samples; add earlier counts, unless those are of other samples."""
+    counts = {name: n for name, n in earlier.items() if name != "kept"}
     dropped_before = sum(counts.get(name, 0) for name in REASONS.values())
-    # earlier counts may be of other samples, as after a selection
-    if "total" not in counts or counts["total"] - dropped_before != codes.size:
-        counts = {"total": codes.size, **_only_filled(counts)}
+    left = counts.get("total", 0) - dropped_before
+    if "total" not in counts or left != codes.size:
+        counts = {name: n for name, n in counts.items() if name == "filled"}
+        counts["total"] = codes.size
     for code, name in REASONS.items():
         if dropped := int((codes == code).sum()):
             counts[name] = counts.get(name, 0) + dropped
             logger.info("dropped %d of %d samples: %s", dropped, codes.size, name)
-    return with_counts(cube.isel({SAMPLE_DIM: np.flatnonzero(codes == KEPT)}), counts)
+    return counts
 
 
-def with_codes(cube: xr.Dataset, codes: xr.Variable, counted: str) -> xr.Dataset:
-    """Store the reason codes of the cells of a variable; earlier reasons take precedence."""
-    earlier = read_codes(cube)
-    variable = read_in_blocks(cube.variables[counted])
-    if earlier is not None and set(earlier.dims) <= set(variable.dims):
-        codes = earlier + codes * (earlier == KEPT)
-    codes = cubes.broadcast_to(codes, variable.sizes)
-    if variable.chunks is not None:
-        codes = codes.chunk(variable.chunksizes)
-    codes.attrs = {"long_name": "why the cell was dropped", "flag_values": [KEPT, *REASONS]}
-    codes.attrs["flag_meanings"] = " ".join(["kept", *REASONS.values()])
-    return with_counts(cube, _only_filled(read_counts(cube))).assign_coords({_CODES: codes})
+def with_stage_counts(
+    result: xr.Dataset, cube: xr.Dataset, stage: Stage, codes: xr.Variable
+) -> xr.Dataset:
+    """Store the counts of a stage that made `result` of `cube`, and of those before."""
+    earlier_counts, stages = read_counts(cube)
+    counted = cube.variables[stage.counted]
+    earlier_codes = _earlier_codes(cube, stages, counted)
+    codes = codes * (earlier_codes == KEPT)
+    # earlier counts stay if they still describe these cells
+    dropped_before = sum(n for name, n in earlier_counts.items() if name in REASONS.values())
+    still_valid = dropped_before == _count(earlier_codes != KEPT, counted)
+    counts = {"total": counted.size}
+    if "filled" in earlier_counts:
+        counts["filled"] = earlier_counts["filled"].data
+    for code, name in REASONS.items():
+        if any(one.mask if code == MASK else one.gap_variables for one in (*stages, stage)):
+            found = _count(earlier_codes == code, counted)
+            earlier = earlier_counts.get(name, found)
+            earlier = earlier.where(still_valid, found)  # type: ignore[no-untyped-call]
+            counts[name] = (earlier + _count(codes == code, counted)).data
+    return with_counts(result, counts, [*stages, stage])
 
 
 def variable_to_count(cube: xr.Dataset, names: Sequence[str], mask: str | None) -> str | None:
     """Return the largest variable with all dims of the given ones and the mask, if any."""
-    dims = {dim for name in {*names, mask} & {*cube.variables} for dim in cube[name].dims}
+    dims = _all_sizes(*(cube.variables.get(name) for name in (*names, mask))).keys()
     others = not_data(cube, mask)
     candidates = [
         str(name)
@@ -164,6 +196,39 @@ def variable_to_count(cube: xr.Dataset, names: Sequence[str], mask: str | None) 
     return max(candidates, key=lambda name: (cube[name].ndim, cube[name].size), default=None)
 
 
+def _earlier_codes(cube: xr.Dataset, stages: Iterable[Stage], counted: xr.Variable) -> xr.Variable:
+    """Return the reason code of every cell of a variable, from the stages so far."""
+    codes = xr.Variable((), np.uint8(KEPT))
+    for stage in stages:
+        if not {*stage.gap_variables, *filter(None, [stage.mask])} <= set(cube.variables):
+            continue
+        mask = None if stage.mask is None else cubes.as_flags(cube.variables[stage.mask])
+        variables = [cube.variables[name] for name in stage.gap_variables]
+        if mask is not None and not variables:
+            stage_codes = mask_codes(mask, counted)
+        elif _all_sizes(*variables, mask).keys() <= set(counted.dims):
+            stage_codes = gap_codes(variables, mask, stage.mode, None)
+        else:  # cells along other dims do not belong to this variable
+            continue
+        codes = codes + stage_codes * (codes == KEPT)
+    return codes
+
+
+def _all_sizes(*variables: xr.Variable | None) -> dict[Hashable, int]:
+    """Return the sizes of all dims of some variables."""
+    return {dim: n for one in variables if one is not None for dim, n in one.sizes.items()}
+
+
+def _count(flags: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Return the number of flagged cells of a variable, which may have more dims than the flags."""
+    return flags.sum() * (variable.size // max(flags.size, 1))
+
+
+def mask_codes(mask: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Return the reason code of each cell of a variable by a mask alone."""
+    return ~cubes.any_over_other_dims(mask, variable.dims) * np.uint8(MASK)
+
+
 def gap_codes(
     variables: Sequence[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
@@ -171,26 +236,40 @@ def gap_codes(
     # one by one, because windows of samples may have different dims
     each = (_gap_codes(variable, mask, mode, samples) for variable in variables)
     combine: Callable[..., xr.Variable] = np.minimum if mode == "if_all_nan" else np.maximum
-    codes = functools.reduce(combine, each)
-    return codes if samples is None else cubes.broadcast_to(codes, {SAMPLE_DIM: samples})
+    return functools.reduce(combine, each)
 
 
 def _gap_codes(
     variable: xr.Variable, mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
     """Return the reason codes by the gaps of one variable."""
-    gaps: xr.Variable = xr.apply_ufunc(
-        find_gaps, read_in_blocks(variable), dask="parallelized", output_dtypes=[np.bool_]
+    if samples is None:
+        outer, window = _all_sizes(variable, mask), {}
+    else:
+        outer = {SAMPLE_DIM: samples}
+        window = {dim: n for dim, n in variable.sizes.items() if dim != SAMPLE_DIM}
+    inputs = [read_in_blocks(variable), *([] if mask is None else [mask])]
+    codes: xr.Variable = xr.apply_ufunc(
+        _gap_codes_of_block,
+        *(cubes.broadcast_to(one, outer | window) for one in inputs),
+        input_core_dims=[list(window)] * len(inputs),
+        kwargs={"mode": mode, "window": len(window)},
+        dask="parallelized",
+        dask_gufunc_kwargs={"allow_rechunk": True},
+        output_dtypes=[np.uint8],
     )
+    return codes
+
+
+def _gap_codes_of_block(
+    values: NDArray[Any], mask: NDArray[np.bool_] | None = None, *, mode: str, window: int
+) -> NDArray[np.uint8]:
+    """Return the reason codes of one block, whose last dims are the window."""
+    window_axes = tuple(range(values.ndim - window, values.ndim))
+    gaps = find_gaps(values)
     if mask is not None:
-        gaps = gaps & mask
-    kept_dims = gaps.dims if samples is None else [SAMPLE_DIM]
-    if mode == "if_all_nan":
-        return ~cubes.any_over_other_dims(~gaps, kept_dims) * np.uint8(GAP)
-    codes = cubes.any_over_other_dims(gaps, kept_dims) * np.uint8(GAP)
-    return codes if mask is None else codes + mask_codes(mask, kept_dims)
-
-
-def mask_codes(mask: xr.Variable, dims: Sequence[Hashable]) -> xr.Variable:
-    """Return the reason code of each cell along some dims by a mask alone."""
-    return ~cubes.any_over_other_dims(mask, dims) * np.uint8(MASK)
+        in_mask = mask.any(window_axes)
+        has_gap = (gaps & mask).any(window_axes)
+        return np.where(in_mask, has_gap * GAP, MASK).astype(np.uint8)
+    dropped = gaps.all(window_axes) if mode == "if_all_nan" else gaps.any(window_axes)
+    return np.asarray(dropped * GAP, np.uint8)

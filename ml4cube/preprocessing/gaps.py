@@ -46,14 +46,14 @@ from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
     KEPT,
     MASK,
-    drop_samples,
+    Stage,
+    add_dropped_samples,
     gap_codes,
     mask_codes,
-    read_codes,
     read_counts,
     variable_to_count,
-    with_codes,
     with_counts,
+    with_stage_counts,
 )
 from ml4cube.preprocessing.samples import as_cube, like_given
 from ml4cube.preprocessing.statistics import Statistics
@@ -200,7 +200,7 @@ def apply_filter(
     if SAMPLE_DIM in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
         in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLE_DIM]).values
         codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLE_DIM]), KEPT, MASK)
-        return like_given(drop_samples(cube, codes), ds)
+        return like_given(_drop_samples(cube, codes), ds)
     for name in data:
         check_decoded(name, cube[name])
     masked = {
@@ -210,7 +210,8 @@ def apply_filter(
     if SAMPLE_DIM not in cube.dims:
         # a mask applies to every variable, so the largest one has all the cells to count
         counted = max(data, key=lambda name: cube[name].size, default=mask_name)
-        result = with_codes(result, mask_codes(mask, cube[counted].dims), counted)
+        stage = Stage(gap_variables=[], mode="masked", mask=mask_name, counted=counted)
+        result = with_stage_counts(result, cube, stage, mask_codes(mask, cube.variables[counted]))
     return like_given(result, ds)
 
 
@@ -224,6 +225,13 @@ def _with_gaps(array: xr.DataArray, cells: xr.Variable) -> Any:
         output_dtypes=[array.dtype if array.dtype.kind in "fcmM" else scaled_dtype(array.dtype)],
         keep_attrs="override",
     )
+
+
+def _drop_samples(cube: xr.Dataset, codes: NDArray[Any]) -> xr.Dataset:
+    """Drop the samples whose reason code is not `KEPT`; add to the counts of the Dataset."""
+    earlier = {name: int(count.values) for name, count in read_counts(cube)[0].items()}
+    kept = cube.isel({SAMPLE_DIM: np.flatnonzero(codes == KEPT)})
+    return with_counts(kept, add_dropped_samples(earlier, codes))
 
 
 def drop_nan_values(
@@ -294,7 +302,7 @@ def drop_nan_values(
     variables = [cube.variables[name] for name in gap_variables]
     if SAMPLE_DIM in cube.dims:
         codes = gap_codes(variables, mask, mode, cube.sizes[SAMPLE_DIM])
-        return like_given(drop_samples(cube, codes.values), ds)
+        return like_given(_drop_samples(cube, codes.values), ds)
     counted = variable_to_count(cube, gap_variables, mask_name)
     if counted is None:
         dims = {name: cube[name].dims for name in filter(None, [*gap_variables, mask_name])}
@@ -302,8 +310,9 @@ def drop_nan_values(
             f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
             "one grid in vars, and call once for each grid"
         )
+    stage = Stage(gap_variables, mode, mask_name, counted)
     codes = gap_codes(variables, mask, mode, None)
-    return like_given(with_codes(_drop_cells(cube, data, codes), codes, counted), ds)
+    return like_given(_drop_cells(cube, data, stage, codes), ds)
 
 
 def _gap_variables(
@@ -327,14 +336,16 @@ def _gap_variables(
     return [name for name in data if name in listed]
 
 
-def _drop_cells(cube: xr.Dataset, data: Iterable[str], codes: xr.Variable) -> xr.Dataset:
+def _drop_cells(
+    cube: xr.Dataset, data: Iterable[str], stage: Stage, codes: xr.Variable
+) -> xr.Dataset:
     """Turn the cells whose reason code is not `KEPT` into gaps of every float with their dims."""
     floats = [name for name in data if cube[name].dtype.kind == "f"]
     affected = [name for name in floats if set(codes.dims) <= set(cube[name].dims)]
     for name in affected:
         check_numpy(f"variable {name!r}", cube[name].dtype)
-    with_gaps = {name: _with_gaps(cube[name], codes != KEPT) for name in affected}
-    return cubes.with_arrays(cube, with_gaps)
+    dropped = {name: _with_gaps(cube[name], codes != KEPT) for name in affected}
+    return with_stage_counts(cubes.with_arrays(cube, dropped), cube, stage, codes)
 
 
 def fill_nan_values(
@@ -472,12 +483,13 @@ def _without_dims(name: str, statistics: Mapping[str, VariableStatistics]) -> Va
 
 def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Dataset:
     """Fill variables by the options of `fill_gaps`, lazily if they are lazy; count filled cells."""
-    if read_codes(cube) is not None:
+    lazy_counts, stages = read_counts(cube)
+    if lazy_counts.keys() & {"gap", "mask"} and SAMPLE_DIM not in cube.dims:
         logger.warning(
             "cells that drop_nan_values or apply_filter dropped are gaps, which are filled too; "
             "fill before dropping, or cut samples first"
         )
-    counts = {name: count.data for name, count in read_counts(cube).items()}
+    counts = {name: count.data for name, count in lazy_counts.items()}
     filled = {}
     for name in options:
         array = read_in_blocks(cube[name])
@@ -489,7 +501,7 @@ def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Da
         # it is not known yet whether a lazy one has gaps
         if array.chunks is not None or gaps.any():
             filled[name].attrs[FILLED_ATTR] = options[name]["method"]
-    return with_counts(cubes.with_arrays(cube, filled), counts)
+    return with_counts(cubes.with_arrays(cube, filled), counts, stages)
 
 
 def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:

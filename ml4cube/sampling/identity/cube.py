@@ -53,7 +53,8 @@ def _array_behind(variable: xr.Variable) -> Any:
         file = file_behind(variable.data)
         return variable.data if file is None else file
     # `_data`, because `data` would load a lazily indexed file
-    return variable.values if variable._in_memory else variable._data
+    is_value = variable._in_memory or not variable.ndim
+    return variable.values if is_value else variable._data
 
 
 def _of_array(array: Any, state: State) -> str | None:
