@@ -387,6 +387,20 @@ def test_a_loss_that_divides_by_nobody_knows_what_is_warned_of_and_may_say_it():
         del Focal.weigh
 
 
+def test_a_loss_is_left_alone_by_batches_without_weights():
+    class ReadOnly(nn.Module):
+        reduction = property(lambda self: "mean")
+
+        def forward(self, pred, target):
+            return (pred - target).square().mean()
+
+    for loss in (torch.jit.script(nn.MSELoss()), ReadOnly()):
+        assert Supervised(loss)(nn.Identity(), (torch.zeros(2), torch.ones(2))).loss == 1
+    compiled = torch.compile(nn.MSELoss(), backend="eager")
+    Supervised(compiled)
+    assert compiled.reduction == "mean"
+
+
 # ------------------------------------------- predictions that would be broadcast, and weights
 
 F = nn.functional
