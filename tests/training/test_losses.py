@@ -522,6 +522,31 @@ def test_accumulated_batches_count_by_what_their_losses_divide_by(kind):
         assert_alike(fit(cut, accumulate=len(cut), **kind), one)
 
 
+class Relative:
+    """A loss that is divided by the sizes of the targets."""
+
+    def __init__(self, as_number):
+        self.as_number = as_number
+
+    def __call__(self, pred, target):
+        return (pred - target).square().sum() / self.weigh(target)
+
+    def weigh(self, target):
+        weight = target.abs().sum() + 1
+        return float(weight) if self.as_number else weight
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_weight_may_be_a_number(accumulate):
+    runs = [
+        trainer(loss=Relative(as_number), epochs=2, gradient_accumulation_steps=accumulate)
+        for as_number in (True, False)
+    ]
+    found = [weights(run.train()) for run in runs]
+    assert found[0] == found[1]
+    assert runs[0].history["val_loss"] == pytest.approx(runs[1].history["val_loss"])
+
+
 def fitted_on_ranks():
     """Equal lengths, unequal lengths, and a rank without any value; then accumulated."""
     cuts = [[(0, 12), (12, 24)]], [[(0, 3), (3, 24)]], [[(8, 12), (12, 24)], [(0, 4), (4, 8)]]

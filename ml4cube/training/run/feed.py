@@ -117,7 +117,10 @@ class Feed:
         if not samples:
             return Portion(batch, 0, 0.0)
         weight = self._step.weigh(batch, training)
-        return Portion(batch, samples, samples if weight is None else weight)
+        if weight is None:
+            return Portion(batch, samples, samples)
+        # A loss of a user may return a number, which would be taken for a number of samples.
+        return Portion(batch, samples, torch.as_tensor(weight, device=self._world.device))
 
     def total_weight(self, portions: list[Portion]) -> Weight | None:
         """Return the mean over ranks of the weight of a step's batches; every rank.
