@@ -473,6 +473,8 @@ def test_precisions_are_chosen_and_computed_in():
         make(PrecisionMixerAddon, precision="bf61")
     with pytest.raises(InvalidValueError, match=r"precision must be .* got 'half'"):
         make(PrecisionMixerAddon, precision=["half"])
+    with pytest.raises(InvalidValueError, match=r"precision must be .* got 'auto'"):
+        make(PrecisionMixerAddon, precision=["fp32", "auto"])
     with pytest.raises(InvalidValueError, match="supports none of"):
         make(PrecisionMixerAddon, precision=[])
     with pytest.raises(InvalidTypeError, match="must not be 'fp32'"):
