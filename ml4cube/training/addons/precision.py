@@ -46,7 +46,7 @@ class PrecisionMixerAddon(MixinAddOn):
     'bf16'
     """
 
-    mixins = (_Precision,)
+    mixin = _Precision
 
 
 def choose_precision(precision: str | Sequence[str], device: torch.device) -> str:
