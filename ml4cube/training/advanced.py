@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ class AdvancedTrainer:
                 f"checkpoint must be a ModelCheckpoint or None, got {checkpoint!r}"
             )
         ddp_init()
-        world = World.current(device)
+        self._world = World.current(device)
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self._callbacks = [
             *as_callbacks(early_stopping),
@@ -87,12 +86,11 @@ class AdvancedTrainer:
             *reporters(progress, loggers),
             *as_callbacks(callbacks),
         ]
-        precision = pick_precision(use_amp, precision, world.device)
+        precision = pick_precision(use_amp, precision, self._world.device)
         self._options = Options.choose(
             AdvancedTrainer, arguments, train_call="fit(..., epochs)", precision=precision
         )
-        self._scheduler = scheduler
-        self._make_loop = partial(Loop, model, Supervised(criterion), world=world, metrics=metrics)
+        self._scheduler, self._metrics = scheduler, metrics
         self.history = History()
 
     def fit(
@@ -120,3 +118,8 @@ class AdvancedTrainer:
     def evaluate(self, loader: Any) -> dict[str, float]:
         """Validate once, exactly on any number of ranks; every rank must call this."""
         return self._make_loop(options=self._options).evaluate(loader)
+
+    def _make_loop(self, *parts: Any, **arguments: Any) -> Loop:
+        # The model and the criterion are read anew, because users may replace them.
+        step = Supervised(self.criterion)
+        return Loop(self.model, step, *parts, world=self._world, metrics=self._metrics, **arguments)

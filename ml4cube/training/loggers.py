@@ -112,6 +112,9 @@ class Logger(ABC):
 class _FileLogger(Logger):
     """A text file with a line per `log`, opened only to write it."""
 
+    # How a first line begins that `log` appends, so that a kill may cut it off.
+    _line_start: str | None = None
+
     def __init__(self, path: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
         check_path("path", path, optional=False)
@@ -130,7 +133,9 @@ class _FileLogger(Logger):
         text = self.path.read_bytes().decode("utf-8", errors="replace")
         whole_lines = text[: text.rfind("\n") + 1]
         try:
-            if text and not whole_lines:
+            start = self._line_start
+            is_cut_line = start is not None and start.startswith(text[: len(start)])
+            if text and not whole_lines and not is_cut_line:
                 raise ValueError
             rows = self._parse(io.StringIO(whole_lines, newline=""))
             return [row for row in rows if row.get("step", 0) <= step]
@@ -232,6 +237,8 @@ class JSONLLogger(_FileLogger):
     {"params": {"lr": 0.1}}
     {"step": 10, "train_loss": 0.5}
     """
+
+    _line_start = '{"step":'
 
     def _open(self, step: int) -> bool:
         rows = self._rows(step)

@@ -456,9 +456,9 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
     x = arrays[0].reshape(len(arrays[0]), -1)
     y = arrays[1].reshape(len(arrays[1]), -1) if supervised else x
     weights = arrays[2] if len(arrays) == 3 else None
-    if len(x) != len(y):
+    if len(arrays) > 1 and len(x) != len(arrays[1]):
         raise InvalidValueError(
-            f"a batch must have as many targets as samples, got {len(y)} and {len(x)}"
+            f"a batch must have as many targets as samples, got {len(arrays[1])} and {len(x)}"
         )
     if weights is not None and weights.ndim != 1:
         raise InvalidTypeError(f"weights must have one value per sample, got shape {weights.shape}")

@@ -143,6 +143,8 @@ class Trainer(TrainerState):
     ['train_mae', 'val_mae']
     """
 
+    add_ons: tuple[type[AddOnBase], ...] = ()  # all that are applied, the first one first
+
     def __init__(
         self,
         model: nn.Module,
@@ -167,7 +169,7 @@ class Trainer(TrainerState):
         arguments = dict(locals())
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
-        loggers = [*as_list(loggers), *web_loggers(web_logger, type(self).add_ons)]
+        loggers = [*as_list(loggers), *web_loggers(web_logger, self.add_ons)]
         ddp_init()
         world = World.current(_device_of_this_rank(device))
         super().__init__(

@@ -21,6 +21,7 @@ from ml4cube.training.addons import (
     StateManagerAddon,
     WandBLoggerAddon,
 )
+from ml4cube.training.addons.core import MixinAddOn
 from ml4cube.training.addons.mpu import share_loader
 from ml4cube.training.addons.precision import choose_precision
 from ml4cube.training.callbacks import ModelCheckpoint
@@ -165,6 +166,24 @@ def test_the_first_add_on_is_innermost_and_none_is_added_twice():
     assert both.add_ons == (Diary, Twice)
     assert Trainer.add_ons == ()
     assert Trainer.add_on(Twice, Diary) is not both
+
+
+class Greeting:
+    def greet(self):
+        return "hello"
+
+
+class Greeter(MixinAddOn):
+    mixin = Greeting
+
+
+def test_a_mixin_is_all_that_an_add_on_needs():
+    run = make(Greeter)
+    assert run.greet() == "hello"
+    assert run.add_ons == (Greeter,)
+    assert make().add_ons == ()
+    assert type(run).__module__ == Trainer.__module__
+    assert pickle.loads(pickle.dumps(type(run))) is type(run)  # noqa: S301
 
 
 class Nothing(AddOnBase):
@@ -473,6 +492,8 @@ def test_precisions_are_chosen_and_computed_in():
         make(PrecisionMixerAddon, precision="bf61")
     with pytest.raises(InvalidValueError, match=r"precision must be .* got 'half'"):
         make(PrecisionMixerAddon, precision=["half"])
+    with pytest.raises(InvalidValueError, match=r"precision must be .* got 'auto'"):
+        make(PrecisionMixerAddon, precision=["fp32", "auto"])
     with pytest.raises(InvalidValueError, match="supports none of"):
         make(PrecisionMixerAddon, precision=[])
     with pytest.raises(InvalidTypeError, match="must not be 'fp32'"):

@@ -224,6 +224,20 @@ def test_accumulator_weighs_by_samples_and_clips():
     assert abs(results[0][0] - 1) <= 0.05 + 1e-6
 
 
+def test_a_model_and_a_criterion_that_are_replaced_are_used():
+    loader, model = DataLoader(dataset(17), batch_size=5), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = AdvancedTrainer(model, optimizer, nn.MSELoss(), device="cpu", progress=False)
+    run.model, run.criterion = network(seed=1), nn.L1Loss()
+    x, y = dataset(17).tensors
+    truth = (run.model.eval()(x) - y).abs().mean().item()
+    assert run.evaluate(loader)["val_loss"] == pytest.approx(truth)
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
+    run.fit(loader, epochs=1)
+    assert weights(run.model) != weights(network(seed=1))
+    assert weights(model) == weights(network())
+
+
 def test_wrappers_save_without_prefix_and_load(tmp_path, caplog):
     single = MultiGPUTrainer(network(), gpu_ids=[0, 1, 2, 3])
     assert "no GPU" in caplog.text or torch.cuda.is_available()

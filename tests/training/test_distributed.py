@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -35,7 +36,8 @@ from ml4cube.training.callbacks import Callback
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
-from ml4cube.training.ranks.dist import World, ddp_init
+from ml4cube.training.ranks import dist as ranks_dist
+from ml4cube.training.ranks.dist import World, ddp_init, pick_device
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.unshared_data import find_unshared
 from ml4cube.training.run import loop
@@ -681,6 +683,26 @@ def test_dist_train_spawns_what_stands_in_an_unguarded_script(tmp_path):
 def test_what_does_not_fit_is_refused(call, said):
     with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
         call()
+
+
+def test_gpus_that_torch_counts_but_cannot_use_are_not_picked(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert pick_device().type == "cpu"
+    assert ranks_dist._pick_backend(None) == "gloo"
+    with pytest.raises(InvalidValueError):
+        pick_device("cuda")
+
+
+def test_every_address_has_a_store_of_its_own(monkeypatch):
+    served = []
+    monkeypatch.setattr(
+        ranks_dist, "rendezvous", lambda *_, **__: iter([(served.append(0) or len(served), 0, 1)])
+    )
+    limit = timedelta(seconds=1)
+    stores = [ranks_dist._torchrun_store(name, 0, 1, limit) for name in ("a.test", "b.test")]
+    ranks_dist._torchrun_store.cache_clear()
+    assert stores == [1, 2]
 
 
 def test_group_of_the_caller_is_left_alone(tmp_path):

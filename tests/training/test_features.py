@@ -2,8 +2,10 @@
 
 import itertools
 import math
+import signal
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -203,6 +205,36 @@ def test_time_limit_leaves_a_snapshot_inside_the_epoch_that_is_resumed(tmp_path)
     assert len(cut.history) == 0
     resumed = trainer(epochs=2, snapshot_path=path)
     assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_validation_of_the_training_loader_that_is_cut_off_is_made_again_in_full(tmp_path, every):
+    def stop(*_):
+        raise Interrupt
+
+    calls = itertools.count(1)
+
+    def count(pred, target, *, cut):
+        if cut and next(calls) == 9:
+            signal.raise_signal(signal.SIGTERM)
+        return float(len(pred))
+
+    def fresh(**more):
+        both = prep_dataloader(test_ds=dataset(40), batch_size=4)
+        return trainer(train=both, val=both, validate_every_steps=every, **more)
+
+    path = tmp_path / "s.pt"
+    cut = fresh(snapshot_path=path, metrics={"n": partial(count, cut=True)})
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(Interrupt):
+            cut.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    metrics = {"n": partial(count, cut=False)}
+    resumed, whole = fresh(snapshot_path=path, metrics=metrics), fresh(metrics=metrics)
+    assert weights(resumed.train()) == weights(whole.train())
     assert losses(resumed) == losses(whole)
 
 

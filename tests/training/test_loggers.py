@@ -61,7 +61,7 @@ ROWS = st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats(-9, 9), min_si
 @given(lives=st.lists(st.tuples(st.integers(0, 6), ROWS, st.booleans()), min_size=1, max_size=4))
 def test_files_hold_every_step_once_whatever_was_resumed(tmp_path_factory, lives):
     folder = tmp_path_factory.mktemp("logs")
-    logs = [CSVLogger(folder / "log.csv"), JSONLLogger(folder / "log.jsonl", params={"lr": 1})]
+    logs = [CSVLogger(folder / "log.csv"), JSONLLogger(folder / "log.jsonl")]
     truth = {}
     for number, (start, rows, killed) in enumerate(lives):
         start = start if number else 0
@@ -82,7 +82,7 @@ def test_files_hold_every_step_once_whatever_was_resumed(tmp_path_factory, lives
         log.start(99)
     as_text = [{"step": str(n), **{k: str(v) for k, v in row.items()}} for n, row in truth.items()]
     assert read_csv(folder / "log.csv") == as_text
-    assert read_jsonl(folder / "log.jsonl")[1:] == [{"step": n, **row} for n, row in truth.items()]
+    assert read_jsonl(folder / "log.jsonl") == [{"step": n, **row} for n, row in truth.items()]
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
@@ -94,6 +94,14 @@ def test_a_log_is_begun_like_any_file_that_must_survive(tmp_path, kind):
     assert os.listdir(tmp_path) == ["log"]
     with pytest.raises(StoreError, match=r"cannot be written.*give another path"):
         kind(tmp_path / "log" / "below").log({"a": 1}, 1)
+
+
+@pytest.mark.parametrize("left", ['{"step": 1, "tr', '{"st', "{"])
+def test_a_jsonl_log_cut_in_its_first_line_starts_anew(tmp_path, left):
+    path = tmp_path / "log.jsonl"
+    path.write_text(left)
+    JSONLLogger(path).log({"a": 1.0}, 1)
+    assert read_jsonl(path) == [{"step": 1, "a": 1.0}]
 
 
 def test_jsonl_has_params_first_and_once_and_null_for_nan(tmp_path):

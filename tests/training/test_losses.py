@@ -387,6 +387,20 @@ def test_a_loss_that_divides_by_nobody_knows_what_is_warned_of_and_may_say_it():
         del Focal.weigh
 
 
+def test_a_loss_is_left_alone_by_batches_without_weights():
+    class ReadOnly(nn.Module):
+        reduction = property(lambda self: "mean")
+
+        def forward(self, pred, target):
+            return (pred - target).square().mean()
+
+    for loss in (torch.jit.script(nn.MSELoss()), ReadOnly()):
+        assert Supervised(loss)(nn.Identity(), (torch.zeros(2), torch.ones(2))).loss == 1
+    compiled = torch.compile(nn.MSELoss(), backend="eager")
+    Supervised(compiled)
+    assert compiled.reduction == "mean"
+
+
 # ------------------------------------------- predictions that would be broadcast, and weights
 
 F = nn.functional
@@ -506,6 +520,31 @@ def test_accumulated_batches_count_by_what_their_losses_divide_by(kind):
     for cuts in ([0, 5, 24], [0, 1, 8, 12, 20, 24]):
         cut = [[ends] for ends in itertools.pairwise(cuts)]
         assert_alike(fit(cut, accumulate=len(cut), **kind), one)
+
+
+class Relative:
+    """A loss that is divided by the sizes of the targets."""
+
+    def __init__(self, as_number):
+        self.as_number = as_number
+
+    def __call__(self, pred, target):
+        return (pred - target).square().sum() / self.weigh(target)
+
+    def weigh(self, target):
+        weight = target.abs().sum() + 1
+        return float(weight) if self.as_number else weight
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_weight_may_be_a_number(accumulate):
+    runs = [
+        trainer(loss=Relative(as_number), epochs=2, gradient_accumulation_steps=accumulate)
+        for as_number in (True, False)
+    ]
+    found = [weights(run.train()) for run in runs]
+    assert found[0] == found[1]
+    assert runs[0].history["val_loss"] == pytest.approx(runs[1].history["val_loss"])
 
 
 def fitted_on_ranks():

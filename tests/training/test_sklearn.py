@@ -352,3 +352,10 @@ def test_arguments_that_cannot_work(arguments, error, said):
 def test_batches_that_cannot_work(batches, error, said):
     with pytest.raises(error, match=said):
         Trainer(SGDRegressor(), batches).train()
+
+
+def test_targets_that_are_not_used_must_fit_their_samples_too():
+    with pytest.raises(InvalidValueError, match="got 3 and 2"):
+        Trainer(
+            MiniBatchKMeans(1), [(np.ones((2, 3)), np.ones(3))], task_type="unsupervised"
+        ).train()

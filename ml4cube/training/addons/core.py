@@ -51,15 +51,17 @@ class AddOnBase(ABC):
 
 
 class MixinAddOn(AddOnBase):
-    """An add-on that puts mixins in front of the Trainer class."""
+    """An add-on that puts a mixin, if it has one, in front of the Trainer class."""
 
-    mixins: tuple[type, ...] = ()
+    mixin: type | None = None
 
     @classmethod
     def apply(cls, base_cls: Any) -> Any:
-        """Return a subclass of the mixins and the Trainer class."""
+        """Return a subclass of the mixin and the Trainer class."""
         name = f"TrainerWith{cls.__name__.removesuffix('Addon')}"
-        return type(base_cls)(name, (*cls.mixins, base_cls), {})
+        bases = (base_cls,) if cls.mixin is None else (cls.mixin, base_cls)
+        # Without a module, Python would name that of ABCMeta.
+        return type(base_cls)(name, bases, {"__module__": base_cls.__module__})
 
 
 class Combinable(ABCMeta):

@@ -128,7 +128,7 @@ class MultiGPUAddon(MixinAddOn):
     [16, 16]
     """
 
-    mixins = (_Devices,)
+    mixin = _Devices
 
 
 def _run_rank(trainer: Any, seed: int, loader: Any, valid_loader: Any, n_epoch: int | None) -> Any:

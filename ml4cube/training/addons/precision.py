@@ -46,7 +46,7 @@ class PrecisionMixerAddon(MixinAddOn):
     'bf16'
     """
 
-    mixins = (_Precision,)
+    mixin = _Precision
 
 
 def choose_precision(precision: str | Sequence[str], device: torch.device) -> str:
@@ -54,12 +54,12 @@ def choose_precision(precision: str | Sequence[str], device: torch.device) -> st
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     names = [precision] if isinstance(precision, str) else precision
     for name in names:
-        check_choice("precision", name, ["auto", *DTYPES])
+        check_choice("precision", name, ["auto", *DTYPES] if name == precision else DTYPES)
+    if precision == "auto" and device.type == "cpu":
+        return "fp32"  # bf16 must be chosen by name, because many CPUs compute slowly in it
+    if precision == "auto":
+        return "bf16" if has_bf16 else "fp16"
     for name in names:
-        if name == "auto" and device.type == "cpu":
-            return "fp32"  # bf16 must be chosen by name, because many CPUs compute slowly in it
-        if name == "auto":
-            return "bf16" if has_bf16 else "fp16"
         if name != "bf16" or has_bf16:
             return name
     raise InvalidValueError(

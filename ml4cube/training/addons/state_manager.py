@@ -124,7 +124,7 @@ class StateManagerAddon(MixinAddOn):
     (['model.ckpt', 'state.ckpt'], 2)
     """
 
-    mixins = (_State,)
+    mixin = _State
 
 
 def write_weights(path: Path, weights: Mapping[str, Any]) -> None:

@@ -142,7 +142,7 @@ class Meters:
 
 
 class Norms:
-    """BatchMean and maximum of the gradient norms of an epoch."""
+    """Mean and maximum of the gradient norms of an epoch."""
 
     def __init__(self) -> None:
         self._mean = Meter()

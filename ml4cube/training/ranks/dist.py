@@ -159,7 +159,7 @@ class World:
 def pick_device(device: str | torch.device | None = None) -> torch.device:
     """Return the device to compute on."""
     if device is None:
-        device = "cuda" if torch.cuda.device_count() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
@@ -168,7 +168,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
         ) from None
     if found.type != "cuda":
         return found
-    count = torch.cuda.device_count()  # 0 without a GPU
+    count = _usable_gpus()
     index = local_rank() % max(count, 1) if found.index is None else found.index
     if index >= count:
         raise InvalidValueError(
@@ -190,7 +190,7 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
     limit = _as_timedelta(timeout)
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = _torchrun_store(rank, size, limit)
+        store = _torchrun_store(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
         _join_group(store, rank, size, _pick_backend(backend), limit)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
@@ -276,8 +276,8 @@ class _Joined:
 
 
 @functools.cache  # rank 0 may serve the store, which only one server can do at an address
-def _torchrun_store(rank: int, size: int, timeout: timedelta) -> Store:
-    """Return the store of the ranks that torchrun started."""
+def _torchrun_store(address: str, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the store of the ranks that torchrun started; `address` only tells calls apart."""
     store: Store
     store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
     return store
@@ -310,9 +310,14 @@ def _loopback_if_local(size: int) -> Iterator[None]:
         del os.environ[variable]
 
 
+def _usable_gpus() -> int:
+    # torch may count GPUs that it cannot use, with a driver that is too old for example.
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def _pick_backend(backend: str | None) -> str:
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = torch.cuda.device_count()
+    gpus = _usable_gpus()
     if backend is None:
         return "nccl" if gpus >= local_size and dist.is_nccl_available() else "gloo"
     if backend == "nccl" and gpus < local_size:

@@ -40,6 +40,9 @@ class Feed:
         self.data_wait_s = self.rank_wait_s = 0.0  # waiting for batches and other ranks, this epoch
         self.epoch_rng: dict[str, Any] = {}  # the state of all generators when the epoch began
         self.position: Mapping[str, Any] | None = None  # from a snapshot: where to open the loader
+        # Set during a validation: what a snapshot that is saved then holds, because the loader may
+        # also be the one that is validated.
+        self.position_before_validation: Mapping[str, Any] | None = None
         self.ended = False  # the epoch is over: some rank has no more batches
         self.used_up = False  # this rank's loader has no more batches
         self.max_steps = math.inf if options.max_steps is None else options.max_steps
@@ -114,7 +117,10 @@ class Feed:
         if not samples:
             return Portion(batch, 0, 0.0)
         weight = self._step.weigh(batch, training)
-        return Portion(batch, samples, samples if weight is None else weight)
+        if weight is None:
+            return Portion(batch, samples, samples)
+        # A loss of a user may return a number, which would be taken for a number of samples.
+        return Portion(batch, samples, torch.as_tensor(weight, device=self._world.device))
 
     def total_weight(self, portions: list[Portion]) -> Weight | None:
         """Return the mean over ranks of the weight of a step's batches; every rank.

@@ -293,6 +293,7 @@ class Loop(Engine):
             state.start_epoch()
         self.measures, first_step = TrainMeasures(state), state.step
         self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
+        self.feed.position_before_validation = None  # also after a validation that failed
         self.module.train()
         polls.start_epoch(state.step)
         self._validate_between_steps()  # if the snapshot was saved before this validation
@@ -323,14 +324,15 @@ class Loop(Engine):
 
         self.strategy.sync_buffers(self.model)
         sets = named_sets(self.val_loader).values()
+        self.feed.position_before_validation = self.feed.current_position(self.state)
         any_cut = True
         while any_cut:  # a pass cut off to save a snapshot is restarted, from the same generators
             with kept_rng(self.world.device), kept_generators(sets):
                 self.step.around_pass(evaluate, self.val_loader, training=False)
-            # After the generators were restored, because a snapshot that is saved here holds them.
             measures, cut = passes[-1]
             any_cut = self._poll_ranks(cut=cut)
         self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
+        self.feed.position_before_validation = None
         return measures
 
     def _must_cut_pass(self) -> bool:

@@ -136,9 +136,9 @@ class Snapshot:
         return True
 
     def _rank_state(self) -> dict[str, Any]:
-        run = self._run
+        run, feed = self._run, self._run.feed
         return {
-            **run.feed.current_position(run.state),
+            **(feed.position_before_validation or feed.current_position(run.state)),
             "state": run.state.to_dict(),
             # If not sharded, the model of the snapshot has them: all ranks get those of rank 0.
             "buffers": dict(run.model.named_buffers()) if run.strategy.is_sharded else {},

@@ -24,7 +24,7 @@ class Supervised(Step):
         self.loss = loss
         warn_if_unknown("loss", loss)
         self._mean = BatchMean("loss", loss)
-        self._weighted = loss if isinstance(loss, MaskedLoss) else MaskedLoss(loss)
+        self._masked = loss if isinstance(loss, MaskedLoss) else None
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the model forward on one batch."""
@@ -32,7 +32,7 @@ class Supervised(Step):
         pred = module(features)
         weights = weights_of(batch)
         if weights is not None:
-            return StepResult(self._weighted(pred, target, weights), pred, target)
+            return StepResult(self._weighted()(pred, target, weights), pred, target)
         gaps = None
         if target.is_floating_point() and not isinstance(self.loss, MaskedLoss):
             # NaN if any value is. It stays on the device, so that this does not wait for it.
@@ -49,4 +49,10 @@ class Supervised(Step):
         target, weights = as_pair(batch)[1], weights_of(batch)
         if weights is None:
             return self._mean.weigh(target)
-        return self._weighted.weigh(target, weights)
+        return self._weighted().weigh(target, weights)
+
+    def _weighted(self) -> MaskedLoss:
+        """Return the loss of weighted batches, made at the first: it copies the user's loss."""
+        if self._masked is None:
+            self._masked = MaskedLoss(self.loss)
+        return self._masked
