@@ -627,7 +627,7 @@ def test_an_average_of_the_weights_goes_on_with_the_next_run(tmp_path):
     assert weights(parts.model) != weights(make(model=network()).model)
 
 
-@pytest.mark.parametrize("load", ["load_model", "apply_weights", "the best"])
+@pytest.mark.parametrize("load", ["load_model", "apply_weights", "the best", "the model itself"])
 def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, load):
     path = tmp_path / "other.pt"
     make(model=network(seed=5)).save_model(path)
@@ -635,6 +635,9 @@ def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, 
     run.run(2, loader())
     if load == "the best":
         run.apply_weights()
+    elif load == "the model itself":
+        run.model.load_state_dict(network(seed=5).state_dict())
+        run.evaluate(loader(9))
     else:
         getattr(run, load)(path)
     loaded = weights(run.model)

@@ -109,7 +109,8 @@ class TrainerState(metaclass=Combinable):
         # The state that the last loop has left, from which the next one continues.
         self._state = TrainState()
         self._scaler_state: dict[str, Any] = {}
-        # "updates": their number; "unaveraged": the weights before averaging
+        # "updates": their number; "unaveraged": the weights before averaging; "left": the
+        # parameters as the last run has left them, by which changes of the user are noticed
         self._ema_state: dict[str, Any] = {}
 
     @property
