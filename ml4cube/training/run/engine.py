@@ -56,7 +56,13 @@ class Engine:
         metrics: Mapping[str, Any] | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        check_trainable(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
+        check_trainable(
+            model,
+            optimizer,
+            scheduler,
+            on_batch=options.scheduler_step_on_batch,
+            mode=options.mode,
+        )
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
