@@ -646,6 +646,26 @@ def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, 
     assert weights(run.model) == loaded
 
 
+@pytest.mark.parametrize("load", ["load_model", "apply_weights"])
+def test_weights_loaded_after_an_interrupt_are_not_replaced_by_those_of_the_snapshot(
+    tmp_path, load
+):
+    run = make(snapshot_path=tmp_path / "s.pt", save_every=1, callbacks=At(14))
+    with pytest.raises(Interrupt):
+        run.run(9, loader(), loader(9))
+    if load == "load_model":
+        make(model=network(seed=5)).save_model(tmp_path / "other.pt")
+        run.load_model(tmp_path / "other.pt")
+    else:
+        run.best_weights = network(seed=5).state_dict()
+        run.apply_weights()
+    run.optimizer.param_groups[0]["lr"] = 0.0
+    epochs = run.progress_checker.epoch
+    run.run(1, loader())
+    assert weights(run.model) == weights(network(seed=5))
+    assert len(run.history) == epochs + 1
+
+
 @pytest.mark.slow
 def test_limits_several_sets_norms_and_a_compiled_model():
     run = make(
