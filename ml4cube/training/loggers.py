@@ -307,7 +307,13 @@ class _ServiceLogger(Logger):
 
     def __init__(self, run_id: str | None, params: Mapping[str, Any] | None) -> None:
         super().__init__(params)
-        self.run_id = run_id
+        self.run_id = self._given_id = run_id
+
+    def start(self, step: int = 0) -> None:
+        """Open the log; a training that starts at step 0, such as the next fold's, is a new run."""
+        if self._opened is None and step <= 0:
+            self.run_id = self._given_id
+        super().start(step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the id of the run, so that a resumed training continues it."""
@@ -442,6 +448,7 @@ class MLflowLogger(_ServiceLogger):
         found = client.get_experiment_by_name(self.experiment)
         experiment_id = found.experiment_id if found else client.create_experiment(self.experiment)
         self.run_id = client.create_run(experiment_id, run_name=self.run_name).info.run_id
+        self._last_step = -1
         if self.params:
             entities = importlib.import_module("mlflow.entities")
             params = [entities.Param(name, str(value)) for name, value in self.params.items()]

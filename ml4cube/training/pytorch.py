@@ -290,7 +290,8 @@ class Trainer:
         """Put the weights of the best epoch so far into the model; every rank.
 
         `train` does so at its end; call this after a run that was interrupted, as by Ctrl-C, which
-        leaves the model as after the last step. A later `train` continues from these weights.
+        leaves the model as after the last step. A later `train` continues from these weights, but
+        with `snapshot_path` from the snapshot.
 
         Returns
         -------

@@ -534,7 +534,7 @@ class Trainer(TrainerState):
         loop.state, loop.history = self._state, self.history
         if self._scaler_state:
             loop.scaler.load_state_dict(self._scaler_state)
-        if loop.ema is not None and self._ema_state:
+        if loop.ema is not None and self._has_weights_of_last_run():
             # The last loop has left the average in the model, of which the new `Ema` is a copy.
             # Restored, the model has its own weights again, until the average is applied.
             average = dict(loop.ema.average)
@@ -543,6 +543,14 @@ class Trainer(TrainerState):
             loop.ema.apply(True)
         return loop
 
+    def _has_weights_of_last_run(self) -> bool:
+        """Return False if there was no run, or the user has changed the parameters since."""
+        # Buffers are left out: an evaluation gives those of rank 0 to all ranks.
+        left, now = self._ema_state.get("left", {}), dict(self.model.named_parameters())
+        return left.keys() == now.keys() and all(
+            torch.equal(left[name].to(now[name].device), now[name]) for name in now
+        )
+
     def _keep_state_of(self, loop: Loop) -> None:
         """Keep what the next loop needs."""
         self._state, self.history = loop.state, loop.history
@@ -550,8 +558,10 @@ class Trainer(TrainerState):
         if loop.ema is not None and not self._is_sharded:
             loop.ema.apply(False)
             unaveraged = copy.deepcopy(self.model.state_dict())
-            self._ema_state = {"updates": loop.ema.updates, "unaveraged": unaveraged}
             loop.ema.apply(True)
+            left = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            updates = loop.ema.updates
+            self._ema_state = {"updates": updates, "unaveraged": unaveraged, "left": left}
         self.progress_checker.follow(loop.state)
 
     def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:

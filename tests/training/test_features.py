@@ -398,6 +398,14 @@ def test_averages_of_one_process_are_resumed_bit_for_bit(tmp_path):
     averages_are_resumed_bit_for_bit(tmp_path)
 
 
+def test_an_average_of_weights_in_half_precision_is_refused():
+    with pytest.raises(InvalidTypeError, match=r"needs weights of float32, got torch\.bfloat16"):
+        trainer(model=network().bfloat16(), ema=0.999)
+    model = network()
+    model[0].requires_grad_(False).bfloat16()  # what is not trained does not change
+    trainer(model=model, ema=0.999)
+
+
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_a_second_run_trains_on_from_the_best_weights(ema):
     far = [(torch.full((4, 3), 5.0), torch.zeros(4, 1))]  # gets worse with every epoch

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import types
+from dataclasses import replace
 
 import cloudpickle
 import pytest
@@ -308,6 +309,22 @@ def test_mlflow_continues_its_run_without_repeating_a_step(fakes):
     MLflowLogger("sst", tracking_uri="file:/a").start(0)  # another run of the same experiment
     assert fakes.mlflow.experiments == {"sst": "0"}
     assert len(fakes.mlflow.runs) == 2
+
+
+def test_each_training_from_the_start_is_a_run_of_its_own_in_a_service(fakes):
+    logs = [MLflowLogger(tracking_uri="file:/a"), WandBLogger("p"), NeptuneLogger("w/p")]
+    for seed in (1, 2):  # folds with the same loggers
+        trainer(loggers=logs, epochs=2, seed=seed).train()
+    for run in fakes.mlflow.runs.values():
+        assert [m.step for m in run["metrics"] if m.key == "epoch"] == [10, 20]
+    assert len(fakes.mlflow.runs) == 2
+    for calls, id_at in ((fakes.wandb.calls, 4), (fakes.neptune.calls, 3)):
+        assert len({call[id_at] for call in calls if call[0] == "init"}) == 2
+    ran = trainer(loggers=logs, epochs=1)
+    ran.train()
+    ran._loop.options = replace(ran._loop.options, epochs=2)
+    ran.train()  # trains on, in the same run
+    assert len(fakes.mlflow.runs) == 3
 
 
 def test_mlflow_takes_a_folder_only_from_the_user(fakes):

@@ -494,7 +494,7 @@ def fit(batches, *, weighted=False, rows=True, classes=False, accumulate=1):
         parts,
         torch.optim.SGD(model.parameters(), lr=0.05),
         loss=loss,
-        metrics=None if weighted or classes else {"mae": MaskedLoss(nn.L1Loss(), weights=weight)},
+        metrics=None if classes else {"mae": MaskedLoss(nn.L1Loss(), weights=weight)},
         epochs=1,
         gradient_accumulation_steps=accumulate,
         device="cpu",
@@ -508,6 +508,33 @@ def fit(batches, *, weighted=False, rows=True, classes=False, accumulate=1):
 def assert_alike(found, truth):
     for one, other in zip(found, truth, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_metrics_are_weighted_by_the_weights_in_batches_as_the_loss_is():
+    x, y = gappy()
+    weights, model = own_weights(), nn.Linear(3, 4)
+    cuts = [slice(0, 5), slice(5, 24)]
+    parts = [(x[c], y[c], weights[c]) for c in cuts]
+    metrics = {"torch": nn.functional.l1_loss, "masked": masked(nn.L1Loss())}
+    metrics["own"] = lambda pred, target: (pred - target).nanmean()
+    run = Trainer(
+        model,
+        parts,
+        {"a": parts},
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        loss=nn.L1Loss(),
+        metrics=metrics,
+        epochs=1,
+        device="cpu",
+    )
+    run.train()
+    pred, has_value = model(x).detach(), ~y.isnan()
+    cells = has_value * weights[:, None]
+    wanted = ((pred - y.nan_to_num(0)).abs() * cells).sum() / cells.sum()
+    for column in ("val_loss", "torch", "masked", "torch/a", "masked/a"):
+        assert run.history[column] == [pytest.approx(wanted.item(), rel=1e-5)], column
+    own = sum(len(p[1]) * (model(p[0]) - p[1]).nanmean().item() for p in parts) / 24
+    assert run.history["own"] == [pytest.approx(own, rel=1e-5)]  # it cannot be weighted
 
 
 KINDS = [{}, {"weighted": True}, {"classes": True}]

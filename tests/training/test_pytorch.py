@@ -636,6 +636,7 @@ def test_models_optimizers_and_schedulers_that_cannot_work_together_are_refused(
         (model, torch.optim.LBFGS(model.parameters()), {}, r"got LBFGS, whose step\(\)"),
         (model, sgd, steps, r"\(StepLR\) must be made with the optimizer that trains"),
         (model, sgd, by_step, "ReduceLROnPlateau contradict"),
+        (model, sgd, {"scheduler": plateau, "mode": "max"}, r"LROnPlateau\(mode='min'\) contr"),
     ):
         with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
             Trainer(given, loader, None, optimizer, loss=nn.MSELoss(), **more)

@@ -627,7 +627,7 @@ def test_an_average_of_the_weights_goes_on_with_the_next_run(tmp_path):
     assert weights(parts.model) != weights(make(model=network()).model)
 
 
-@pytest.mark.parametrize("load", ["load_model", "apply_weights", "the best"])
+@pytest.mark.parametrize("load", ["load_model", "apply_weights", "the best", "the model itself"])
 def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, load):
     path = tmp_path / "other.pt"
     make(model=network(seed=5)).save_model(path)
@@ -635,12 +635,35 @@ def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, 
     run.run(2, loader())
     if load == "the best":
         run.apply_weights()
+    elif load == "the model itself":
+        run.model.load_state_dict(network(seed=5).state_dict())
+        run.evaluate(loader(9))
     else:
         getattr(run, load)(path)
     loaded = weights(run.model)
     run.optimizer.param_groups[0]["lr"] = 0.0
     run.run(1, loader())
     assert weights(run.model) == loaded
+
+
+@pytest.mark.parametrize("load", ["load_model", "apply_weights"])
+def test_weights_loaded_after_an_interrupt_are_not_replaced_by_those_of_the_snapshot(
+    tmp_path, load
+):
+    run = make(snapshot_path=tmp_path / "s.pt", save_every=1, callbacks=At(14))
+    with pytest.raises(Interrupt):
+        run.run(9, loader(), loader(9))
+    if load == "load_model":
+        make(model=network(seed=5)).save_model(tmp_path / "other.pt")
+        run.load_model(tmp_path / "other.pt")
+    else:
+        run.best_weights = network(seed=5).state_dict()
+        run.apply_weights()
+    run.optimizer.param_groups[0]["lr"] = 0.0
+    epochs = run.progress_checker.epoch
+    run.run(1, loader())
+    assert weights(run.model) == weights(network(seed=5))
+    assert len(run.history) == epochs + 1
 
 
 @pytest.mark.slow

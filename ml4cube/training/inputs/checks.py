@@ -19,7 +19,9 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.files.checkpoint import to_plain
 
 
-def check_trainable(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False) -> None:
+def check_trainable(
+    model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False, mode: str = "min"
+) -> None:
     """Refuse a model, an optimizer or a scheduler that cannot train together."""
     check_model(model)
     refuse_class("scheduler", scheduler)
@@ -44,6 +46,11 @@ def check_trainable(model: Any, optimizer: Any, scheduler: Any, *, on_batch: boo
         raise InvalidTypeError(
             "scheduler_step_on_batch=True and ReduceLROnPlateau contradict, because it needs the "
             "loss of an epoch; leave scheduler_step_on_batch out, or use another scheduler"
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode != mode:
+        raise InvalidValueError(
+            f"mode={mode!r} and ReduceLROnPlateau(mode={scheduler.mode!r}) contradict: the rate "
+            "would fall while the monitored column improves; give both the same mode"
         )
     scheduled = getattr(scheduler, "optimizer", optimizer)
     if isinstance(scheduled, Optimizer) and scheduled.param_groups is not optimizer.param_groups:

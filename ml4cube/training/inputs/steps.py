@@ -27,6 +27,8 @@ class StepResult(NamedTuple):
     # NaN where the target has a gap that the loss does not leave out. It is read only to explain a
     # loss that is NaN.
     gaps: torch.Tensor | None = None
+    # Those that the batch brings, for metrics.
+    weights: torch.Tensor | None = None
 
 
 class Portion(NamedTuple):

@@ -173,25 +173,38 @@ class Norms:
 class Scores:
     """The metrics of one validation pass."""
 
-    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(
+        self,
+        metrics: Mapping[str, Any],
+        device: torch.device,
+        weighted: Mapping[str, Any] | None = None,
+    ) -> None:
         self._functions = {
             name: BatchMean(f"metrics[{name!r}]", m)
             for name, m in metrics.items()
             if not _is_object(m)
         }
+        self._weighted = weighted or {}  # those that the weights of a batch can weight
         self._means = Meters()  # of the functions
         # Copies, so that the user's own objects are not changed.
         self._objects = {n: _reset_copy(m, device) for n, m in metrics.items() if _is_object(m)}
         self._has_batches = False
 
-    def update(self, pred: Any, target: Any, samples: int) -> None:
-        """Add one batch."""
+    def update(
+        self, pred: Any, target: Any, samples: int, weights: torch.Tensor | None = None
+    ) -> None:
+        """Add one batch, and the weights of its samples or cells."""
         if not self._has_batches:
             self._warn_of_logits(pred)
         self._has_batches = True
         for name, function in self._functions.items():
-            mean = _batch_mean(name, function(pred, target, samples))
-            self._means.add(name, mean, samples, function.weigh(target))
+            if weights is not None and name in self._weighted:
+                weighted = self._weighted[name]
+                mean, weight = weighted(pred, target, weights), weighted.weigh(target, weights)
+            else:
+                mean = _batch_mean(name, function(pred, target, samples))
+                weight = function.weigh(target)
+            self._means.add(name, mean, samples, weight)
         for name, metric in self._objects.items():
             if hasattr(metric, "merge"):
                 metric.update(_to_numpy(name, pred), _to_numpy(name, target))

@@ -54,11 +54,15 @@ class ValidationMeasures:
     """Loss, metrics and logged values of a validation pass, also of each named set."""
 
     def __init__(
-        self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
+        self,
+        metrics: Mapping[str, Any],
+        device: torch.device,
+        sets: Iterable[str] = (),
+        weighted: Mapping[str, Any] | None = None,
     ) -> None:
         self.loss, self.logs = Meter(), Meters("val_")
-        self._scores = Scores(metrics, device) if metrics else None
-        self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
+        self._scores = Scores(metrics, device, weighted) if metrics else None
+        self._sets = {name: ValidationMeasures(metrics, device, (), weighted) for name in sets}
 
     def add(self, result: StepResult, portion: Portion, set_name: str = "") -> None:
         """Add one batch, of a named set if there are several."""
@@ -67,7 +71,7 @@ class ValidationMeasures:
         _add_batch(self.loss, self.logs, result, portion)
         if self._scores is not None:
             pred, target = _without_half(result.pred), _without_half(result.target)
-            self._scores.update(pred, target, portion.samples)
+            self._scores.update(pred, target, portion.samples, result.weights)
 
     def columns(self, world: World, data: str = "test_data") -> dict[str, float]:
         """Reduce to columns of the History over all ranks; every rank must call this.

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training.ranks.strategy import Strategy
+
+_HALF = {torch.bfloat16, torch.float16}
 
 
 class Ema:
@@ -22,6 +25,12 @@ class Ema:
     # strategy may shard: this rank averages its shards.
 
     def __init__(self, model: nn.Module, decay: float, strategy: Strategy) -> None:
+        half = {p.dtype for p in model.parameters() if p.requires_grad} & _HALF
+        if half:
+            raise InvalidTypeError(
+                f"ema={decay} needs weights of float32, got {half.pop()}, in which an average "
+                "stands still by rounding; use model.float() and precision='bf16', or leave ema out"
+            )
         self.decay, self.updates = decay, 0
         self._strategy = strategy
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

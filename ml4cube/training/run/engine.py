@@ -35,6 +35,7 @@ from ml4cube.training.ranks.polling import PollSchedule
 from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.feed import Feed
+from ml4cube.training.run.supervised_step import weighted_metrics
 from ml4cube.training.state import History, TrainState, kept_rng
 
 
@@ -55,13 +56,20 @@ class Engine:
         metrics: Mapping[str, Any] | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        check_trainable(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
+        check_trainable(
+            model,
+            optimizer,
+            scheduler,
+            on_batch=options.scheduler_step_on_batch,
+            mode=options.mode,
+        )
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
         check_same_scaling({"train_data": train, **sets_by_argument("test_data", val)})
         self.world, self.options, self.step = world, options, step
         self.metrics = check_metrics(metrics)
+        self._weighted_metrics = weighted_metrics(self.metrics)
         self._optimizer, self.scheduler = optimizer, scheduler
         self.strategy = make_strategy(world, options)
         self._set_model(self.strategy.place(model))
@@ -250,7 +258,9 @@ class Engine:
         """Evaluate a loader; return the sums, and True if `must_cut` ended the pass early."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
         names = [name for name in sets if name]  # none of a single set
-        measures = ValidationMeasures(self.metrics, self.world.device, names)
+        measures = ValidationMeasures(
+            self.metrics, self.world.device, names, self._weighted_metrics
+        )
         self.model.eval()
         weigh = partial(self.feed.weigh, training=False)
         for name, batches in sets.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from ml4cube.training.inputs.batches import as_pair, weights_of
 from ml4cube.training.inputs.steps import Step, StepResult
 from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.measure.means import BatchMean, warn_if_unknown
+from ml4cube.training.measure.means import BatchMean, setting, warn_if_unknown
 
 
 class Supervised(Step):
@@ -32,7 +33,8 @@ class Supervised(Step):
         pred = module(features)
         weights = weights_of(batch)
         if weights is not None:
-            return StepResult(self._weighted()(pred, target, weights), pred, target)
+            loss = self._weighted()(pred, target, weights)
+            return StepResult(loss, pred, target, weights=weights)
         gaps = None
         if target.is_floating_point() and not isinstance(self.loss, MaskedLoss):
             # NaN if any value is. It stays on the device, so that this does not wait for it.
@@ -56,3 +58,19 @@ class Supervised(Step):
         if self._masked is None:
             self._masked = MaskedLoss(self.loss)
         return self._masked
+
+
+def weighted_metrics(metrics: Mapping[str, Any]) -> dict[str, MaskedLoss]:
+    """Return the metrics that have a value per cell, as means weighted by a batch's weights."""
+    return {
+        name: metric if isinstance(metric, MaskedLoss) else MaskedLoss(metric)
+        for name, metric in metrics.items()
+        if isinstance(metric, MaskedLoss) or _is_loss_of_torch(metric)
+    }
+
+
+def _is_loss_of_torch(metric: Any) -> bool:
+    function = metric.func if isinstance(metric, partial) else metric
+    origin = type(function) if isinstance(function, nn.Module) else function
+    is_of_torch = getattr(origin, "__module__", "").startswith("torch.nn.")
+    return is_of_torch and setting(metric, "reduction") is not None

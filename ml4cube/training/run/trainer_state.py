@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ class TrainerState(metaclass=Combinable):
         # The state that the last loop has left, from which the next one continues.
         self._state = TrainState()
         self._scaler_state: dict[str, Any] = {}
-        # "updates": their number; "unaveraged": the weights before averaging
+        # "updates": their number; "unaveraged": the weights before averaging; "left": the
+        # parameters as the last run has left them, by which changes of the user are noticed
         self._ema_state: dict[str, Any] = {}
 
     @property
@@ -200,10 +202,10 @@ class TrainerState(metaclass=Combinable):
                 f"the state that was loaded is not that of the best epoch, {self.best_epoch}; give "
                 "the file of its weights: apply_weights(filename)"
             )
-        self._ema_state = {}
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
         broadcast_model(self.model, self._world)
+        self._start_from_loaded_weights()
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Keep the weights if they are the best so far; called after every check."""
@@ -224,7 +226,13 @@ class TrainerState(metaclass=Combinable):
             raise InvalidValueError(
                 f"{source} holds weights of another model ({error}); give another file"
             ) from error
-        self._ema_state = {}  # the next run averages from here on
+        self._start_from_loaded_weights()
+
+    def _start_from_loaded_weights(self) -> None:
+        """Let the next run average from here on, and leave an interrupted epoch unfinished."""
+        self._ema_state = {}
+        # Replaced, because a loop that is running has the same object.
+        self._state = replace(self._state, batch=0, sums={})
 
     # ---------------------------------------------------------------------- state
 
