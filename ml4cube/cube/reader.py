@@ -18,7 +18,7 @@ from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.cube.absent_chunks import AbsentChunks, absent_chunks
 from ml4cube.cube.chunks.disk import StoredChunks, stored_chunks
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
-from ml4cube.cube.variables import cube_dims, repeats_dim
+from ml4cube.cube.variables import repeats_dim
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -192,9 +192,8 @@ class CubeReader:
     sources: Mapping[str, Source]
 
     @classmethod
-    def of(cls, ds: xr.Dataset, names: Iterable[str]) -> CubeReader:
-        """Make a reader of some variables of a cube."""
-        dims = cube_dims(ds)
+    def of(cls, ds: xr.Dataset, names: Iterable[str], dims: Sequence[str]) -> CubeReader:
+        """Make a reader of some variables of a cube, as arrays with `dims`, those of the cube."""
         variables = {name: ds[name].variable for name in names}
         for name, variable in variables.items():
             if repeats_dim(variable):
@@ -208,7 +207,7 @@ class CubeReader:
                     "the cube from before persist(), or compute() it"
                 )
         shape = tuple(ds.sizes[dim] for dim in dims)
-        return cls(dims, shape, {name: _source(v) for name, v in variables.items()})
+        return cls(tuple(dims), shape, {name: _source(v) for name, v in variables.items()})
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:

@@ -28,7 +28,7 @@ DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": 
 _BOUNDS = re.compile(
     r"^(bnds|bounds|vertices|corners)(_|$)|(^|_)(bnds?|bounds?|vertex|vertices|corners?)$"
 )
-_BOUNDS_DIM = re.compile(r"(^|_)n?(bnds?|bounds?|vert|vertex|vertices|corners?)$|^nv$")
+_BOUNDS_DIM = re.compile(r"(^|_)n?(bnds?|bounds?|vertex|vertices|corners?)$|^nv(ert)?$")
 _MOST_VERTICES = 16  # a longer dim is one of the cube, such as the vertices of a mesh
 
 

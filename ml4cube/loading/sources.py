@@ -139,7 +139,9 @@ class DatasetSource(SampleSource):
             if dim in v.dims
         }
         readable = [name for name, v in self.variables.items() if v.dtype.kind in "fiub"]
-        self._readers = {name: CubeReader.of(ds[[name]], [name]) for name in readable}
+        self._readers = {
+            name: CubeReader.of(ds, [name], tuple(map(str, ds[name].dims))) for name in readable
+        }
         self.counts = _chunk_counts(ds, readable, dim)
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:

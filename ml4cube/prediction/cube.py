@@ -184,7 +184,7 @@ def predict_cube(
         output = StoreOutput(template, spec.targets, world, path, overwrite)
     with _model_runner(model, input_dtype, device) as run_model:
         read = dict.fromkeys(filter(None, (*spec.features, spec.mask)))
-        reader = CubeReader.of(cube, read)
+        reader = CubeReader.of(cube, read, tuple(spec.cover.shape))
         predictor = _BlockPredictor(run_model, spec, reader, keep_gaps, batch_size)
         blocks = Grid.blocks(spec.cover.shape, block_size)
         return _predict_blocks(predictor, blocks, output, world, progress)

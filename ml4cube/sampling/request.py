@@ -194,7 +194,7 @@ class Sampling:
         )
         if mask and extractor.mask_makes_gaps:
             _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
-        reader, recipe = _reader(ds, read, label), _recipe(ds[label])
+        reader, recipe = _reader(ds, read, spec.dims, label), _recipe(ds[label])
         sampling = cls(ds, reader, extractor, recipe, left_out, blocks, labelled, given)
         if given is not None:
             # refuse what cannot be scaled before any work; what a callback makes is known later
@@ -265,6 +265,12 @@ def _mask_name(ds: xr.Dataset, options: SamplingOptions) -> str | None:
     if mask is None or not (options.apply_mask or is_required):
         return None
     check_mask(f"filter_var={mask!r}", ds[mask].dtype)
+    dims = cube_dims(ds, mask)
+    if others := [dim for dim in ds[mask].dims if dim not in dims]:
+        raise InvalidValueError(
+            f"filter_var={mask!r} must have no dims but those of the cube, {dims}, got "
+            f"{ds[mask].dims}; select a cell, ds[{mask!r}].isel({others[0]}=0)"
+        )
     return mask
 
 
@@ -449,14 +455,14 @@ def _warn_of_unmasked_targets(targets: Iterable[str], mask: str, ds: xr.Dataset)
         )
 
 
-def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
+def _reader(ds: xr.Dataset, names: Iterable[str], dims: Sequence[str], label: str) -> CubeReader:
     """Make a reader that computes labels from the split's recipe, if there is one."""
-    reader = CubeReader.of(ds, names)
+    reader = CubeReader.of(ds, names, dims)
     lookup = label_lookup(ds, label)
     if lookup is None:
         return reader
-    dims = tuple(str(dim) for dim in ds[label].dims)
-    computed = ComputedSource(dims=dims, dtype=np.dtype(np.uint8), function=lookup)
+    label_dims = tuple(str(dim) for dim in ds[label].dims)
+    computed = ComputedSource(dims=label_dims, dtype=np.dtype(np.uint8), function=lookup)
     return replace(reader, sources={**reader.sources, label: computed})
 
 

@@ -108,6 +108,10 @@ CUBES = {
     ),
     "NEMO": (nemo(), "time_counter y x", "sst"),
     "masks": (masked(), "lat lon", "t u"),
+    "vertical levels": (
+        xr.Dataset({"t": numbered(time=2, vert=5, lat=4), "ps": numbered(time=2, lat=4)}),
+        "time vert lat", "t ps",
+    ),
     "many vertices are a mesh": (
         xr.Dataset({"t": numbered(time=2, vertex=30)}), "time vertex", "t",
     ),

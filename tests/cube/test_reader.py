@@ -41,7 +41,7 @@ def backed(kind: str, folder: Path) -> xr.Dataset:
 @pytest.mark.parametrize("kind", ["memory", "dask", "graph", "netcdf", "zarr2", "zarr3", "lazy"])
 def test_reads_what_isel_reads(tmp_path: Path, kind: str) -> None:
     ds = backed(kind, tmp_path)
-    reader = CubeReader.of(ds, list(ds))
+    reader = CubeReader.of(ds, list(ds), ("time", "lat", "lon"))
     right = ds.isel(REGION)
     there = pickle.loads(pickle.dumps(reader.narrow(REGION)))  # noqa: S301
     for cells in (reader.read(REGION), there.read(REGION)):
@@ -56,7 +56,7 @@ def test_reads_what_isel_reads(tmp_path: Path, kind: str) -> None:
 def test_a_narrow_reader_is_small(kind: str) -> None:
     ds = xr.Dataset({"a": (("t", "x"), np.zeros((1000, 1000)))})
     ds = ds.chunk({"t": 10}) if kind == "dask" else ds
-    part = CubeReader.of(ds, "a").narrow({"t": slice(0, 2), "x": slice(0, 2)})
+    part = CubeReader.of(ds, "a", ("t", "x")).narrow({"t": slice(0, 2), "x": slice(0, 2)})
     assert len(pickle.dumps(part)) < (1_000 if kind == "memory" else 200_000)
 
 
@@ -65,7 +65,7 @@ def test_unreadable_cells_are_named() -> None:
         raise OSError("disk on fire")
 
     array = da.zeros((6, 4), chunks=3).map_blocks(fail, dtype=float, meta=np.empty((0, 0)))
-    reader = CubeReader.of(xr.Dataset({"t": (("y", "x"), array)}), "t")
+    reader = CubeReader.of(xr.Dataset({"t": (("y", "x"), array)}), "t", ("y", "x"))
     with pytest.raises(StoreError, match=r"variable 't' cannot be read at y 0:2, x 1:3.*on fire"):
         reader.read({"y": slice(0, 2), "x": slice(1, 3)})
 
@@ -91,7 +91,7 @@ def test_dims_and_variables_of_a_cube() -> None:
     with pytest.raises(
         InvalidValueError, match=r"'covariance' must have every dim once, got \('lat', 'lat'\)"
     ):
-        CubeReader.of(ds, ["covariance"])
+        CubeReader.of(ds, ["covariance"], ("time", "lat"))
     with pytest.raises(InvalidValueError, match="no data variable"):
         cube_dims(ds[["crs", "code", "covariance"]])
 

@@ -1296,6 +1296,25 @@ def test_what_is_made_of_a_mask_is_named_where_it_is_left_out(tmp_path: Path) ->
     assert made.sampling.left_out == {"sea": "is a mask by its ml4cube_role"}
 
 
+def test_a_mask_has_no_say_in_the_order_of_dims(tmp_path: Path) -> None:
+    cube = cell_id_cube({"time": 4, "lat": 6, "lon": 6}, "float64")
+    mask = xr.ones_like(cube["a"], dtype=bool).transpose("time", "lon", "lat")
+    options: dict[str, Any] = {"sample_size": {"lat": 3, "lon": 2}, "block_size": {"time": 1}}
+    made = []
+    for variables in (["land", "a"], ["a", "land"]):
+        ds = xr.Dataset({"land": mask, "a": cube["a"]})[variables]
+        made_by = sampler(ds, tmp_path / variables[0], filter_var="land", **options)
+        made.append(made_by.get_datasets()[0]["a"].load())
+    assert made[0].size
+    xr.testing.assert_identical(*made)
+
+
+def test_a_mask_with_other_dims_than_the_cube_is_refused(tmp_path: Path) -> None:
+    ds = points().assign(land=lambda ds: (ds.a >= 0).expand_dims(depth=3))
+    with pytest.raises(ValueError, match=r"filter_var='land' must .*\.isel\(depth=0\)"):
+        sampler(ds, tmp_path, filter_var="land").plan()
+
+
 def test_attributes_are_written_alike_in_every_run(tmp_path: Path) -> None:
     ds = points()
     ds["a"].attrs = {"sources": {"b", "a", "c"}, "since": np.datetime64("2000-01-01", "ns")}
