@@ -146,6 +146,34 @@ def test_tensors_with_gradients_and_reset():
     assert math.isnan(metric.compute())
 
 
+def test_masked_cells_are_gaps():
+    """As netCDF4 reads them: the number under the mask is the fill value."""
+    values = np.ma.masked_values([1.0, 3.0, -9999.0], -9999.0)
+    for dtype in ("float64", "int16"):
+        metric = RMSE()
+        metric.update(np.zeros(3), values.astype(dtype))
+        assert (metric.compute(), metric.sums.gaps.item()) == (math.sqrt(5), 1)
+    sums = PairSums.of(values, np.zeros(3), groups=np.ma.masked_equal([1, 0, 1], 0), n_groups=2)
+    assert (sums.count.tolist(), sums.unpredicted.tolist()) == ([0, 1], [0, 1])
+
+
+def test_batches_in_bfloat16_are_scored():
+    torch = pytest.importorskip("torch")
+    metric = MAE()
+    metric.update(torch.tensor([1.5, 2.0], dtype=torch.bfloat16), torch.tensor([1, 1]))
+    assert metric.compute() == 0.75
+
+
+def test_durations_and_complex_numbers_are_refused():
+    """The missing duration is the smallest integer, and a complex number loses a part."""
+    hours = np.array([1, "NaT"], "timedelta64[h]")
+    for values in (hours, hours.astype("timedelta64[ns]"), np.array([1j, 2.0])):
+        with pytest.raises(InvalidTypeError, match="must be numbers, got dtype"):
+            PairSums.of(np.ones(2), values)
+    with pytest.raises(InvalidTypeError, match=r"np\.timedelta64\(1, 'h'\)"):
+        score_cube(xr.DataArray(np.ones(2), dims="x"), xr.DataArray(hours, dims="x"))
+
+
 def test_bad_input_is_refused_by_name():
     with pytest.raises(InvalidValueError, match=r"same shape, got \(2,\) and \(3,\)"):
         RMSE().update(np.zeros(2), np.zeros(3))

@@ -109,12 +109,12 @@ class PairSums:
         Parameters
         ----------
         prediction, truth : array_like
-            Values of the same shape.
+            Values of the same shape; masked cells are gaps.
         weights : array_like, optional
             Weight of each cell, broadcast against `truth`; 1 everywhere by default.
         groups : array_like of int, optional
             Group of each cell, from 0 to ``n_groups - 1``, broadcast against `truth`; cells
-            with a negative number are left out.
+            with a negative number, or masked, are left out.
         n_groups : int, default 1
             Number of groups.
 
@@ -127,6 +127,8 @@ class PairSums:
         ------
         InvalidValueError
             If the shapes differ, or a weight is negative or not finite.
+        InvalidTypeError
+            If values are not real numbers.
         """
         p, t = _as_float64(prediction), _as_float64(truth)
         if p.shape != t.shape:
@@ -134,7 +136,7 @@ class PairSums:
                 f"prediction and truth must have the same shape, got {p.shape} and {t.shape}"
             )
         w = np.broadcast_to(1.0 if weights is None else _as_float64(weights), t.shape)
-        group = np.broadcast_to(0 if groups is None else np.asarray(groups), t.shape)
+        group = np.broadcast_to(0 if groups is None else np.ma.filled(groups, -1), t.shape)
         if not (np.isfinite(w) & (w >= 0)).all():
             raise InvalidValueError("weights must be finite and not negative")
 
@@ -232,10 +234,19 @@ class _Groups:
 
 
 def _as_float64(values: ArrayLike) -> NDArray[np.float64]:
-    """Return values as a float64 array on the CPU."""
+    """Return values as a float64 array on the CPU, with NaN where an array is masked."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-    return np.asarray(values, dtype=np.float64)
+        if values.is_floating_point():  # numpy has no bfloat16
+            values = values.double()
+    array = np.asarray(values)
+    if array.dtype.kind not in "biufO":
+        raise InvalidTypeError(
+            f"values to score must be numbers, got dtype {array.dtype}; convert them first, e.g. "
+            "durations to hours with da / np.timedelta64(1, 'h'), complex numbers with abs(da)"
+        )
+    array = np.asarray(array, dtype=np.float64)
+    return np.where(np.ma.getmaskarray(values), np.nan, array) if np.ma.is_masked(values) else array
 
 
 def _ratio(
@@ -302,7 +313,7 @@ class Metric:
         Parameters
         ----------
         prediction, truth : array_like or torch.Tensor
-            Values of the same shape; NaN and infinities are gaps.
+            Values of the same shape; NaN, infinities and masked cells are gaps.
         weights : array_like, optional
             Weight of each cell, broadcast against `truth`; 1 everywhere by default.
 
@@ -310,6 +321,8 @@ class Metric:
         ------
         InvalidValueError
             If the shapes differ, or a weight is negative or not finite.
+        InvalidTypeError
+            If values are not real numbers.
         """
         self.sums = self.sums.merge(PairSums.of(prediction, truth, weights))
 
@@ -558,7 +571,7 @@ def score_cube(
     Raises
     ------
     InvalidTypeError
-        If a cube, the weights or a label is not an xarray object.
+        If a cube, the weights or a label is not an xarray object, or values are not real numbers.
     InvalidValueError
         If a metric is unknown, the cubes share no variable or have different grids, a label in
         `by` does not lie along dims of the cube, or latitudes are invalid.
