@@ -287,6 +287,23 @@ def test_score_cube_refuses_other_grids_and_typos():
         score_cube(truth, truth, by=xr.DataArray([0, 1], dims="lat", name="zone"))
 
 
+def test_labels_of_one_name_are_refused():
+    """Two maps without a name would be scored as one if the first has only one label."""
+    truth = sphere()
+    land, zone = xr.DataArray(np.zeros(4), dims="lat"), xr.DataArray(np.arange(5) // 2, dims="lon")
+    for by in ([land, zone], ["time", "time"], land.rename("variable"), land.rename("mae")):
+        with pytest.raises(InvalidValueError, match="labels of different names"):
+            score_cube(truth, truth, by=by)
+    assert score_cube(truth, truth, by=[land, zone.rename("zone")]).sizes["zone"] == 3
+
+
+def test_packed_integers_are_refused():
+    packed = xr.zeros_like(sphere(), dtype="int16").assign_attrs(_FillValue=-9999)
+    for pair in ((packed, sphere()), (sphere(), packed)):
+        with pytest.raises(InvalidValueError, match="has packed int16 values"):
+            score_cube(*pair)
+
+
 def test_scoring_reads_in_blocks_that_fit(monkeypatch):
     monkeypatch.setattr("ml4cube.evaluation.metrics._BLOCK_CELLS", 7)
     truth, prediction = sphere(seed=1), sphere(seed=2)

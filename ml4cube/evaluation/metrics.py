@@ -21,6 +21,7 @@ from ml4cube.core.angles import UnknownAreaError
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
+from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing.area_weights import area_of, find_latitudes
@@ -573,8 +574,9 @@ def score_cube(
     InvalidTypeError
         If a cube, the weights or a label is not an xarray object, or values are not real numbers.
     InvalidValueError
-        If a metric is unknown, the cubes share no variable or have different grids, a label in
-        `by` does not lie along dims of the cube, or latitudes are invalid.
+        If a metric is unknown, the cubes share no variable or have different grids, a variable
+        holds packed integers that were not decoded, a label in `by` does not lie along dims of
+        the cube, two have the same name, or latitudes are invalid.
 
     Examples
     --------
@@ -596,6 +598,12 @@ def score_cube(
     largest = max((predicted for predicted, _ in pairs.values()), key=lambda array: array.ndim)
     given_by: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
     groupings = [_Grouping.of(one, largest) for one in given_by if one is not None]
+    names = [grouping.name for grouping in groupings]
+    if len({"variable", *metrics, *names}) < 1 + len(set(metrics)) + len(names):
+        raise InvalidValueError(
+            "by must hold labels of different names, other than 'variable' and those of metrics, "
+            f"got {names}; rename them, e.g. da.rename('region')"
+        )
     bounds: dict[Any, xr.Variable] = {}
     for cube in (prediction, truth):  # the truth wins: arithmetic changes a prediction's bounds too
         bounds |= cube.variables if isinstance(cube, xr.Dataset) else {}
@@ -636,6 +644,8 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
                 f"{t.dims}"
             )
         check_aligned(f"prediction of {name!r}", p, t)
+        for array in (p, t):
+            check_decoded(str(name), array)
         pairs[name] = p, t.transpose(*p.dims)
     if not pairs:
         raise InvalidValueError(
