@@ -7,6 +7,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -62,7 +63,17 @@ def _valid_cells(array: xr.DataArray, view: CubeView) -> xr.DataArray:
             f"{_called('valid', array)} must be a mask of bools or a variable with gaps, got "
             f"{array.dtype}; compare it to make a mask, e.g. == 1"
         )
+    if bare.dtype == object:  # A mask of bools with gaps, as `reindex` makes it.
+        mask = mask & ~xr.apply_ufunc(
+            _are_false, bare, dask="parallelized", output_dtypes=[np.bool_]
+        )
     return mask
+
+
+def _are_false(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which objects are False; the number 0 is not."""
+    flat = [isinstance(value, bool | np.bool_) and not value for value in values.ravel()]
+    return np.array(flat, dtype=bool).reshape(values.shape)
 
 
 def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:

@@ -34,6 +34,7 @@ from ml4cube.splits import (
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import label_lookup
 from ml4cube.splits.leakage.duplicates import find_duplicates
+from ml4cube.splits.validity import valid_mask
 from tests import oracle_splits as oracle
 from tests.cubes import cell_id_cube
 
@@ -651,3 +652,13 @@ def test_a_buffer_whose_unit_is_a_guess_is_refused(asked):
     ):
         with pytest.raises(InvalidTypeError, match=f"^{says} must be cells .*; units of time"):
             act()
+
+
+@pytest.mark.parametrize("chunks", [None, {"y": 2}])
+def test_false_cells_of_a_mask_with_gaps_are_not_valid(chunks):
+    mask = xr.DataArray(np.array([True, False, None, True], object), dims="y")
+    ds = xr.Dataset({"a": (("y", "x"), np.zeros((4, 2))), "mask": mask})
+    if chunks:
+        ds = ds.chunk(chunks)
+    found = valid_mask("mask", CubeView.of(ds))
+    assert found.values.tolist() == [True, False, False, True]
