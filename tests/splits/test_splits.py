@@ -603,6 +603,14 @@ def test_gaps_of_any_length_are_kept(step, gap, taken):
     xr.testing.assert_equal(apply_split(cube, split.split.attrs["ml4cube_split"]), split)
 
 
+@pytest.mark.parametrize("target", ["a", "b"])
+def test_create_split_refuses_packed_integers(target):
+    ds = xr.Dataset({"a": ("y", np.zeros(4)), "b": ("y", np.zeros(4, "int16"))})
+    ds["b"].attrs = {"scale_factor": 0.1, "_FillValue": -9999}
+    with pytest.raises(InvalidValueError, match="'b' has packed int16 values"):
+        create_split(assign_block_split(ds, {"y": 1}), target)
+
+
 def test_create_split_warns_of_a_target_whose_gaps_were_filled():
     cube = cell_id_cube({"time": 80}, gaps=0.1, names=("a", "b"))
     cube = fill_nan_values(assign_block_split(cube, {"time": 4}), ["b"], method="constant", const=0)
