@@ -235,6 +235,13 @@ def test_labels_with_gaps_leave_cells_out_and_months_are_labels():
     assert scores.bias.sel(variable="t").values == pytest.approx([1.0, 2.0])
 
 
+def test_labels_may_be_missing_in_a_chunked_map():
+    labels = xr.DataArray(np.array([True, None, False, True], object), dims="lat", name="land")
+    scores = score_cube(sphere(), sphere(), by=labels.chunk(), metrics="count")
+    assert scores.land.values.tolist() == [False, True]
+    assert scores["count"].values.tolist() == [[15, 30]]
+
+
 def test_a_dataset_is_scored_by_variable_and_only_where_both_have_it():
     truth = xr.Dataset({"a": sphere(seed=1), "b": sphere(seed=2), "c": sphere(seed=3)})
     scores = score_cube(truth[["b", "a"]] + 2.0, truth, metrics=["bias", "gaps"])

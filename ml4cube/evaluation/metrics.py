@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
@@ -234,7 +235,7 @@ class _Groups:
         return mean + _ratio(self.sum(w * (values - mean[self.ids])), weight, 0.0)
 
 
-def _as_float64(values: ArrayLike) -> NDArray[np.float64]:
+def _as_float64(values: Any) -> NDArray[np.float64]:
     """Return values as a float64 array on the CPU, with NaN where an array is masked."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
@@ -681,7 +682,7 @@ class _Grouping:
         name = str(by.name) if by.name is not None else "group"
         check_aligned(f"by={name!r}", by, cube)
         values = by.values
-        known = ~np.asarray(by.isnull().values)
+        known = np.asarray(pd.notnull(values))  # xarray misses None in chunks
         labels, inverse = np.unique(values[known], return_inverse=True)
         codes = np.full(values.shape, -1, dtype=np.intp)
         codes[known] = inverse.ravel()
