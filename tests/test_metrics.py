@@ -146,6 +146,34 @@ def test_tensors_with_gradients_and_reset():
     assert math.isnan(metric.compute())
 
 
+def test_masked_cells_are_gaps():
+    """As netCDF4 reads them: the number under the mask is the fill value."""
+    values = np.ma.masked_values([1.0, 3.0, -9999.0], -9999.0)
+    for dtype in ("float64", "int16"):
+        metric = RMSE()
+        metric.update(np.zeros(3), values.astype(dtype))
+        assert (metric.compute(), metric.sums.gaps.item()) == (math.sqrt(5), 1)
+    sums = PairSums.of(values, np.zeros(3), groups=np.ma.masked_equal([1, 0, 1], 0), n_groups=2)
+    assert (sums.count.tolist(), sums.unpredicted.tolist()) == ([0, 1], [0, 1])
+
+
+def test_batches_in_bfloat16_are_scored():
+    torch = pytest.importorskip("torch")
+    metric = MAE()
+    metric.update(torch.tensor([1.5, 2.0], dtype=torch.bfloat16), torch.tensor([1, 1]))
+    assert metric.compute() == 0.75
+
+
+def test_durations_and_complex_numbers_are_refused():
+    """The missing duration is the smallest integer, and a complex number loses a part."""
+    hours = np.array([1, "NaT"], "timedelta64[h]")
+    for values in (hours, hours.astype("timedelta64[ns]"), np.array([1j, 2.0])):
+        with pytest.raises(InvalidTypeError, match="must be numbers, got dtype"):
+            PairSums.of(np.ones(2), values)
+    with pytest.raises(InvalidTypeError, match=r"np\.timedelta64\(1, 'h'\)"):
+        score_cube(xr.DataArray(np.ones(2), dims="x"), xr.DataArray(hours, dims="x"))
+
+
 def test_bad_input_is_refused_by_name():
     with pytest.raises(InvalidValueError, match=r"same shape, got \(2,\) and \(3,\)"):
         RMSE().update(np.zeros(2), np.zeros(3))
@@ -207,6 +235,13 @@ def test_labels_with_gaps_leave_cells_out_and_months_are_labels():
     assert scores.bias.sel(variable="t").values == pytest.approx([1.0, 2.0])
 
 
+def test_labels_may_be_missing_in_a_chunked_map():
+    labels = xr.DataArray(np.array([True, None, False, True], object), dims="lat", name="land")
+    scores = score_cube(sphere(), sphere(), by=labels.chunk(), metrics="count")
+    assert scores.land.values.tolist() == [False, True]
+    assert scores["count"].values.tolist() == [[15, 30]]
+
+
 def test_a_dataset_is_scored_by_variable_and_only_where_both_have_it():
     truth = xr.Dataset({"a": sphere(seed=1), "b": sphere(seed=2), "c": sphere(seed=3)})
     scores = score_cube(truth[["b", "a"]] + 2.0, truth, metrics=["bias", "gaps"])
@@ -257,6 +292,23 @@ def test_score_cube_refuses_other_grids_and_typos():
             score_cube(**{"prediction": truth, "truth": truth, **arguments})
     with pytest.raises(InvalidValueError, match="by='zone' has 2 cells along 'lat'"):
         score_cube(truth, truth, by=xr.DataArray([0, 1], dims="lat", name="zone"))
+
+
+def test_labels_of_one_name_are_refused():
+    """Two maps without a name would be scored as one if the first has only one label."""
+    truth = sphere()
+    land, zone = xr.DataArray(np.zeros(4), dims="lat"), xr.DataArray(np.arange(5) // 2, dims="lon")
+    for by in ([land, zone], ["time", "time"], land.rename("variable"), land.rename("mae")):
+        with pytest.raises(InvalidValueError, match="labels of different names"):
+            score_cube(truth, truth, by=by)
+    assert score_cube(truth, truth, by=[land, zone.rename("zone")]).sizes["zone"] == 3
+
+
+def test_packed_integers_are_refused():
+    packed = xr.zeros_like(sphere(), dtype="int16").assign_attrs(_FillValue=-9999)
+    for pair in ((packed, sphere()), (sphere(), packed)):
+        with pytest.raises(InvalidValueError, match="has packed int16 values"):
+            score_cube(*pair)
 
 
 def test_scoring_reads_in_blocks_that_fit(monkeypatch):

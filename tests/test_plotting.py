@@ -101,6 +101,18 @@ def test_gaps_do_not_count():
     assert figure.axes[1].patch.get_hatch()
 
 
+def test_valid_cells_may_be_rounded_or_a_mask_with_gaps():
+    label = xr.DataArray([1, 1, 255, 0], {"lat": [0.1, 0.2, 0.3, 0.4]}, "lat", name="split")
+    mask = xr.DataArray([True, False, True, True], {"lat": label.lat.astype("f4")}, "lat")
+    for valid in (mask, xr.DataArray([1.0, np.nan, 1.0, 1.0], dims="lat")):
+        axes = rendered(fold_bars([label], valid=valid)).axes[0]
+        assert texts(axes) == ["33 %", "33 %", "33 %"]
+    with pytest.raises(InvalidValueError, match="valid has other 'lat' coordinates"):
+        fold_bars([label], valid=mask.assign_coords(lat=label.lat[::-1].values))
+    with pytest.raises(InvalidTypeError, match="valid must hold booleans or numbers"):
+        fold_bars([label], valid=xr.DataArray(["a"] * 4, dims="lat"))
+
+
 def test_maps_need_two_dims():
     with pytest.raises(InvalidValueError, match="two dims apart from time"):
         split_map(label_of_time()[:, 0], steps=[0])

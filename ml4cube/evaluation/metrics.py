@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
@@ -21,6 +22,7 @@ from ml4cube.core.angles import UnknownAreaError
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
+from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing.area_weights import area_of, find_latitudes
@@ -109,12 +111,12 @@ class PairSums:
         Parameters
         ----------
         prediction, truth : array_like
-            Values of the same shape.
+            Values of the same shape; masked cells are gaps.
         weights : array_like, optional
             Weight of each cell, broadcast against `truth`; 1 everywhere by default.
         groups : array_like of int, optional
             Group of each cell, from 0 to ``n_groups - 1``, broadcast against `truth`; cells
-            with a negative number are left out.
+            with a negative number, or masked, are left out.
         n_groups : int, default 1
             Number of groups.
 
@@ -127,6 +129,8 @@ class PairSums:
         ------
         InvalidValueError
             If the shapes differ, or a weight is negative or not finite.
+        InvalidTypeError
+            If values are not real numbers.
         """
         p, t = _as_float64(prediction), _as_float64(truth)
         if p.shape != t.shape:
@@ -134,7 +138,7 @@ class PairSums:
                 f"prediction and truth must have the same shape, got {p.shape} and {t.shape}"
             )
         w = np.broadcast_to(1.0 if weights is None else _as_float64(weights), t.shape)
-        group = np.broadcast_to(0 if groups is None else np.asarray(groups), t.shape)
+        group = np.broadcast_to(0 if groups is None else np.ma.filled(groups, -1), t.shape)
         if not (np.isfinite(w) & (w >= 0)).all():
             raise InvalidValueError("weights must be finite and not negative")
 
@@ -231,11 +235,20 @@ class _Groups:
         return mean + _ratio(self.sum(w * (values - mean[self.ids])), weight, 0.0)
 
 
-def _as_float64(values: ArrayLike) -> NDArray[np.float64]:
-    """Return values as a float64 array on the CPU."""
+def _as_float64(values: Any) -> NDArray[np.float64]:
+    """Return values as a float64 array on the CPU, with NaN where an array is masked."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-    return np.asarray(values, dtype=np.float64)
+        if values.is_floating_point():  # numpy has no bfloat16
+            values = values.double()
+    array = np.asarray(values)
+    if array.dtype.kind not in "biufO":
+        raise InvalidTypeError(
+            f"values to score must be numbers, got dtype {array.dtype}; convert them first, e.g. "
+            "durations to hours with da / np.timedelta64(1, 'h'), complex numbers with abs(da)"
+        )
+    array = np.asarray(array, dtype=np.float64)
+    return np.where(np.ma.getmaskarray(values), np.nan, array) if np.ma.is_masked(values) else array
 
 
 def _ratio(
@@ -302,7 +315,7 @@ class Metric:
         Parameters
         ----------
         prediction, truth : array_like or torch.Tensor
-            Values of the same shape; NaN and infinities are gaps.
+            Values of the same shape; NaN, infinities and masked cells are gaps.
         weights : array_like, optional
             Weight of each cell, broadcast against `truth`; 1 everywhere by default.
 
@@ -310,6 +323,8 @@ class Metric:
         ------
         InvalidValueError
             If the shapes differ, or a weight is negative or not finite.
+        InvalidTypeError
+            If values are not real numbers.
         """
         self.sums = self.sums.merge(PairSums.of(prediction, truth, weights))
 
@@ -558,10 +573,11 @@ def score_cube(
     Raises
     ------
     InvalidTypeError
-        If a cube, the weights or a label is not an xarray object.
+        If a cube, the weights or a label is not an xarray object, or values are not real numbers.
     InvalidValueError
-        If a metric is unknown, the cubes share no variable or have different grids, a label in
-        `by` does not lie along dims of the cube, or latitudes are invalid.
+        If a metric is unknown, the cubes share no variable or have different grids, a variable
+        holds packed integers that were not decoded, a label in `by` does not lie along dims of
+        the cube, two have the same name, or latitudes are invalid.
 
     Examples
     --------
@@ -583,6 +599,12 @@ def score_cube(
     largest = max((predicted for predicted, _ in pairs.values()), key=lambda array: array.ndim)
     given_by: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
     groupings = [_Grouping.of(one, largest) for one in given_by if one is not None]
+    names = [grouping.name for grouping in groupings]
+    if len({"variable", *metrics, *names}) < 1 + len(set(metrics)) + len(names):
+        raise InvalidValueError(
+            "by must hold labels of different names, other than 'variable' and those of metrics, "
+            f"got {names}; rename them, e.g. da.rename('region')"
+        )
     bounds: dict[Any, xr.Variable] = {}
     for cube in (prediction, truth):  # the truth wins: arithmetic changes a prediction's bounds too
         bounds |= cube.variables if isinstance(cube, xr.Dataset) else {}
@@ -623,6 +645,8 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
                 f"{t.dims}"
             )
         check_aligned(f"prediction of {name!r}", p, t)
+        for array in (p, t):
+            check_decoded(str(name), array)
         pairs[name] = p, t.transpose(*p.dims)
     if not pairs:
         raise InvalidValueError(
@@ -658,7 +682,7 @@ class _Grouping:
         name = str(by.name) if by.name is not None else "group"
         check_aligned(f"by={name!r}", by, cube)
         values = by.values
-        known = ~np.asarray(by.isnull().values)
+        known = np.asarray(pd.notnull(values))  # xarray misses None in chunks
         labels, inverse = np.unique(values[known], return_inverse=True)
         codes = np.full(values.shape, -1, dtype=np.intp)
         codes[known] = inverse.ravel()

@@ -11,7 +11,9 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColor
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.cube.coordinates import dates_along, find_time_dim
 from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
@@ -240,7 +242,11 @@ def _counting_cells(label: xr.DataArray, valid: object) -> xr.DataArray:
         return label
     if not isinstance(valid, xr.DataArray):
         raise InvalidTypeError(f"valid must be a DataArray of bool, got {type(valid).__name__}")
-    return label.where(valid.broadcast_like(label))
+    check_aligned("valid", valid, label)
+    check_mask("valid", valid.dtype)
+    # Without coordinates: if these differ by rounding, xarray would count cells as valid.
+    bare = xr.DataArray(valid.variable)
+    return label.where((bare != 0) & bare.notnull())
 
 
 def _positions(steps: Sequence[int], label: xr.DataArray, time: str | None) -> list[int]:

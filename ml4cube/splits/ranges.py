@@ -21,9 +21,9 @@ from ml4cube.splits import residuals
 from ml4cube.splits.cube import Cube, CubeView, in_chunks
 from ml4cube.splits.residuals import (
     Residuals,
+    cycles_of,
     remove_trend_and_season,
     sample_lines,
-    subdaily_dims,
 )
 
 logger = logging.getLogger(__name__)
@@ -144,6 +144,7 @@ def estimate_range(
     array = _variable(ds, var)
     stations = station_dim(array)
     is_sampled = array.size > residuals.CELLS_AT_MOST
+    cycles = cycles_of(array) if deseason else {}
     found: Residuals | None = None
     variograms: dict[str, Variogram] = {}
     for dim in _dims(array, dims):
@@ -155,7 +156,7 @@ def estimate_range(
             continue
         if found is None or is_sampled:
             cells = sample_lines(array, dim, deseason) if is_sampled else array
-            found = remove_trend_and_season(cells, detrend, deseason, subdaily_dims(array))
+            found = remove_trend_and_season(cells, detrend, cycles)
         variograms[dim] = _variogram(found, dim, array.dtype)
     ranges = Ranges(variograms, str(array.name))
     for dim, reason in ranges.reasons.items():

@@ -71,7 +71,10 @@ class RegionMap:
         name = "regions" if regions.name is None else str(regions.name)
         values = bare.transpose(*dims).values.ravel()
         has_id = pd.notnull(values) if values.dtype == object else ~find_gaps(values)
-        ids_of_cells = values[has_id].astype(str if values.dtype == object else values.dtype)
+        ids_of_cells = values[has_id]
+        if values.dtype == object:  # A mask with gaps still is a mask.
+            is_mask = pd.api.types.infer_dtype(ids_of_cells) == "boolean"
+            ids_of_cells = ids_of_cells.astype(bool if is_mask else str)
         ids, index = np.unique(ids_of_cells, return_inverse=True)
         if not ids.size:
             raise InvalidValueError(f"{name!r} must have region ids, got only gaps")

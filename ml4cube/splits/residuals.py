@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Container, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,18 +90,30 @@ def _runs(n: int, keep: int, rng: np.random.Generator) -> NDArray[np.int64]:
     return np.unique(np.concatenate([np.arange(s, min(s + length, n)) for s in starts]))
 
 
-def subdaily_dims(array: xr.DataArray) -> set[str]:
-    """Return the dims whose dates are near enough to one another to show the daily cycle."""
-    dates = {str(dim): _dates(array, str(dim)) for dim in array.dims}
-    return {dim for dim, found in dates.items() if found and _step(found[0]) <= _DAILY_CYCLE_DAYS}
+def cycles_of(array: xr.DataArray) -> dict[str, list[float]]:
+    """Return the lengths in days of the cycles that lines along each dim of dates show.
+
+    A sample of the steps is shorter and has longer steps, so `array` must have them all.
+    """
+    cycles: dict[str, list[float]] = {}
+    for dim in map(str, array.dims):
+        dates = _dates(array.isel({dim: slice(CELLS_AT_MOST)}), dim)  # Lines are no longer.
+        if dates is None:
+            continue
+        days, year = dates
+        step = _step(days)
+        # Two years may both be ordinary ones, and months differ in length.
+        if np.ptp(days) + 1.5 * step >= 2 * math.floor(year):
+            cycles[dim] = [year, 1.0] if step <= _DAILY_CYCLE_DAYS else [year]
+    return cycles
 
 
 def remove_trend_and_season(
-    array: xr.DataArray, detrend: bool, deseason: bool, daily_dims: Container[str]
+    array: xr.DataArray, detrend: bool, cycles: Mapping[str, Sequence[float]]
 ) -> Residuals:
     """Return the residuals, with axes sorted by the names of dims.
 
-    The daily cycle is removed along `daily_dims`: `subdaily_dims` before steps were sampled.
+    `cycles` are those to remove along each dim, from `cycles_of` before steps were sampled.
     """
     dims = sorted(str(dim) for dim in array.dims)
     values = np.array(array.transpose(*dims).values, dtype=np.float64)
@@ -117,10 +130,8 @@ def remove_trend_and_season(
         )
     values -= values[known].mean()
     for axis, dim in enumerate(dims):
-        if deseason and (dates := _dates(array, dim)) is not None:
-            days, year = dates
-            cycles = [year, 1.0] if dim in daily_dims else [year]
-            values = _without_season(values, axis, days, cycles, positions[dim])
+        if dim in cycles and (dates := _dates(array, dim)) is not None:
+            values = _without_season(values, axis, dates[0], cycles[dim], positions[dim])
     if detrend:
         values = _without_trend(values, list(positions.values()))
     rounding = _EPS_OF_ROUNDING * float(np.finfo(np.float64).eps) * largest
@@ -173,14 +184,12 @@ def _step(days: Floats) -> float:
 def _without_season(
     values: Floats, axis: int, days: Floats, cycles: Sequence[float], positions: Floats
 ) -> Floats:
-    """Remove cycles, of which the first is a year, of every line along time.
+    """Remove cycles of every line along time.
 
     Dates and lengths of cycles are in days. A line keeps its cycles if it has too few values.
     """
     # Mean and trend of a line are fitted too, or the cycles would absorb part of the trend, but
     # they are not removed.
-    if np.ptp(days) + _step(days) < 2 * cycles[0]:
-        return values
     columns = [np.ones_like(days), (positions - positions.mean()) / positions.std()]
     for cycle in cycles:
         for harmonic in range(1, _HARMONICS + 1):

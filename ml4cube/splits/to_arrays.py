@@ -21,6 +21,7 @@ from ml4cube.core.missing import (
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import TEST, TRAIN
+from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.masks_and_labels import FILTER_VAR
 from ml4cube.cube.variables import cube_variables
 from ml4cube.splits.cube import CubeView
@@ -75,7 +76,8 @@ def create_split(
         If `data` is neither a Dataset nor a mapping, or the label, a feature or a target does not
         hold numbers. A single target of cells or points may also be dates or names of classes.
     InvalidValueError
-        If a variable is unknown, shapes differ, there is no label, or `stack_axis` is out of range.
+        If a variable is unknown or holds packed integers that were not decoded, shapes differ,
+        there is no label, or `stack_axis` is out of range.
     EmptyPartError
         If a part has cells, but each of its samples has a gap.
 
@@ -153,6 +155,8 @@ def _variables(
             f"targets {targets}"
         )
     if isinstance(data, xr.Dataset):
+        for name in (*features, *targets):
+            check_decoded(name, data[name])
         attrs = {name: data[name].attrs for name in targets}
         filled = {name: has[FILLED_ATTR] for name, has in attrs.items() if FILLED_ATTR in has}
         warn_of_filled("to_pred", filled, FILL_FEATURES)

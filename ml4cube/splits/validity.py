@@ -6,9 +6,11 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -62,7 +64,20 @@ def _valid_cells(array: xr.DataArray, view: CubeView) -> xr.DataArray:
             f"{_called('valid', array)} must be a mask of bools or a variable with gaps, got "
             f"{array.dtype}; compare it to make a mask, e.g. == 1"
         )
+    if bare.dtype == object:  # A mask of bools with gaps, as pandas makes it.
+        mask = mask & ~_by_chunk(_are_false, bare)
     return mask
+
+
+def _by_chunk(find: Callable[[Any], Any], array: xr.DataArray) -> xr.DataArray:
+    found: xr.DataArray = xr.apply_ufunc(find, array, dask="parallelized", output_dtypes=[bool])
+    return found
+
+
+def _are_false(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which objects are False; the number 0 is not."""
+    flat = [isinstance(value, bool | np.bool_) and not value for value in values.ravel()]
+    return np.array(flat, dtype=bool).reshape(values.shape)
 
 
 def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:
@@ -75,8 +90,10 @@ def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> x
         bare = xr.DataArray(in_chunks(variable).variable)
         if bare.dtype.kind in "fc":
             masks.append(xr.apply_ufunc(np.isfinite, bare, dask="allowed"))
-        elif bare.dtype.kind in "mMO":
+        elif bare.dtype.kind in "mM":
             masks.append(bare.notnull())
+        elif bare.dtype == object:  # xarray misses None among bools in chunks.
+            masks.append(_by_chunk(pd.notnull, bare))
         elif any_of_them:
             return None
     if not masks:

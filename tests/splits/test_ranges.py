@@ -288,6 +288,28 @@ def test_the_daily_cycle_is_removed_from_sampled_steps_too(monkeypatch):
     assert found["x"] == pytest.approx(6, rel=0.35)
 
 
+@pytest.mark.parametrize(
+    ("freq", "periods"), [("D", 730), ("2h", 8760), ("W", 104), ("MS", 24), ("ME", 24)]
+)
+def test_two_ordinary_years_are_two_years(freq, periods):
+    times = xr.date_range("2021-01-01", periods=periods, freq=freq)
+    days = (times - times[0]).days.to_numpy()
+    noise = np.random.default_rng(0).normal(size=(periods, 50))
+    season = 10 * np.cos(2 * np.pi * days / 365.2425)
+    cube = xr.DataArray(noise + season[:, None], {"time": times}, ("time", "x"))
+    assert estimate_range(cube, dims="time", detrend=False)["time"] == 1.0
+
+
+def test_two_years_are_two_years_when_steps_are_sampled(monkeypatch):
+    """A sample of the steps spans a bit less than the cube."""
+    monkeypatch.setattr(residuals, "CELLS_AT_MOST", 20_000)
+    field = made_field([731, 120], [1, 6], "exponential", 0)
+    angles = 2 * np.pi * (np.arange(731)[:, None] / 365.2425 + np.arange(120) / 60)
+    times = xr.date_range("2020-01-01", periods=731)
+    cube = xr.DataArray(field + 5 * np.sin(angles), {"time": times}, ("time", "x"))
+    assert estimate_range(cube, dims="x")["x"] == pytest.approx(6, rel=0.35)
+
+
 @pytest.mark.parametrize("x", [[5.0, 6.0, 3.0], [0.0, 2.0, 1.0]])
 def test_an_axis_out_of_order_is_assumed_to_be_equally_spaced(x, caplog):
     estimate_range(xr.DataArray([1.0, 2.0, 4.0], dims="x", coords={"x": x}))

@@ -108,6 +108,13 @@ def test_a_mask_is_the_test_part_and_a_coordinate_may_be_the_map():
     np.testing.assert_array_equal(label.isel(time=0, lon=0).values, [1, 1, 0, 0, 1, 1, 0, 0])
 
 
+def test_a_mask_with_gaps_is_the_test_part():
+    """As pandas makes it: an array of objects."""
+    mask = xr.DataArray(np.array([True, False, None, True, True, True], object), dims="y")
+    ds = xr.Dataset({"a": (("y", "x"), np.zeros((6, 2)))})
+    assert assign_region_split(ds, mask).split[:, 0].values.tolist() == [0, 1, 255, 0, 0, 0]
+
+
 def test_the_recipe_says_what_is_left_out():
     cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 4})
     ids, _ = map_of("word")

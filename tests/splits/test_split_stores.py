@@ -179,3 +179,15 @@ def test_splitting_overlapping_samples_warns(apart: list[xr.Dataset], tmp_path: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assign_block_split(separate, {"samples": 10})
+
+
+@pytest.mark.parametrize("dim", ["time", "lat"])
+def test_a_store_of_other_cells_than_those_of_the_cube_is_refused(tmp_path: Path, dim: str) -> None:
+    """Its positions count from the first cell of the part that it was cut from."""
+    ds = cube()
+    part = ds.isel({dim: slice(SHAPE[dim] // 2, None)})
+    store = stores(tmp_path, part, {"time": 1})[0]
+    for source in (part, part.assign_coords(lat=part.lat.astype("float32"))):
+        assert len(list(BlockKFold(2, {"time": 1}, cube=source).split(store))) == 2
+    with pytest.raises(InvalidValueError, match=f"not from this cube: sample 0 is at '{dim}'"):
+        next(BlockKFold(2, {"time": 1}, cube=ds).split(store))

@@ -34,6 +34,7 @@ from ml4cube.splits import (
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import label_lookup
 from ml4cube.splits.leakage.duplicates import find_duplicates
+from ml4cube.splits.validity import valid_mask
 from tests import oracle_splits as oracle
 from tests.cubes import cell_id_cube
 
@@ -602,6 +603,14 @@ def test_gaps_of_any_length_are_kept(step, gap, taken):
     xr.testing.assert_equal(apply_split(cube, split.split.attrs["ml4cube_split"]), split)
 
 
+@pytest.mark.parametrize("target", ["a", "b"])
+def test_create_split_refuses_packed_integers(target):
+    ds = xr.Dataset({"a": ("y", np.zeros(4)), "b": ("y", np.zeros(4, "int16"))})
+    ds["b"].attrs = {"scale_factor": 0.1, "_FillValue": -9999}
+    with pytest.raises(InvalidValueError, match="'b' has packed int16 values"):
+        create_split(assign_block_split(ds, {"y": 1}), target)
+
+
 def test_create_split_warns_of_a_target_whose_gaps_were_filled():
     cube = cell_id_cube({"time": 80}, gaps=0.1, names=("a", "b"))
     cube = fill_nan_values(assign_block_split(cube, {"time": 4}), ["b"], method="constant", const=0)
@@ -651,3 +660,13 @@ def test_a_buffer_whose_unit_is_a_guess_is_refused(asked):
     ):
         with pytest.raises(InvalidTypeError, match=f"^{says} must be cells .*; units of time"):
             act()
+
+
+@pytest.mark.parametrize("chunks", [None, {"y": 2}])
+def test_false_cells_of_a_mask_with_gaps_are_not_valid(chunks):
+    mask = xr.DataArray(np.array([True, False, None, True], object), dims="y")
+    ds = xr.Dataset({"a": (("y", "x"), np.zeros((4, 2))), "mask": mask})
+    if chunks:
+        ds = ds.chunk(chunks)
+    found = valid_mask("mask", CubeView.of(ds))
+    assert found.values.tolist() == [True, False, False, True]

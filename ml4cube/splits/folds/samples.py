@@ -80,6 +80,8 @@ class Samples:
             view = _bare_view(table, spec, sample_size, time_dims, attrs)
         else:
             view = CubeView.of(cube)
+            if spec and groups is None:
+                _check_same_cube(table, view)
         size = _sample_size(sample_size, spec, view.sizes)
         origin, reasons = _positions(table, view)
         if not origin and not reasons and groups is None:
@@ -252,6 +254,28 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
             else:
                 positions[dim] = found
     return positions, unknown
+
+
+def _check_same_cube(table: Columns, view: CubeView) -> None:
+    """Refuse a cube in which the positions of a store's samples have other coordinates."""
+    for dim, index in _index_columns(table).items():
+        values = table.get(dim, table.get(f"{dim}_origin"))
+        axis = view.ds.coords[dim].values if dim in view.ds.coords else None
+        if values is None or axis is None or not 0 <= index.max(initial=-1) < axis.size:
+            continue
+        if values.dtype.kind == axis.dtype.kind == "M":
+            wrong = np.abs(values - axis[index]) > _ROUNDING_OF_DATES
+        elif values.dtype.kind in "fiu" and axis.dtype.kind in "fiu":
+            wrong = np.abs(values.astype(float) - axis[index]) > rounding_of(axis)
+        else:
+            continue
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise InvalidValueError(
+                f"the samples are not from this cube: sample {i} is at {dim!r} {values[i]}, but "
+                f"the cube has {axis[index[i]]} at its position {index[i]}; pass the cube that the "
+                "store was cut from"
+            )
 
 
 def _look_up(values: NDArray[Any], axis: pd.Index[Any]) -> Ints | None:
