@@ -26,6 +26,7 @@ from ml4cube.core.statistics import (
     scaled_attrs,
     scaled_dtype,
     unscaled_attrs,
+    unscaled_dtype,
 )
 from ml4cube.core.sums.fields import FieldStatistics
 from ml4cube.cube import masks_and_labels as roles
@@ -112,15 +113,17 @@ def rescale_array(
     if array.chunks is not None:
         chunks = array.variable.chunksizes
         entries = [along.chunk({dim: chunks[dim] for dim in along.dims}) for along in entries]
+    is_scaling = rescale_values is scale_values
+    out_dtype = scaled_dtype if is_scaling else unscaled_dtype
     result: xr.DataArray = xr.apply_ufunc(
         partial(_rescale_block, rescale_values, offset.values, scale.values),
         array,
         *entries,
         dask="parallelized",
-        output_dtypes=[scaled_dtype(array.dtype)],
+        output_dtypes=[out_dtype(array.dtype)],
         keep_attrs="override",
     )
-    update = scaled_attrs if rescale_values is scale_values else unscaled_attrs
+    update = scaled_attrs if is_scaling else unscaled_attrs
     result.attrs = update(result.attrs)
     return result
 
