@@ -28,8 +28,9 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
     Returns
     -------
     array, DataArray, Dataset or dict
-        Of the kind given, in physical units, with the same dtype, coordinates and attributes,
-        and ``units`` as before scaling. Gaps stay gaps. If std is 0, only the mean is added.
+        Of the kind given, in physical units, with the same dtype (float16 becomes float32, as it
+        ends at 65504 and has three digits), coordinates and attributes, and ``units`` as before
+        scaling. Gaps stay gaps. If std is 0, only the mean is added.
 
     Raises
     ------
@@ -63,8 +64,9 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
     Returns
     -------
     array, DataArray, Dataset or dict
-        Of the kind given, in physical units, with the same dtype, coordinates and attributes,
-        and ``units`` as before scaling. Gaps stay gaps. If min equals max, only min is added.
+        Of the kind given, in physical units, with the same dtype (float16 becomes float32, as it
+        ends at 65504 and has three digits), coordinates and attributes, and ``units`` as before
+        scaling. Gaps stay gaps. If min equals max, only min is added.
 
     Raises
     ------

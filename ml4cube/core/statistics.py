@@ -367,6 +367,11 @@ def scaled_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return dtype.newbyteorder("=") if dtype.kind == "f" else np.result_type(dtype, np.float32)
 
 
+def unscaled_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """Return `scaled_dtype`, but at least float32: float16 ends at 65504, less than pressures."""
+    return np.result_type(scaled_dtype(dtype), np.float32)
+
+
 def scale_values(
     array: NDArray[Any],
     offset: ArrayLike,
@@ -383,7 +388,8 @@ def unscale_values(array: NDArray[Any], offset: ArrayLike, scale: ArrayLike) -> 
     Scaled and back, a float32 is within 2 units in the last place of the larger of value and
     offset.
     """
-    return _apply_in_float64(array, ((np.multiply, scale), (np.add, offset)))
+    operations = ((np.multiply, scale), (np.add, offset))
+    return _apply_in_float64(array, operations, unscaled_dtype(np.asarray(array).dtype))
 
 
 def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -425,6 +425,9 @@ class MultiProcSampler:
                 )
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
             stored_plan = plan.stored_as(self._precision)
+            if self.sampling.spec.scale_fn is None:
+                dtypes = {name: dtype for name, (_, dtype) in plan.schema.items()}
+                self._precision.check_unscaled(plan.statistics, dtypes)
             self._planned = {call.id: _Planned(extractor, stored_plan, scaling)}
         return self._planned[call.id]
 

@@ -6,6 +6,7 @@ by the entry of its coordinates, a cell of a store's samples by that of its posi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from ml4cube.core.statistics import (
     scaled_attrs,
     scaled_dtype,
     unscaled_attrs,
+    unscaled_dtype,
 )
 from ml4cube.core.sums.fields import FieldStatistics
 from ml4cube.cube import masks_and_labels as roles
@@ -34,6 +36,8 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples, like_given
+
+logger = logging.getLogger(__name__)
 
 #: Of each variable: [mean, std] or [min, max], or statistics.
 Pairs = Mapping[str, Sequence[Any] | core.VariableStatistics]
@@ -77,10 +81,36 @@ def rescale(
         )
     # all numbers are checked before a value is read
     numbers = {n: _offset_and_scale(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in names}
+    if rescale_values is scale_values:
+        warn_of_erased({name: pairs[name] for name in names}, scale_fn)
     rescaled = {n: rescale_array(n, arrays[n], *numbers[n], rescale_values) for n in names}
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return like_given(cubes.with_arrays(cube, rescaled), ds)
     return Samples({**ds, **rescaled}, getattr(ds, "accounting", None))
+
+
+def warn_of_erased(pairs: Pairs, scale_fn: str) -> None:
+    """Warn of variables of which scaling keeps nothing, because no place of theirs has a spread."""
+    erased = [str(name) for name, pair in pairs.items() if _is_erased(pair, scale_fn)]
+    if erased:
+        logger.warning(
+            "the statistics of %s keep dims and have no spread anywhere, as of a static variable "
+            "per pixel, or of a single year per day: scaling turns all train cells into 0; compute "
+            "them over more dims, or leave these variables unscaled",
+            erased,
+        )
+
+
+def _is_erased(pair: Any, scale_fn: str) -> bool:
+    """Return True if offsets differ between places, and each place has only its offset."""
+    if isinstance(pair, core.VariableStatistics):
+        low, spread = pair.min, np.subtract(pair.max, pair.min)
+    else:
+        low, second = pair
+        spread = second - low if scale_fn == "normalize" else second
+    offsets = np.asarray(low)
+    known = offsets[np.isfinite(offsets)]
+    return bool(known.size) and known.min() < known.max() and not np.any(spread > 0)
 
 
 def _offset_and_scale(described: str, pair: Any, scale_fn: str) -> tuple[Any, Any]:
@@ -112,15 +142,17 @@ def rescale_array(
     if array.chunks is not None:
         chunks = array.variable.chunksizes
         entries = [along.chunk({dim: chunks[dim] for dim in along.dims}) for along in entries]
+    is_scaling = rescale_values is scale_values
+    out_dtype = scaled_dtype if is_scaling else unscaled_dtype
     result: xr.DataArray = xr.apply_ufunc(
         partial(_rescale_block, rescale_values, offset.values, scale.values),
         array,
         *entries,
         dask="parallelized",
-        output_dtypes=[scaled_dtype(array.dtype)],
+        output_dtypes=[out_dtype(array.dtype)],
         keep_attrs="override",
     )
-    update = scaled_attrs if rescale_values is scale_values else unscaled_attrs
+    update = scaled_attrs if is_scaling else unscaled_attrs
     result.attrs = update(result.attrs)
     return result
 

@@ -210,9 +210,10 @@ class CubeScaler:
         Returns
         -------
         Dataset, DataArray or dict
-            Of the kind given, in physical units. float32 values return within 2 units in the last
-            place of the larger of value and offset, which is all that a scaled float32 can hold.
-            To get float32 values back exactly, convert the cube to float64 before `transform`.
+            Of the kind given, in physical units; float16 becomes float32. float32 values return
+            within 2 units in the last place of the larger of value and offset, which is all that a
+            scaled float32 can hold. To get float32 values back exactly, convert the cube to float64
+            before `transform`.
 
         Raises
         ------

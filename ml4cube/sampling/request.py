@@ -33,6 +33,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import ComputedSource, CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables, split_label
 from ml4cube.preprocessing.cubes import present_mask
+from ml4cube.preprocessing.rescaling import warn_of_erased
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.sampling.cf_encoding import axis_of, origin_name
 from ml4cube.sampling.extractor import Callback, Extractor, Schema, UsedBlocks, tiling
@@ -201,7 +202,9 @@ class Sampling:
             floats = [name for name in names if ds[name].dtype.kind == "f"]
             if options.callback is not None:
                 floats = [name for name in floats if name in given]
-            sampling.scaling(select_statistics(given, floats))
+            chosen = select_statistics(given, floats)
+            sampling.scaling(chosen)
+            warn_of_erased(chosen, str(scale_fn))
         return sampling
 
     @property

@@ -17,6 +17,7 @@ from ml4cube.core.errors import (
     check_whole,
     listed,
 )
+from ml4cube.core.statistics import Statistics
 
 # Key of the setting for all variables that are not named.
 _OTHERS = ""
@@ -60,6 +61,18 @@ class Precision:
                 raise InvalidValueError(
                     f"bitround of {name!r} must be at most {most}, the mantissa of {dtype}, got "
                     f"{bits}"
+                )
+
+    def check_unscaled(self, statistics: Statistics, stored: Mapping[str, DTypeLike]) -> None:
+        """Raise for unscaled variables that a narrower dtype would round to 0, or nearly so."""
+        for name, stats in statistics.items():
+            dtype = np.dtype(self.dtype(name, stored[name]))
+            is_narrowed = dtype.itemsize < np.dtype(stored[name]).itemsize
+            largest, least = max(abs(stats.min), abs(stats.max)), float(np.finfo(dtype).tiny)
+            if is_narrowed and 0 < largest < least:
+                raise InvalidValueError(
+                    f"dtype of {name!r}: its values, at most {largest:g}, are below {least:g}, "
+                    f"where {dtype.name} loses digits; scale it (scale_fn), or use a wider dtype"
                 )
 
     def dtype(self, name: str, given: DTypeLike) -> str:

@@ -74,3 +74,24 @@ def test_a_scaler_of_another_method_is_refused(cube, method):
 def test_a_store_that_was_not_scaled_is_refused(cube, tmp_path):
     with pytest.raises(InvalidValueError, match="not scaled"):
         standardize(cube, statistics=store_of(cube, tmp_path, scale_fn=None))
+
+
+def test_a_static_variable_that_scaling_per_pixel_erases_is_named(cube, tmp_path, caplog):
+    cube["elevation"] = "lat", [0.0, 100.0, 500.0, 2000.0]
+    cube["repeated"] = (cube.t * 0 + cube.elevation).transpose(*cube.t.dims)
+    pixel = CubeScaler(per=("variable", "level", "lat"))
+    stats = pixel.fit(cube).statistics_
+    erased = "['elevation', 'repeated'] keep dims and have no spread"
+    for scale in (
+        pixel.transform,
+        lambda cube: standardize(cube, stats.mean_std()),
+        lambda cube: normalize(cube, stats.range()),
+        lambda cube: store_of(cube, tmp_path, statistics=stats),
+    ):
+        caplog.clear()
+        scale(cube)
+        assert [erased in record.getMessage() for record in caplog.records].count(True) == 1
+    caplog.clear()
+    pixel.inverse_transform(cube)
+    CubeScaler(per=("variable", "level")).fit(cube).transform(cube)
+    assert erased not in caplog.text

@@ -121,3 +121,15 @@ def test_only_real_numbers_are_scaled_and_scaled_back(dtype: str | type) -> None
     for array in (values, cube.chunk().z.data, cube.z.rename(None)):
         with pytest.raises(InvalidTypeError, match=r"'x' must hold real numbers"):
             post.undo_standardizing(array, 0, 1)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_half_precision_is_not_too_narrow_for_physical_units(lazy: bool) -> None:
+    scaled = xr.DataArray(np.array([-1.5, 0.0, 1.5], "float16"), dims="x", name="sp")
+    scaled = scaled.chunk(x=2) if lazy else scaled
+    for pressure in (
+        post.undo_standardizing(scaled, 101325.0, 1000.0),
+        post.undo_normalizing(scaled, {"sp": [101325.0, 102325.0]}),
+    ):
+        assert pressure.dtype == pressure.values.dtype == np.float32
+        np.testing.assert_array_equal(pressure, [99825.0, 101325.0, 102825.0])

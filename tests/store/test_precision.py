@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from ml4cube.core.errors import CubeError, RunError
+from ml4cube.core.errors import CubeError, InvalidValueError, RunError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.precision import Precision
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -63,6 +66,17 @@ def test_a_number_is_never_made_infinite() -> None:
         Precision.parse("float16", None).apply("t", values)
     kept = Precision.parse("float16", None).apply("t", values[:3])
     np.testing.assert_array_equal(kept, values[:3].astype(np.float16))
+
+
+def test_fluxes_that_would_become_0_are_refused(tmp_path: Path) -> None:
+    flux = np.random.default_rng(0).uniform(0, 1e-8, (20, 4)).astype("float32")
+    cube = xr.Dataset({"nbp": (("time", "lat"), flux)})
+    paths = {part: str(tmp_path / part) for part in ("train_cube", "test_cube")}
+    options: Any = {"block_size": {"time": 5}, "nproc": 1, "progress": False, **paths}
+    with pytest.raises(InvalidValueError, match=r"'nbp'.*at most 9.*e-09.*float16 loses digits"):
+        MultiProcSampler(cube, dtype="float16", scale_fn=None, **options).run()
+    train, _ = MultiProcSampler(cube, dtype="float16", **options).get_datasets()
+    assert abs(float(train.nbp.astype(float).std()) - 1) < 1e-3
 
 
 def test_every_nan_stays_one() -> None:
