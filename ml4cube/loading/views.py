@@ -144,20 +144,31 @@ def repeat_along_missing_dims(source: SampleSource, names: Iterable[str]) -> Vie
     return View(source, computed)
 
 
-def refuse_gaps_in_integers(source: SampleSource, dtypes: Mapping[str, np.dtype[Any]]) -> View:
-    """Refuse gaps of floats that are read as integers, instead of casting them."""
-    floats = [name for name in dtypes if source.variables[name].dtype.kind == "f"]
-    check = {name: partial(_without_gaps, source, name, dtypes[name]) for name in floats}
-    return View(source, {n: Computed(source.variables[n], (n,), check[n]) for n in floats})
+def refuse_inexact_integers(source: SampleSource, dtypes: Mapping[str, np.dtype[Any]]) -> View:
+    """Refuse gaps, fractions and too large numbers that are read as integers, which change them."""
+    check = {
+        name: partial(_exact, source, name, dtype)
+        for name, dtype in dtypes.items()
+        if not np.can_cast(source.variables[name].dtype, dtype)
+    }
+    return View(source, {n: Computed(source.variables[n], (n,), check[n]) for n in check})
 
 
-def _without_gaps(
+def _exact(
     source: SampleSource, name: str, dtype: np.dtype[Any], chunk: int, values: NDArray[Any]
 ) -> NDArray[Any]:
     if not np.isfinite(values).all():
         raise InvalidValueError(
             f"{name!r} has gaps in {source.describe(chunk)}, which cannot be read as "
             f"{dtype}; drop or fill them, or read floats"
+        )
+    with np.errstate(invalid="ignore"):
+        changed = values.astype(dtype) != values
+    if changed.any():
+        raise InvalidValueError(
+            f"{name!r} has {values[changed].flat[0].item()!r} in {source.describe(chunk)}, which "
+            f"{dtype} cannot hold; if it was scaled, store it as integers or use scale_fn=None, "
+            "else read floats"
         )
     return values
 

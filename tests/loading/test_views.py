@@ -421,6 +421,24 @@ def test_gaps_are_no_whole_numbers(tmp_path: Path, form: str) -> None:
     assert y.min() >= 0
 
 
+@pytest.mark.parametrize("form", ["cube", "store"])
+def test_scaled_classes_are_no_whole_numbers(tmp_path: Path, form: str) -> None:
+    ds: Any = cube()[["a"]].assign(kind=cube()["b"] % 4)  # Floats, as classes with a fill value.
+    options: dict[str, Any] = {"sample_size": WINDOW}
+    if form == "store":
+        ds, options = sampled(ds, tmp_path, **options), {}
+    classes = PTXrDataset(ds, to_pred="kind", target_dtype="int64", **options)
+    with pytest.raises(InvalidValueError, match=r"'kind' has -?\d\.\d+ in .* int64 cannot hold"):
+        list(prep_dataloader(classes, batch_size=2))
+
+
+def test_numbers_that_an_integer_type_cannot_hold_are_refused() -> None:
+    ds = xr.Dataset({"a": ("samples", [1.0, 2.0]), "kind": ("samples", [3, 300])})
+    assert PTXrDataset(ds, to_pred="kind", target_dtype="int16")[1][1].tolist() == [300]
+    with pytest.raises(InvalidValueError, match=r"'kind' has 300 in .* uint8 cannot hold"):
+        PTXrDataset(ds, to_pred="kind", target_dtype="uint8")[1]
+
+
 def test_cells_of_a_dim_without_a_coordinate_are_no_degrees(tmp_path: Path) -> None:
     ds = cube().drop_vars("lat")
     path = sampled(ds, tmp_path, sample_size=WINDOW)
