@@ -321,6 +321,17 @@ def test_the_model_sees_dims_in_the_order_of_the_store_whatever_the_cube():
     np.testing.assert_allclose(window, cube.a.isel(time=0, lat=slice(2), lon=slice(3)), atol=1e-4)
 
 
+@pytest.mark.parametrize("given", [{}, {"sample_size": {"lat": 3, "lon": 3}}])
+def test_the_model_sees_windows_as_the_store_keeps_them_if_their_size_is_given_too(given):
+    cube = cell_id_cube({"time": 2, "lat": 3, "lon": 3}, names=("a",))
+    kept = {"sample_size": {"lat": 3, "lon": 3}, "array_dims": ["samples", "lon", "time", "lat"]}
+    about = metadata(cube, kept, scale_fn=None)
+    model = Noting()
+    predict_cube(model, cube, about, **given)
+    seen = torch.cat(model.seen)[0, 0]
+    np.testing.assert_array_equal(seen[:, 0], cube.a.isel(time=0).transpose("lon", "lat"))
+
+
 def test_a_data_set_brings_the_features_that_the_model_was_trained_on():
     """In the order they were given in, which a store does not know."""
     cube = cell_id_cube({"time": 4, "lat": 6}, names=("a", "b", "c"))

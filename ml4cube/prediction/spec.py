@@ -213,8 +213,14 @@ def _windows(
     else:
         given = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
         size = {dim: given.get(dim, 1) for dim in shape}
-        order = metadata.spec.dims if metadata is not None else tuple(shape)
-        window_dims = tuple(dim for dim in order if size[dim] > 1)
+        # The model takes dims in the order of the store, also those that it keeps with one cell.
+        order, kept = tuple(shape), set()
+        if metadata is not None:
+            spec = metadata.spec
+            order = tuple(dict.fromkeys((*spec.window_dims, *spec.dims)))
+            store_size = dict(zip(spec.dims, spec.size, strict=True))
+            kept = {dim for dim in spec.window_dims if store_size[dim] == 1}
+        window_dims = tuple(dim for dim in order if size[dim] > 1 or dim in kept)
     return Cover(shape, size, parse_overlap("overlap", overlap, size)), window_dims
 
 
