@@ -513,7 +513,19 @@ class PTXrDataset(Dataset[Any]):
                     f"{fields[-1].window}, got window {window}"
                 )
             fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
+        self._check_order_of_dims(fields)
         return tuple(fields)
+
+    def _check_order_of_dims(self, fields: Sequence[Field]) -> None:
+        """Refuse samples of which some are transposed, which square windows would hide."""
+        variables = self._source.variables
+        dims = {name: tuple(variables[name].sizes) for field in fields for name in field.variables}
+        orders = set(dims.values())
+        if len({frozenset(order) for order in orders}) < len(orders):
+            raise InvalidValueError(
+                f"the variables of a sample must have their dims in one order, got {dims}; "
+                "transpose them with ds.transpose"
+            )
 
     def _stacked_field(self, names: tuple[str, ...], dtype: np.dtype[Any]) -> Field:
         windows = {name: self._window(name) for name in names}

@@ -243,6 +243,19 @@ def test_static_features_of_samples_made_by_hand() -> None:
             assert (X[row, 2, t] == float(ds["height"][sample])).all()
 
 
+@pytest.mark.parametrize(
+    "chosen", [{"features": ["a", "b"]}, {"to_pred": "b"}, {"to_pred": "a", "weights": "b"}]
+)
+def test_square_windows_that_are_transposed_are_refused(chosen: dict[str, Any]) -> None:
+    values = np.arange(18.0).reshape(2, 3, 3)
+    ds = xr.Dataset(dict.fromkeys(("a", "c"), (("samples", "y", "x"), values)))
+    ds["b"] = ds["a"].transpose("samples", "x", "y")
+    with pytest.raises(InvalidValueError, match=r"dims in one order, got .*: \('x', 'y'\)"):
+        PTXrDataset(ds, **chosen)
+    assert len(PTXrDataset(ds)[0]) == 3
+    PTXrDataset(ds.transpose("samples", "y", "x"), **chosen)
+
+
 def test_weights_of_samples_in_several_chunks() -> None:
     own = np.arange(9.0)
     ds = xr.Dataset({"a": ("samples", own), "b": ("samples", own)}).chunk(samples=4)
