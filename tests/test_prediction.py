@@ -427,6 +427,33 @@ def test_units_are_those_of_the_values(tmp_path):
             predict_cube(IDENTITY, wrong, train)
 
 
+@pytest.mark.parametrize(("dim", "other"), [("lat", "time"), ("time", "lat")])
+@pytest.mark.parametrize("form", ["path", "Dataset", "PTXrDataset"])
+def test_windows_that_the_model_would_see_mirrored_are_named(tmp_path, dim, other, form):
+    cube = cell_id_cube({"time": 8, "lat": 4}, calendar="noleap").assign_coords(
+        lat=[60.0, 50.0, 40.0, 30.0]
+    )
+    if form in ("path", "Dataset"):
+        paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in ("train", "test")}
+        cut = {"sample_size": {dim: 2}, "block_size": {"time": 4}, "data_split": 0.5}
+        train, _ = MultiProcSampler(cube, nproc=1, **cut, **paths).get_datasets()
+        source = train if form == "Dataset" else paths["train_cube"]
+    else:
+        source = PTXrDataset(cube, features="a", sample_size={dim: 2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict_cube(IDENTITY, cube, source)
+        # Along the other dim, windows have one cell.
+        predict_cube(
+            IDENTITY,
+            cube.isel({{"lat": "time", "time": "lat"}[dim]: slice(None, None, -1)}),
+            source,
+        )
+        predict_cube(IDENTITY, cube.drop_vars(dim), source)
+    with pytest.warns(UserWarning, match=f"{dim!r} .* in this cube .* mirrored"):
+        predict_cube(IDENTITY, cube.isel({dim: slice(None, None, -1)}), source)
+
+
 def test_a_constant_variable_and_packed_or_unfit_ones():
     cube = cell_id_cube({"time": 3}) * 0 + 7
     assert (predict_cube(IDENTITY, cube, {"a": [7.0, 0.0]}).a == 7).all()
