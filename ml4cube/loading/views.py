@@ -18,7 +18,14 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
-from ml4cube.loading.lead_time import Lead, TargetOptions, base_name, target_name, whole_cells
+from ml4cube.loading.lead_time import (
+    Lead,
+    TargetOptions,
+    base_name,
+    target_name,
+    warn_of_uneven_steps,
+    whole_cells,
+)
 from ml4cube.loading.ring.arrays import Scratch
 from ml4cube.loading.sources import SampleSource, SampleVariable, unscaled
 from ml4cube.sampling.request import check_known
@@ -98,6 +105,8 @@ def cut_windows(
     targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.items()}
     computed = {name: _cut(source, name, inputs) for name in source.variables}
     computed |= {target_name(name): _cut(source, name, targets) for name in options.scored}
+    axes = {dim: source.axes.get(source.cube_dims.get(dim, dim)) for dim in lead}
+    warn_of_uneven_steps(lead, {dim: axis for dim, axis in axes.items() if axis is not None})
     view = View(source, computed)
     view.lead = lead
     return view
