@@ -321,6 +321,17 @@ def test_the_model_sees_dims_in_the_order_of_the_store_whatever_the_cube():
     np.testing.assert_allclose(window, cube.a.isel(time=0, lat=slice(2), lon=slice(3)), atol=1e-4)
 
 
+@pytest.mark.parametrize("given", [{}, {"sample_size": {"lat": 3, "lon": 3}}])
+def test_the_model_sees_windows_as_the_store_keeps_them_if_their_size_is_given_too(given):
+    cube = cell_id_cube({"time": 2, "lat": 3, "lon": 3}, names=("a",))
+    kept = {"sample_size": {"lat": 3, "lon": 3}, "array_dims": ["samples", "lon", "time", "lat"]}
+    about = metadata(cube, kept, scale_fn=None)
+    model = Noting()
+    predict_cube(model, cube, about, **given)
+    seen = torch.cat(model.seen)[0, 0]
+    np.testing.assert_array_equal(seen[:, 0], cube.a.isel(time=0).transpose("lon", "lat"))
+
+
 def test_a_data_set_brings_the_features_that_the_model_was_trained_on():
     """In the order they were given in, which a store does not know."""
     cube = cell_id_cube({"time": 4, "lat": 6}, names=("a", "b", "c"))
@@ -414,6 +425,33 @@ def test_units_are_those_of_the_values(tmp_path):
             UserWarning, match=f"'a' has units '{units}' in this cube and had 'K' in training"
         ):
             predict_cube(IDENTITY, wrong, train)
+
+
+@pytest.mark.parametrize(("dim", "other"), [("lat", "time"), ("time", "lat")])
+@pytest.mark.parametrize("form", ["path", "Dataset", "PTXrDataset"])
+def test_windows_that_the_model_would_see_mirrored_are_named(tmp_path, dim, other, form):
+    cube = cell_id_cube({"time": 8, "lat": 4}, calendar="noleap").assign_coords(
+        lat=[60.0, 50.0, 40.0, 30.0]
+    )
+    if form in ("path", "Dataset"):
+        paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in ("train", "test")}
+        cut = {"sample_size": {dim: 2}, "block_size": {"time": 4}, "data_split": 0.5}
+        train, _ = MultiProcSampler(cube, nproc=1, **cut, **paths).get_datasets()
+        source = train if form == "Dataset" else paths["train_cube"]
+    else:
+        source = PTXrDataset(cube, features="a", sample_size={dim: 2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict_cube(IDENTITY, cube, source)
+        # Along the other dim, windows have one cell.
+        predict_cube(
+            IDENTITY,
+            cube.isel({{"lat": "time", "time": "lat"}[dim]: slice(None, None, -1)}),
+            source,
+        )
+        predict_cube(IDENTITY, cube.drop_vars(dim), source)
+    with pytest.warns(UserWarning, match=f"{dim!r} .* in this cube .* mirrored"):
+        predict_cube(IDENTITY, cube.isel({dim: slice(None, None, -1)}), source)
 
 
 def test_a_constant_variable_and_packed_or_unfit_ones():

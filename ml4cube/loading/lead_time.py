@@ -7,14 +7,16 @@ of dropped windows still add up.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_pairs
 from ml4cube.core.sample_spec import SampleSpec, parse_names
@@ -23,6 +25,10 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.sampling.extractor import OUTCOMES, Arrays, Extractor
 from ml4cube.sampling.request import Sampling, check_known
+from ml4cube.splits.block_sizes import caller_level
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _TARGET = "@target"
 
@@ -124,6 +130,27 @@ def whole_cells(
     return {dim: int(value) for dim, value in pairs.items()}
 
 
+def warn_of_uneven_steps(lead: Lead, axes: Mapping[str, xr.Variable]) -> None:
+    """Warn if a lead, which counts cells, is not the same time everywhere."""
+    for dim, along in lead.items():
+        axis = axes.get(dim)
+        if not along.offset or axis is None or len(axis) < 2 or not is_time(axis):
+            continue
+        dates = np.asarray(axis.values)
+        steps = np.diff(dates).astype("m8[us]").astype(np.int64) / 86_400e6
+        # Months and years are of unequal length, but not by half.
+        if steps.min() > 0 and steps.max() <= 1.5 * np.median(steps):
+            continue
+        last = int(steps.argmax())
+        warnings.warn(
+            f"target_offset counts cells, but steps along {dim!r} differ: {steps.min():g} to "
+            f"{steps.max():g} days, with a median of {np.median(steps):g}; the longest is from "
+            f"{dates[last]} to {dates[last + 1]}. Targets there lie at another lead time; sort the "
+            f"cube along {dim!r} and reindex it to even steps, whose gaps are then dropped",
+            stacklevel=caller_level(),
+        )
+
+
 def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
     """Return a sampling whose targets lie elsewhere than its inputs."""
     spec, extractor, targets = sampling.spec, sampling.extractor, options.scored
@@ -136,6 +163,7 @@ def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
         )
     size, shape = (dict(zip(spec.dims, cells, strict=True)) for cells in (spec.size, spec.shape))
     lead = options.lead_of(size, shape, "the cube")
+    warn_of_uneven_steps(lead, {d: sampling.ds[d].variable for d in lead if d in sampling.ds})
     inputs = _InputSpec(**vars(spec), reach=tuple(along.reach for along in lead.values()))
     target_size = tuple(along.target_size for along in lead.values())
     # Targets have the stride of the inputs. Negative where cells lie between windows of targets.

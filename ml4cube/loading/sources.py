@@ -177,7 +177,7 @@ class DatasetSource(SampleSource):
     def axes(self) -> dict[str, xr.Variable]:
         """The coordinate of every cell along each cube dim where it is known."""
         coords = self._coords.coords
-        stored = _stored_axes(self._coords.encoding.get("source"))
+        stored = stored_axes(self._coords.encoding.get("source"))
         found = {}
         indices = [n for n in map(str, coords) if n.endswith("_index")]
         for name in indices:
@@ -197,7 +197,7 @@ class DatasetSource(SampleSource):
         return found
 
 
-def _stored_axes(path: Any) -> dict[str, xr.Variable]:
+def stored_axes(path: Any) -> dict[str, xr.Variable]:
     """Return the coordinates of the cube in a store; nothing without a store."""
     if path is None:
         return {}
@@ -205,7 +205,8 @@ def _stored_axes(path: Any) -> dict[str, xr.Variable]:
         axes = open_axes(path)
     except NoStoreError:
         return {}
-    return {str(name): c.variable.load() for name, c in axes.coords.items()}
+    coords = {str(name): c.variable.load() for name, c in axes.coords.items()}
+    return {name: c for name, c in coords.items() if c.attrs.get("long_name") != NUMBERED}
 
 
 def _has_origins(axis: xr.Variable, index: Ints, window: int, origins: NDArray[Any]) -> bool:

@@ -27,7 +27,7 @@ from ml4cube.loading.unbatch import to_dataset
 from ml4cube.loading.views import (
     WEIGHT,
     add_weights,
-    refuse_gaps_in_integers,
+    refuse_inexact_integers,
     repeat_along_missing_dims,
 )
 from ml4cube.sampling.request import check_known
@@ -97,7 +97,8 @@ class PTXrDataset(Dataset[Any]):
     dtype : str or dtype
         Type of the values.
     target_dtype : str or dtype, optional
-        Type of the targets, if another (``"int64"`` for classes).
+        Type of the targets, if another (``"int64"`` for classes). Values that an integer type
+        cannot hold, such as scaled ones, are refused.
     cache_mb : float
         Memory for decoded chunks when samples are read one by one.
     **cutting
@@ -187,7 +188,7 @@ class PTXrDataset(Dataset[Any]):
         integers = [field for field in self._fields if field.dtype.kind in "iub"]
         if integers:
             dtypes = {name: field.dtype for field in integers for name in field.variables}
-            self._source = refuse_gaps_in_integers(self._source, dtypes)
+            self._source = refuse_inexact_integers(self._source, dtypes)
         variables = self._source.variables
         self.layout = tuple(tuple(variables[f.variables[0]].sizes) for f in self._fields)
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
@@ -512,7 +513,19 @@ class PTXrDataset(Dataset[Any]):
                     f"{fields[-1].window}, got window {window}"
                 )
             fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
+        self._check_order_of_dims(fields)
         return tuple(fields)
+
+    def _check_order_of_dims(self, fields: Sequence[Field]) -> None:
+        """Refuse samples of which some are transposed, which square windows would hide."""
+        variables = self._source.variables
+        dims = {name: tuple(variables[name].sizes) for field in fields for name in field.variables}
+        orders = set(dims.values())
+        if len({frozenset(order) for order in orders}) < len(orders):
+            raise InvalidValueError(
+                f"the variables of a sample must have their dims in one order, got {dims}; "
+                "transpose them with ds.transpose"
+            )
 
     def _stacked_field(self, names: tuple[str, ...], dtype: np.dtype[Any]) -> Field:
         windows = {name: self._window(name) for name in names}

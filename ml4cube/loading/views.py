@@ -18,7 +18,14 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
-from ml4cube.loading.lead_time import Lead, TargetOptions, base_name, target_name, whole_cells
+from ml4cube.loading.lead_time import (
+    Lead,
+    TargetOptions,
+    base_name,
+    target_name,
+    warn_of_uneven_steps,
+    whole_cells,
+)
 from ml4cube.loading.ring.arrays import Scratch
 from ml4cube.loading.sources import SampleSource, SampleVariable, unscaled
 from ml4cube.sampling.request import check_known
@@ -98,6 +105,8 @@ def cut_windows(
     targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.items()}
     computed = {name: _cut(source, name, inputs) for name in source.variables}
     computed |= {target_name(name): _cut(source, name, targets) for name in options.scored}
+    axes = {dim: source.axes.get(source.cube_dims.get(dim, dim)) for dim in lead}
+    warn_of_uneven_steps(lead, {dim: axis for dim, axis in axes.items() if axis is not None})
     view = View(source, computed)
     view.lead = lead
     return view
@@ -144,20 +153,31 @@ def repeat_along_missing_dims(source: SampleSource, names: Iterable[str]) -> Vie
     return View(source, computed)
 
 
-def refuse_gaps_in_integers(source: SampleSource, dtypes: Mapping[str, np.dtype[Any]]) -> View:
-    """Refuse gaps of floats that are read as integers, instead of casting them."""
-    floats = [name for name in dtypes if source.variables[name].dtype.kind == "f"]
-    check = {name: partial(_without_gaps, source, name, dtypes[name]) for name in floats}
-    return View(source, {n: Computed(source.variables[n], (n,), check[n]) for n in floats})
+def refuse_inexact_integers(source: SampleSource, dtypes: Mapping[str, np.dtype[Any]]) -> View:
+    """Refuse gaps, fractions and too large numbers that are read as integers, which change them."""
+    check = {
+        name: partial(_exact, source, name, dtype)
+        for name, dtype in dtypes.items()
+        if not np.can_cast(source.variables[name].dtype, dtype)
+    }
+    return View(source, {n: Computed(source.variables[n], (n,), check[n]) for n in check})
 
 
-def _without_gaps(
+def _exact(
     source: SampleSource, name: str, dtype: np.dtype[Any], chunk: int, values: NDArray[Any]
 ) -> NDArray[Any]:
     if not np.isfinite(values).all():
         raise InvalidValueError(
             f"{name!r} has gaps in {source.describe(chunk)}, which cannot be read as "
             f"{dtype}; drop or fill them, or read floats"
+        )
+    with np.errstate(invalid="ignore"):
+        changed = values.astype(dtype) != values
+    if changed.any():
+        raise InvalidValueError(
+            f"{name!r} has {values[changed].flat[0].item()!r} in {source.describe(chunk)}, which "
+            f"{dtype} cannot hold; if it was scaled, store it as integers or use scale_fn=None, "
+            "else read floats"
         )
     return values
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import xarray as xr
+from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
@@ -21,6 +22,7 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics, check_decoded, offset_and_scale
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.loading.sources import stored_axes
 from ml4cube.prediction.blending import Cover
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
@@ -89,6 +91,7 @@ class PredictionSpec:
         spec._check_variables(cube)
         if spec.store_settings.get("callback") is None:  # a callback may change units
             spec._warn_of_units(cube)
+        spec._warn_of_direction(cube, _axes_of(source))
         return spec
 
     @property
@@ -135,6 +138,39 @@ class PredictionSpec:
                     "prediction is wrong",
                     stacklevel=4,
                 )
+
+    def _warn_of_direction(self, cube: xr.Dataset, axes: Mapping[str, xr.Variable]) -> None:
+        """Warn if windows have another direction than in training, as from north to south."""
+        for dim in self.window_dims:
+            if dim not in axes or dim not in cube.coords:
+                continue
+            now, then = _rises(cube[dim].values), _rises(axes[dim].values)
+            if now is not None and then is not None and now != then:
+                words = {True: "rises", False: "falls"}
+                warnings.warn(
+                    f"ds: {dim!r} {words[now]} in this cube and {words[then]} in training, so the "
+                    f"model gets every window mirrored; turn the cube by "
+                    f"ds.isel({dim}=slice(None, None, -1))",
+                    stacklevel=4,
+                )
+
+
+def _rises(coordinate: NDArray[Any]) -> bool | None:
+    """Return True if most steps of a coordinate go up, so that longitudes may wrap around."""
+    up = int((coordinate[1:] > coordinate[:-1]).sum())
+    down = int((coordinate[1:] < coordinate[:-1]).sum())
+    return None if up == down else up > down
+
+
+def _axes_of(source: Any) -> Mapping[str, xr.Variable]:
+    """Return the coordinates of the cube that a store or data set was made from, if known."""
+    if isinstance(source, PTXrDataset):
+        return source._source.axes
+    if isinstance(source, xr.Dataset):
+        return stored_axes(source.encoding.get("source"))
+    if isinstance(source, Mapping | CubeScaler | StoreMetadata | None):
+        return {}
+    return stored_axes(source)
 
 
 def _metadata_of(source: Any) -> StoreMetadata | None:
@@ -213,8 +249,14 @@ def _windows(
     else:
         given = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
         size = {dim: given.get(dim, 1) for dim in shape}
-        order = metadata.spec.dims if metadata is not None else tuple(shape)
-        window_dims = tuple(dim for dim in order if size[dim] > 1)
+        # The model takes dims in the order of the store, also those that it keeps with one cell.
+        order, kept = tuple(shape), set()
+        if metadata is not None:
+            spec = metadata.spec
+            order = tuple(dict.fromkeys((*spec.window_dims, *spec.dims)))
+            store_size = dict(zip(spec.dims, spec.size, strict=True))
+            kept = {dim for dim in spec.window_dims if store_size[dim] == 1}
+        window_dims = tuple(dim for dim in order if size[dim] > 1 or dim in kept)
     return Cover(shape, size, parse_overlap("overlap", overlap, size)), window_dims
 
 

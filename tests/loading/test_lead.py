@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,38 @@ def test_weights_are_those_of_the_targets_cells(
     np.testing.assert_array_equal(y.flatten(1)[:, :4], X[:, 0, 0] + 8)
     with pytest.raises(InvalidValueError, match=r"weights.*'v'"):
         PTXrDataset(ds, "b", weights="v", target_offset={"time": 2}, **options)
+
+
+def uneven(calendar: str, kind: str) -> xr.Dataset:
+    """Summer days of three years, days of which one comes twice, or days from last to first."""
+    dates = xr.date_range("2000-01-01", periods=1000, calendar=calendar, use_cftime=True)
+    if calendar == "standard":
+        dates = xr.date_range("2000-01-01", periods=1000)
+    cube = cell_id_cube({"time": 1000, "x": 2}, "float32", names=("a",)).assign_coords(time=dates)
+    chosen = {
+        "seasonal": np.flatnonzero(cube["time"].dt.month.isin([6, 7, 8])),
+        "repeated": [0, 1, 1, 2, 3],
+        "descending": np.arange(9, -1, -1),
+        "even": np.arange(50),
+        "monthly": np.flatnonzero(cube["time"].dt.day == 1),
+    }
+    return cube.isel(time=chosen[kind])
+
+
+@pytest.mark.parametrize("form", ["cube", "store"])
+@pytest.mark.parametrize("calendar", ["standard", "noleap"])
+@pytest.mark.parametrize("kind", ["seasonal", "repeated", "descending", "even", "monthly"])
+def test_steps_of_unequal_length_are_named(
+    tmp_path: Path, kind: str, calendar: str, form: str
+) -> None:
+    ds: Any = uneven(calendar, kind)
+    cut: dict[str, Any] = {"sample_size": {"time": 2, "x": 2}, "overlap": {"time": 0.5}}
+    if form == "store":
+        ds, cut = sampled(ds, tmp_path, **cut), {}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        PTXrDataset(ds, "a", target_offset={"time": 1}, **cut)
+        PTXrDataset(ds, "a", target_size={"time": 1}, **cut)  # At the time of the first input.
+    said = [str(w.message) for w in found if "target_offset" in str(w.message)]
+    assert len(said) == (kind not in ("even", "monthly"))
+    assert all("steps along 'time' differ" in text for text in said)

@@ -147,8 +147,8 @@ def test_points_have_channels_only(points: Path) -> None:
     assert PTXrDataset(points)[3]["a"].shape == ()
 
 
-def test_types_are_as_asked(store: Path) -> None:
-    data = PTXrDataset(store, to_pred="b", dtype="float64", target_dtype="int64")
+def test_types_are_as_asked(store: Path, points: Path) -> None:
+    data = PTXrDataset(points, to_pred="b", dtype="float64", target_dtype="int64")
     x, y = data[9]
     assert (x.dtype, y.dtype) == (torch.float64, torch.int64)
     assert PTXrDataset(store, features="b", dtype=torch.float16)[9].dtype == torch.float16

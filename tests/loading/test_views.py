@@ -243,6 +243,19 @@ def test_static_features_of_samples_made_by_hand() -> None:
             assert (X[row, 2, t] == float(ds["height"][sample])).all()
 
 
+@pytest.mark.parametrize(
+    "chosen", [{"features": ["a", "b"]}, {"to_pred": "b"}, {"to_pred": "a", "weights": "b"}]
+)
+def test_square_windows_that_are_transposed_are_refused(chosen: dict[str, Any]) -> None:
+    values = np.arange(18.0).reshape(2, 3, 3)
+    ds = xr.Dataset(dict.fromkeys(("a", "c"), (("samples", "y", "x"), values)))
+    ds["b"] = ds["a"].transpose("samples", "x", "y")
+    with pytest.raises(InvalidValueError, match=r"dims in one order, got .*: \('x', 'y'\)"):
+        PTXrDataset(ds, **chosen)
+    assert len(PTXrDataset(ds)[0]) == 3
+    PTXrDataset(ds.transpose("samples", "y", "x"), **chosen)
+
+
 def test_weights_of_samples_in_several_chunks() -> None:
     own = np.arange(9.0)
     ds = xr.Dataset({"a": ("samples", own), "b": ("samples", own)}).chunk(samples=4)
@@ -419,6 +432,24 @@ def test_gaps_are_no_whole_numbers(tmp_path: Path, form: str) -> None:
     _, y = PTXrDataset(ds, to_pred="a", target_dtype="int64", **options).take(range(12))
     assert y.dtype == torch.int64
     assert y.min() >= 0
+
+
+@pytest.mark.parametrize("form", ["cube", "store"])
+def test_scaled_classes_are_no_whole_numbers(tmp_path: Path, form: str) -> None:
+    ds: Any = cube()[["a"]].assign(kind=cube()["b"] % 4)  # Floats, as classes with a fill value.
+    options: dict[str, Any] = {"sample_size": WINDOW}
+    if form == "store":
+        ds, options = sampled(ds, tmp_path, **options), {}
+    classes = PTXrDataset(ds, to_pred="kind", target_dtype="int64", **options)
+    with pytest.raises(InvalidValueError, match=r"'kind' has -?\d\.\d+ in .* int64 cannot hold"):
+        list(prep_dataloader(classes, batch_size=2))
+
+
+def test_numbers_that_an_integer_type_cannot_hold_are_refused() -> None:
+    ds = xr.Dataset({"a": ("samples", [1.0, 2.0]), "kind": ("samples", [3, 300])})
+    assert PTXrDataset(ds, to_pred="kind", target_dtype="int16")[1][1].tolist() == [300]
+    with pytest.raises(InvalidValueError, match=r"'kind' has 300 in .* uint8 cannot hold"):
+        PTXrDataset(ds, to_pred="kind", target_dtype="uint8")[1]
 
 
 def test_cells_of_a_dim_without_a_coordinate_are_no_degrees(tmp_path: Path) -> None:
