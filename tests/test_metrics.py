@@ -317,3 +317,8 @@ def test_scoring_reads_in_blocks_that_fit(monkeypatch):
     whole = oracle(prediction.values, truth.values, np.ones(truth.shape))
     scores = score_cube(prediction, truth, weights=None)
     assert scores.rmse.item() == pytest.approx(whole["rmse"], rel=1e-12)
+
+
+def test_dims_need_not_be_texts():
+    prediction = xr.DataArray(np.ones((2, 3)), dims=(0, 1), name="a")
+    assert float(score_cube(prediction, prediction * 0)["mae"].squeeze()) == 1.0

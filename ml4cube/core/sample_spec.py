@@ -350,13 +350,13 @@ def _parse_fill_method(given: Any, variables: Sequence[str]) -> Fills:
         # `SampleSpec.parse` never comes here with a text; in a spec made directly, it fills all.
         check_choice("fill_method", given, (*FILL_METHODS, None))
         given = dict.fromkeys(variables, given)
-    try:
-        methods: dict[str, str | None] = dict(given)
-    except (TypeError, ValueError):
+    are_pairs = isinstance(given, tuple) and all(isinstance(pair, tuple) for pair in given)
+    if not (are_pairs or isinstance(given, Mapping)):
         raise InvalidTypeError(
             f"fill_method must be {listed(FILL_METHODS, 'or')}, a dict {{variable: method}} or "
             f"None, got {given!r}"
-        ) from None
+        )
+    methods: dict[str, str | None] = dict(given)
     for name, method in methods.items():
         check_choice(f"fill_method[{name!r}]", method, (*FILL_METHODS, None))
     return tuple(sorted((name, method) for name, method in methods.items() if method is not None))

@@ -49,6 +49,7 @@ from ml4cube.store.format import (
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.precision import Precision
 from ml4cube.store.publishing.draft import Draft, work_location
+from ml4cube.store.publishing.local import restore_replaced
 from ml4cube.store.publishing.opening import open_draft, remove_work_folder
 from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
 from ml4cube.store.publishing.targets import is_in_memory, targets_of
@@ -508,6 +509,7 @@ class MultiProcSampler:
     def _exists(self, target: Location, call: Call) -> bool:
         """Return True if the store of this call exists; refuse anything else at its path."""
         with WriteErrors.of(target):
+            restore_replaced(target)
             if not is_taken(target):
                 return False
             if self._overwrite:

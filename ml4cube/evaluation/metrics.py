@@ -736,7 +736,7 @@ def _sum_variable(
     return sums
 
 
-def _blocks(cube: xr.DataArray) -> Iterator[dict[str, slice]]:
+def _blocks(cube: xr.DataArray) -> Iterator[dict[Hashable, slice]]:
     """Yield the slices of blocks that follow the chunks; chunks that are too large are cut."""
     if 0 in cube.shape:
         return
@@ -746,13 +746,13 @@ def _blocks(cube: xr.DataArray) -> Iterator[dict[str, slice]]:
         cells_of_others = math.prod(size.values()) // size[dim]
         size[dim] = max(1, min(size[dim], _BLOCK_CELLS // cells_of_others))
     for block in Grid.blocks(shape, size):
-        yield block.slices
+        yield {dim: block.slices[str(dim)] for dim in cube.dims}
 
 
 def _in_block(
-    array: xr.DataArray, dims: Sequence[Hashable], slices: dict[str, slice]
+    array: xr.DataArray, dims: Sequence[Hashable], slices: dict[Hashable, slice]
 ) -> NDArray[Any]:
     """Return the values of an array in a block, with an axis of length 1 for dims that it lacks."""
-    part = array.variable.isel({dim: slices[str(dim)] for dim in array.dims})
+    part = array.variable.isel({dim: slices[dim] for dim in array.dims})
     values: NDArray[Any] = part.set_dims(dims).values  # type: ignore[no-untyped-call]
     return values

@@ -580,3 +580,10 @@ def test_ids_of_a_coordinate_without_an_index_are_not_positions():
     by_id = [set(test) for _, test in splitter.split(rows)]
     by_position = [set(test) for _, test in splitter.split(rows[["a"]])]
     assert by_id == by_position
+
+
+@pytest.mark.parametrize("unit", ["Y", "M", "W", "D", "s"])
+def test_dates_of_any_unit_are_times_of_samples(unit):
+    dates = np.array([2000, 2002, 2003, 2005]) - 1970 if unit == "Y" else np.array([0, 2, 3, 5])
+    groups = {"time_index": np.array([0, 2, 3, 5]), "time": dates.astype(f"M8[{unit}]")}
+    assert len(list(ForwardChaining(2).split(np.zeros((4, 1)), groups=groups))) == 2

@@ -44,8 +44,8 @@ _SMALLEST_TILE = 16
 _LONGEST_SIDE = 32
 # Fields of fewer cells than this are compared as runs of steps.
 _SMALL_FIELD = 24
-# Most groups of equal tiles with mixed labels that are examined cell by cell.
-_GROUPS_AT_MOST = 200
+# Most tiles with copies whose cells are compared one by one.
+_TILES_COMPARED = 200
 
 
 # Columns of the label's sums over tiles: cells of each part, a hash of the pattern of labels in the
@@ -235,21 +235,27 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
             copied_cells[held_out] = held_out_cells[held_out]
         else:
             mixed_groups.append(tiles)
-    sample = mixed_groups
-    if len(mixed_groups) > _GROUPS_AT_MOST:
-        chosen = np.random.default_rng(0).choice(len(mixed_groups), _GROUPS_AT_MOST, replace=False)
-        sample = [mixed_groups[i] for i in chosen]
-    for tiles in sample:
-        tiles = tiles[: max(_LARGEST_TILE * 8 // math.prod(tiling.tile.values()), 2)]
-        copies = _count_copied(tiling.labels_of(label, np.unravel_index(tiles, shape)))
-        # Each group stands for others that are not in the sample. A tile may be in several groups.
-        estimate = copies * (len(mixed_groups) / len(sample))
-        copied_cells[tiles] = np.maximum(copied_cells[tiles], estimate)
+    # Of many mixed tiles, a sample stands for all. A tile may be in several groups.
+    mixed_tiles = np.unique(np.concatenate([*mixed_groups, np.zeros(0, dtype=np.intp)]))
+    sample = mixed_tiles
+    if sample.size > _TILES_COMPARED:
+        sample = np.random.default_rng(0).choice(sample, _TILES_COMPARED, replace=False)
+    is_in_sample = np.zeros(len(counts), dtype=bool)
+    is_in_sample[sample] = True
+    tiles_at_once = max(_LARGEST_TILE * 8 // math.prod(tiling.tile.values()), 2)
+    for tiles in mixed_groups:
+        if is_in_sample[tiles].any():
+            compared = tiles[np.argsort(~is_in_sample[tiles], kind="stable")][:tiles_at_once]
+            copies = _count_copied(tiling.labels_of(label, np.unravel_index(compared, shape)))
+            copied_cells[compared] = np.maximum(copied_cells[compared], copies)
+    cells = np.delete(copied_cells, mixed_tiles).sum()
+    if in_sample := held_out_cells[sample].sum():
+        cells += copied_cells[sample].sum() / in_sample * held_out_cells[mixed_tiles].sum()
 
     steps = np.flatnonzero(copied_cells.reshape(shape[0], -1).any(axis=1))
     has_span = steps.size and tiling.outer
     return Duplicates(
-        cells=round(copied_cells.sum()),
+        cells=round(cells),
         held_out_cells=int(held_out_cells.sum()),
         span=(tiling.outer[0], int(steps[0]), int(steps[-1])) if has_span else None,
         repeats=bool(is_repeated.sum() > has_train[is_compared].sum() / 2),

@@ -14,6 +14,7 @@ from typing import IO
 
 from ml4cube.core.errors import RunError, StoreError
 from ml4cube.store.folders import Files, LocalFolder, sync_path
+from ml4cube.store.locations import Location
 from ml4cube.store.publishing.draft import (
     OUR_PREFIX,
     Draft,
@@ -105,6 +106,14 @@ class LocalDraft(Draft):
         self._lock.close()
 
 
+def restore_replaced(target: Location) -> None:
+    """Move an old store back to its target if a run was killed while it replaced the store."""
+    if isinstance(target, Path) and _is_half_replaced(target):
+        # A run that holds the lock is replacing the store right now.
+        with contextlib.suppress(RunError), _lock_and_restore(target):
+            pass
+
+
 def _lock_and_restore(target: Path) -> IO[bytes]:
     """Lock the work folder of a target, then move an old store back.
 
@@ -150,8 +159,12 @@ def _replaced_path(target: Path) -> Path:
     return Path(work_location(target)) / f"{OUR_PREFIX}replaced"
 
 
-def _restore_replaced(target: Path) -> None:
-    """Move an old store back if it was moved away, and the new one is not at its path yet."""
+def _is_half_replaced(target: Path) -> bool:
+    """Return True if the old store was moved away, and the new one is not at its path yet."""
     unfinished = Path(work_location(target)).glob(store_name("*"))
-    if not target.exists() and _replaced_path(target).exists() and any(unfinished):
+    return not target.exists() and _replaced_path(target).exists() and any(unfinished)
+
+
+def _restore_replaced(target: Path) -> None:
+    if _is_half_replaced(target):
         _replaced_path(target).rename(target)
