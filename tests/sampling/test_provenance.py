@@ -495,6 +495,14 @@ def test_what_dask_computes_of_a_changed_cube_is_another_call(tmp_path: Path, ho
     assert call(COMPUTED[how](path)) != first
 
 
+def test_a_scalar_coordinate_counts_by_its_value(tmp_path: Path) -> None:
+    cube(1.0).assign_coords(height=2.0).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    opened = xr.open_zarr(tmp_path / "a.zarr", chunks=None, consolidated=False)
+    read = opened.assign_coords(height=opened.height.load())
+    assert call(opened) == call(read)
+    assert call(opened) != call(opened.assign_coords(height=3.0))
+
+
 def test_a_chunk_replaced_by_an_older_one_of_its_size_is_noticed(tmp_path: Path) -> None:
     """As `cp -p` and `rsync -t` do."""
     write(tmp_path / "a.zarr", 1.0)

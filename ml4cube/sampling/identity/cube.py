@@ -52,9 +52,12 @@ def _array_behind(variable: xr.Variable) -> Any:
     if variable.chunks is not None:
         file = file_behind(variable.data)
         return variable.data if file is None else file
-    # `_data`, because `data` would load a lazily indexed file
-    is_value = variable._in_memory or not variable.ndim
-    return variable.values if is_value else variable._data
+    # Only `chunk` shows whether there is a file. Because it copies cells in memory, it is asked
+    # about a selection without cells first.
+    empty = variable[(slice(0),) * variable.ndim]
+    if not variable.ndim or file_behind(empty.chunk(name="none").data) is None:
+        return variable.values
+    return file_behind(variable.chunk(name="file").data)
 
 
 def _of_array(array: Any, state: State) -> str | None:
