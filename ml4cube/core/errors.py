@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -141,3 +142,12 @@ def names_of(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...
     if not all(isinstance(name, str) for name in names):
         raise InvalidTypeError(f"{argument} must be a name or a list of names, got {given!r}")
     return names
+
+
+def caller_level() -> int:
+    """Return the stack level of the code outside ml4cube, for a warning of the calling function."""
+    ours = __name__.partition(".")[0]
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == ours:
+        level, frame = level + 1, frame.f_back
+    return level

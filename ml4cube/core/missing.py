@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
+    caller_level,
     check_choice,
     check_numpy,
 )
@@ -197,7 +198,7 @@ def warn_of_filled(argument: str, filled: Mapping[str, str], advice: str) -> Non
     warnings.warn(
         f"{argument}: gaps of {found} were filled, so losses and scores treat filled values as "
         f"measured ones; {advice}",
-        stacklevel=4,
+        stacklevel=caller_level(),
     )
 
 

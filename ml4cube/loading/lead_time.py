@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_whole
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_pairs
 from ml4cube.core.sample_spec import SampleSpec, parse_names
 from ml4cube.core.split_plan import PARTS
@@ -25,7 +25,6 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.sampling.extractor import OUTCOMES, Arrays, Extractor
 from ml4cube.sampling.request import Sampling, check_known
-from ml4cube.splits.block_sizes import caller_level
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -14,7 +14,13 @@ from typing import NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidValueError, StoreError, check_choice
+from ml4cube.core.errors import (
+    EmptyPartError,
+    InvalidValueError,
+    StoreError,
+    caller_level,
+    check_choice,
+)
 from ml4cube.core.grid import Grid
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
@@ -27,7 +33,6 @@ from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
 from ml4cube.sampling.workers import TaskEngine
-from ml4cube.splits.block_sizes import caller_level
 from ml4cube.store.precision import Precision
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
+    caller_level,
     check_choice,
     check_flags,
     check_whole,
@@ -39,7 +40,7 @@ from ml4cube.sampling.cf_encoding import axis_of, origin_name
 from ml4cube.sampling.extractor import Callback, Extractor, Schema, UsedBlocks, tiling
 from ml4cube.sampling.rescaling import scaling_of, select_statistics
 from ml4cube.splits import assign_block_split
-from ml4cube.splits.block_sizes import block_sizes, caller_level
+from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import label_lookup
 from ml4cube.store.format import AXES, MANIFEST

@@ -8,10 +8,10 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.distance.reach import AxisReach
-from ml4cube.core.errors import EmptyPartError, check_whole
+from ml4cube.core.errors import EmptyPartError, caller_level, check_whole
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
-from ml4cube.splits.block_sizes import block_sizes, caller_level
+from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import (
     BufferLike,
     CyclicLike,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, caller_level
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.large_blocks import LargeBlocks, blocks_wanted, large_blocks
 from ml4cube.core.sample_spec import SAMPLE_DIM
@@ -123,12 +122,3 @@ def _describe(blocks: LargeBlocks, too_few: bool, view: CubeView) -> str:
         "score will be too optimistic. Choose blocks from the data, block_size="
         f"ml4cube.splits.suggest_block_size(ds{var}), or give sizes"
     )
-
-
-def caller_level() -> int:
-    """Return the stack level of the code outside ml4cube, for a warning of the calling function."""
-    ours = __name__.partition(".")[0]
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == ours:
-        level, frame = level + 1, frame.f_back
-    return level

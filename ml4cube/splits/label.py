@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.distance.reach import Reach
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import (
     EXCLUDED,
@@ -26,7 +26,7 @@ from ml4cube.core.split_plan import (
     label_box,
 )
 from ml4cube.cube.masks_and_labels import NAME_ATTR, RECIPE_ATTR, is_label
-from ml4cube.splits.block_sizes import ADVICE_FOR_SAMPLES, caller_level
+from ml4cube.splits.block_sizes import ADVICE_FOR_SAMPLES
 from ml4cube.splits.buffers import cut_dims, reaches_of
 from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.validity import slabs

@@ -15,11 +15,16 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_whole
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    caller_level,
+    check_choice,
+    check_whole,
+)
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
-from ml4cube.splits.block_sizes import caller_level
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import Counts, on_cube, repeat_along_missing
 from ml4cube.splits.value_counts import count_values
