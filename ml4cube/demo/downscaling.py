@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from ml4cube.core.split_plan import TRAIN
+
 FACTOR = 6
 LAT, LON = "latitude", "longitude"
 FEATURES = ["coarse_anomaly", "mean_detail", "ocean", "season_sin", "season_cos"]
@@ -60,7 +62,7 @@ def season(truth: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 
 def train_steps(label: xr.DataArray) -> xr.DataArray:
     """Return which time steps are train, for a split along time."""
-    return (label == True).all([dim for dim in label.dims if dim != "time"])  # noqa: E712
+    return (label == TRAIN).all([dim for dim in label.dims if dim != "time"])
 
 
 def build_cube(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
@@ -88,7 +90,7 @@ def baselines(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
     """Return simple predictions of the fine field, each fitted to train months only."""
     train = train_steps(label)
     past = truth.astype("float64").where(train)
-    coarse = interpolate(truth)
+    coarse = interpolate(truth)  # on the fine grid
     detail = (truth - coarse).where(train)
     mean_detail = detail.mean("time")
     sine, cosine = season(truth)
@@ -111,11 +113,11 @@ def baselines(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
 
 
 def _fit(detail: xr.DataArray, terms: list[xr.DataArray], train: xr.DataArray) -> xr.DataArray:
-    """Fit a constant and `terms` along time by least squares, cell by cell."""
+    """Fit a constant and `terms` to train months by least squares, and return all months."""
     design = xr.concat([xr.ones_like(terms[0]), *terms], "term").transpose("time", "term")
     inverse = np.linalg.pinv(design.values[train.values])
-    fitted = xr.DataArray(inverse, dims=("term", "time")).assign_coords(
+    solver = xr.DataArray(inverse, dims=("term", "time")).assign_coords(
         time=detail["time"][train.values]
     )
     values = detail.isel(time=train.values).fillna(0.0)
-    return design.dot((fitted * values).sum("time"), dim="term")
+    return design.dot((solver * values).sum("time"), dim="term")

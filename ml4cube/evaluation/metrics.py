@@ -23,7 +23,7 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_decoded
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube import masks_and_labels
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing.area_weights import area_of, find_latitudes
 
@@ -657,7 +657,7 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
 
 def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
     if isinstance(cube, xr.DataArray):
-        return {roles.DATA_VAR if cube.name is None else cube.name: cube}
+        return {masks_and_labels.DATA_VAR if cube.name is None else cube.name: cube}
     return {name: cube[name] for name in data_variables(cube)}
 
 

@@ -15,9 +15,11 @@ def loss_curve(
     train: Sequence[float],
     val: Sequence[float] | None = None,
     *,
+    x: Sequence[float] | None = None,
+    xlabel: str = "epoch",
     title: str = "Training and validation loss",
 ) -> Figure:
-    """Draw the losses of a training run by epoch, and mark the best epoch.
+    """Draw the losses of a training run by epoch, and mark the best one.
 
     Parameters
     ----------
@@ -25,6 +27,10 @@ def loss_curve(
         Mean training loss of each epoch.
     val : sequence of float, optional
         Mean validation loss of each epoch; NaN and None are left out.
+    x : sequence of float, optional
+        Position of each loss, such as the step at which it was measured; default: 1, 2, 3, ...
+    xlabel : str
+        What `x` counts.
     title : str
         Heading.
 
@@ -36,7 +42,7 @@ def loss_curve(
     Raises
     ------
     InvalidValueError
-        If there is no epoch, or the two differ in length.
+        If there is no epoch, or the arguments differ in length.
 
     Examples
     --------
@@ -46,26 +52,29 @@ def loss_curve(
     """
     if not len(train):
         raise InvalidValueError("train must have at least one epoch, got none")
-    if val is not None and len(val) != len(train):
-        raise InvalidValueError(f"val must have {len(train)} epochs, as train has, got {len(val)}")
+    for name, other in (("val", val), ("x", x)):
+        if other is not None and len(other) != len(train):
+            raise InvalidValueError(
+                f"{name} must have length {len(train)}, as train has, got {len(other)}"
+            )
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axes = figure.add_subplot()
-    epochs = range(1, len(train) + 1)
+    x = range(1, len(train) + 1) if x is None else x
     losses = {"training": np.array(train, dtype=float)}  # None becomes NaN
     if val is not None:
         losses["validation"] = np.array(val, dtype=float)
     for (name, curve), color in zip(losses.items(), ("tab:blue", "tab:orange"), strict=False):
-        axes.plot(epochs, curve, color=color, label=name)
+        axes.plot(x, curve, color=color, label=name)
     judged = losses.get("validation", losses["training"])
     if not np.isnan(judged).all():
         best = int(np.nanargmin(judged))
-        label = f"best: {judged[best]:.4g} (epoch {best + 1})"
-        axes.plot([best + 1], [judged[best]], "o", color="black", ms=5, label=label)
+        label = f"best: {judged[best]:.4g} ({xlabel} {x[best]})"
+        axes.plot([x[best]], [judged[best]], "o", color="black", ms=5, label=label)
     drawn = np.concatenate([*losses.values()])
     if 0 < 10 * np.fmin.reduce(drawn) < np.fmax.reduce(drawn):  # a log axis suits a decade or more
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="epoch", ylabel="mean loss per sample", title=title)
+    axes.set(xlabel=xlabel, ylabel="mean loss per sample", title=title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure

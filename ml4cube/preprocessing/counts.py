@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import not_data
@@ -87,7 +87,7 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     if not any(map(is_count, result.coords)):
         return {}
     if isinstance(result, xr.DataArray):
-        name = roles.DATA_VAR if result.name is None else result.name
+        name = masks_and_labels.DATA_VAR if result.name is None else result.name
         is_coordinate = name in result.coords or name in result.dims
         result = result.coords.to_dataset() if is_coordinate else as_dataset(result)
     lazy_counts, stages = read_counts(result)

@@ -13,7 +13,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import VariableStatistics
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import not_data, split_label
 
@@ -42,9 +42,9 @@ def only_data(
     argument: str,
     wanted: Sequence[str],
     cube: xr.Dataset,
-    filter_var: str | None = roles.FILTER_VAR,
+    filter_var: str | None = masks_and_labels.FILTER_VAR,
 ) -> tuple[str, ...]:
-    """Return those names that are data variables; refuse coordinates and lists without any."""
+    """Return those names that are data variables; refuse coordinates, and a list of no data."""
     check_known(argument, wanted, cube.variables)
     others = not_data(cube, filter_var)
     # masks and labels may be listed, as by list(ds.data_vars)
@@ -60,7 +60,7 @@ def only_data(
 def present_mask(names: Iterable[Any], filter_var: str | None) -> str | None:
     """Return the name of the mask if it is present; refuse an unknown name but the default."""
     names = list(names)
-    is_missing_default = filter_var == roles.FILTER_VAR and filter_var not in names
+    is_missing_default = filter_var == masks_and_labels.FILTER_VAR and filter_var not in names
     if filter_var is None or is_missing_default:
         return None
     check_known("filter_var", [filter_var], names)
@@ -92,7 +92,7 @@ def check_no_fill_value(
 
 
 def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None, str]:
-    """Return the cells of one part, None for all, and the name of the part."""
+    """Return the cells of one part, None for all, and its name; all if there is no label."""
     check_choice("split", split, (*PARTS, None))
     label = split_label(ds)
     if split is None or (label is None and split == "train"):
@@ -121,7 +121,7 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
 
 
 def _check_codes(label: str, variable: xr.Variable) -> None:
-    """Refuse a label that was averaged."""
+    """Refuse a label of floats with other values than the codes of parts: it was averaged."""
     # the mean of validation 2 and test 0 is 1, which is train; floats may hold the codes, and gaps
     # after an alignment
     known = variable.isnull()
@@ -150,7 +150,7 @@ def any_over_other_dims(flags: xr.Variable, dims: Sequence[Hashable]) -> xr.Vari
 
 
 def broadcast_to(variable: xr.Variable, sizes: Mapping[Any, int]) -> xr.Variable:
-    """Broadcast a variable to dims by name; of flags along other dims, any counts."""
+    """Broadcast to dims by name; flags may have other dims, along which any counts."""
     variable = any_over_other_dims(variable, list(sizes))
     missing = {dim: n for dim, n in sizes.items() if dim not in variable.dims}
     full: xr.Variable = variable.set_dims({**missing, **variable.sizes})  # type: ignore[no-untyped-call]

@@ -39,7 +39,7 @@ from ml4cube.core.missing import (
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.statistics import VariableStatistics, check_decoded, scaled_dtype
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
 from ml4cube.preprocessing import cubes
@@ -106,7 +106,7 @@ def assign_mask(
     if not isinstance(ds, xr.Dataset):
         raise InvalidTypeError(f"ds must be a Dataset, got {type(ds).__name__}")
     check_names((*ds.variables, *ds.dims))
-    name = roles.FILTER_VAR if mask_name is None else mask_name
+    name = masks_and_labels.FILTER_VAR if mask_name is None else mask_name
     if not isinstance(name, str) or not name:
         raise InvalidTypeError(f"mask_name must be a string such as 'land', got {name!r}")
     if name in ds.dims or (name in ds.variables and not_data(ds).get(name) != "a mask"):
@@ -119,7 +119,7 @@ def assign_mask(
     flags = cubes.broadcast_to(flags, largest.sizes)
     if largest.chunks is not None:
         flags = flags.chunk(largest.variable.chunksizes)
-    flags.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
+    flags.attrs = {masks_and_labels.ROLE_ATTR: "mask", masks_and_labels.NAME_ATTR: name}
     return ds.assign({name: flags})
 
 
@@ -151,7 +151,7 @@ def _with_dims(mask: Any, cube: xr.DataArray, stack_dim: str | None) -> xr.Varia
 
 
 def apply_filter(
-    ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR, drop_sample: bool = False
+    ds: cubes.Cube, filter_var: str | None = masks_and_labels.FILTER_VAR, drop_sample: bool = False
 ) -> Any:
     """Apply a mask: drop samples with cells outside it, or turn those cells into gaps.
 
@@ -238,7 +238,7 @@ def drop_nan_values(
     ds: cubes.Cube,
     vars: Iterable[str] | None = None,
     mode: str | None = "auto",
-    filter_var: str | None = roles.FILTER_VAR,
+    filter_var: str | None = masks_and_labels.FILTER_VAR,
 ) -> Any:
     """Drop samples with gaps, independently of other samples.
 

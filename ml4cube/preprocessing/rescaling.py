@@ -30,7 +30,7 @@ from ml4cube.core.statistics import (
     unscaled_dtype,
 )
 from ml4cube.core.sums.fields import FieldStatistics
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import split_label
@@ -62,14 +62,14 @@ def rescale(
     arrays: Mapping[Any, Any]
     if isinstance(ds, xr.Dataset | xr.DataArray):
         if isinstance(ds, xr.DataArray) and ds.name is None and len(pairs) == 1:
-            pairs = {roles.DATA_VAR: next(iter(pairs.values()))}
+            pairs = {masks_and_labels.DATA_VAR: next(iter(pairs.values()))}
         cube = as_dataset(ds)
         cubes.present_mask(cube.variables, filter_var)
         label = split_label(cube)
         arrays = {
             name: array
             for name, array in cube.items()
-            if name != label and not roles.is_mask(name, array.dtype, array.attrs, filter_var)
+            if name != label and not masks_and_labels.is_mask(name, array.dtype, array.attrs, filter_var)
         }
     else:
         cubes.present_mask(ds, filter_var)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.missing import masked_to_gaps
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube import masks_and_labels
 from ml4cube.cube.opening import as_dataset
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import accounting, is_count, with_counts
@@ -49,7 +49,7 @@ class Samples(dict[str, NDArray[Any]]):
         self.accounting: dict[str, int] = dict(accounting or {})
 
 
-def as_cube(ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR) -> xr.Dataset:
+def as_cube(ds: cubes.Cube, filter_var: str | None = masks_and_labels.FILTER_VAR) -> xr.Dataset:
     """Return a cube of any kind as a Dataset; samples get dims by position and length."""
     cubes.check_cube(ds)
     if isinstance(ds, xr.Dataset | xr.DataArray):
@@ -108,7 +108,7 @@ def like_given(result: xr.Dataset, given: cubes.Cube) -> Any:
     if isinstance(given, xr.Dataset):
         return result
     if isinstance(given, xr.DataArray):
-        return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
+        return result[masks_and_labels.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
     n = result.sizes[SAMPLE_DIM]
     counts = {"total": n, "kept": n, **accounting(result)}
     # copies, because what a stage left as it was still lies in the memory of the given arrays

@@ -13,7 +13,7 @@ import xarray as xr
 from ml4cube.core.distance.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole, listed
 from ml4cube.core.statistics import check_decoded
-from ml4cube.cube import masks_and_labels as roles
+from ml4cube.cube import masks_and_labels
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
@@ -294,7 +294,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
     if not (var is None or isinstance(var, Hashable)):
         raise InvalidTypeError(f"var must be the name of one variable, got {var!r}")
     if isinstance(ds, xr.DataArray) and var in (None, ds.name):
-        array = ds if ds.name is not None else ds.rename(roles.DATA_VAR)
+        array = ds if ds.name is not None else ds.rename(masks_and_labels.DATA_VAR)
     else:
         ds = as_dataset(ds)
         numeric = data_variables(ds)

@@ -98,11 +98,11 @@ class Progress(Callback):
 
     def __init__(self) -> None:
         self._bar: Stage | None = None
-        self._start_time, self._start_epoch = 0.0, 0
+        self._start_time, self._start_step = 0.0, 0
 
     def on_train_start(self, loop: TrainingLoop) -> None:
-        """Remember time and epoch at which the run starts."""
-        self._start_time, self._start_epoch = time.time(), loop.state.epoch
+        """Remember time and step at which the run starts."""
+        self._start_time, self._start_step = time.time(), loop.state.step
 
     def on_epoch_start(self, loop: TrainingLoop) -> None:
         """Open the bar."""
@@ -118,7 +118,7 @@ class Progress(Callback):
             self._bar.update()
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
-        """Write a line for a check inside an epoch."""
+        """Write a line for a validation between steps of an epoch."""
         if self._bar is not None and loop.state.batch:  # 0 at the end of an epoch
             write_line(self.line(row, loop.options.epochs, _describe_best(loop)))
 
@@ -127,9 +127,12 @@ class Progress(Callback):
         self.on_close(loop)
         if not loop.world.is_main:
             return
-        now, epoch, epochs = time.time(), loop.state.epoch, loop.options.epochs
-        epoch_s = (now - self._start_time) / max(epoch - self._start_epoch, 1)
-        remaining_s = epoch_s * (epochs - epoch)
+        now, state, epochs = time.time(), loop.state, loop.options.epochs
+        remaining_steps = (epochs - state.epoch) * state.step / state.epoch
+        if loop.options.max_steps is not None:
+            remaining_steps = min(remaining_steps, loop.options.max_steps - state.step)
+        step_s = (now - self._start_time) / max(state.step - self._start_step, 1)
+        remaining_s = step_s * remaining_steps
         time_format = "%H:%M" if remaining_s < 12 * 3600 else "%Y-%m-%d %H:%M"
         end_time = time.localtime(now + remaining_s)
         end = time.strftime(time_format, end_time) if remaining_s > 0 else None
@@ -204,14 +207,17 @@ class LossPlot(Callback):
         self.path = Path(path)
 
     def on_train_end(self, loop: TrainingLoop) -> None:
-        """Draw the losses of all epochs."""
+        """Draw the losses of all rows of the History."""
         if not loop.world.is_main or not len(loop.history):
             return
         # Imported here: drawing libraries are loaded by those who draw.
         from ml4cube.plotting import loss_curve
 
         history = loop.history.to_dict()
-        figure = loss_curve(history["train_loss"], history.get("val_loss"))
+        # With validations between steps, several rows belong to one epoch.
+        by = "step" if "step" in history else "epoch"
+        curves = history["train_loss"], history.get("val_loss")
+        figure = loss_curve(*curves, x=history[by], xlabel=by)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(self.path, dpi=150)
 
@@ -242,12 +248,12 @@ class LoggerCallback(Callback):
         self._call(loop, "start", loop.state.step)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
-        """Log the row of a check inside an epoch."""
+        """Log the row of a validation between steps of an epoch."""
         if loop.state.batch:  # 0 at the end of an epoch
             self.on_epoch_end(loop, row)
 
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
-        """Log the row, without the table of ranks."""
+        """Log the numbers of the row, without the table of ranks."""
         values = {name: value for name, value in row.items() if isinstance(value, int | float)}
         self._call(loop, "log", values, loop.state.step)
 
@@ -299,6 +305,7 @@ def _describe_slow_rank(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     if fastest["communicate"] - slowest["communicate"] < _SLOW:
         return []
     median_data_wait = statistics.median_low(rank["data_wait"] for rank in ranks)
+    # Data are the cause if they explain at least half of what is reported as slow.
     waits_for_data = slowest["data_wait"] - median_data_wait > _SLOW / 2
     cause = "waits for data" if waits_for_data else "computes longer"
     return [f"the others wait for rank {slowest['rank']}, which {cause}"]

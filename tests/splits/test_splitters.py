@@ -540,6 +540,19 @@ def test_a_missing_time_is_called_missing(times, gap):
         list(ForwardChaining(3).split(pd.DataFrame({"time": times})))
 
 
+def test_dates_as_text_are_refused_because_their_order_is_not_that_of_time():
+    dates = pd.date_range("2020-01-05", periods=12, freq="10D").strftime("%d/%m/%Y")
+    with pytest.raises(InvalidTypeError, match=r"'time' must hold dates.*pd\.to_datetime"):
+        list(ForwardChaining(3).split(pd.DataFrame({"time": dates})))
+
+
+def test_times_are_found_beside_columns_of_positions():
+    X = pd.DataFrame({"time": pd.date_range("2000", periods=12), "lat_index": np.arange(12) % 3})
+    found = list(ForwardChaining(3).split(X))
+    alone = list(ForwardChaining(3).split(X[["time"]]))
+    np.testing.assert_equal(found, alone)
+
+
 def test_without_cube_or_places_the_error_says_what_to_give():
     for folds in every_splitter():
         with pytest.raises(InvalidTypeError, match=r"cube=ds.*'lat_index'"):

@@ -152,6 +152,8 @@ def test_a_batch_job_gets_one_line_for_each_epoch(capsys):
     best = min(history["val_loss"])
     assert f"(best: val_loss {best:.6g} in epoch " in last
     assert "done by" not in last
+    fitted(99, max_steps=6)  # one epoch, so that nothing remains
+    assert "done by" not in capsys.readouterr().err
     fitted(2, progress=False)
     assert capsys.readouterr() == ("", "")
 

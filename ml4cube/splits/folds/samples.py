@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import rounding_of
+from ml4cube.core.axes import is_time, rounding_of
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import window_all
@@ -31,7 +31,8 @@ Columns = dict[str, NDArray[Any]]
 _CELLS_AT_ONCE = 1 << 23
 
 # How far coordinates may lie off a straight line and still count as evenly spaced: relative to the
-# largest, from rounding to float32; and dates, from their storage as float days.
+# largest, from rounding to float32; and dates, from their storage as float days. By as much may
+# dates of a store and its cube differ.
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
 _ROUNDING_OF_DATES = np.timedelta64(1, "ms")
 
@@ -61,7 +62,10 @@ class Samples:
         sample_size: SizesLike | None = None,
         time_dims: Sequence[str] = (),
     ) -> Samples:
-        """Find the positions of the rows of X: by groups, by columns of X, or by row order."""
+        """Find the positions of the rows of X: by groups, by columns of X, or by row order.
+
+        Without a cube, a column named in `time_dims` locates samples by their times.
+        """
         n = _length(X if X is not None else groups)
         table = _columns(X if groups is None else groups)
         if groups is not None and not table:
@@ -76,6 +80,7 @@ class Samples:
             )
         spec = store_spec(X)
         if cube is None:
+            # Which coordinates are time, latitude and longitude may depend on their attributes.
             attrs = {name: coord.attrs for name, coord in X.coords.items()} if spec else {}
             view = _bare_view(table, spec, sample_size, time_dims, attrs)
         else:
@@ -193,7 +198,7 @@ def _sample_dim(X: xr.Dataset) -> str:
 
 
 def _columns(X: Any) -> Columns:
-    """Return the columns by name; index levels go before columns."""
+    """Return the columns by name; an index level replaces a column of the same name."""
     if isinstance(X, pd.Series):
         X = X.to_frame()
     if isinstance(X, pd.DataFrame):
@@ -313,12 +318,18 @@ def _bare_view(
             axis = whole_axis(index, table[name], shape[dim]) if name in table else None
             if axis is not None:
                 coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
-    elif time_dim is not None:
-        if pd.isnull(table[time_dim]).any():
+    if time_dim is not None and time_dim not in shape:
+        times = table[time_dim]
+        if pd.isnull(times).any():
             raise InvalidValueError(f"{time_dim!r} has missing times; fill or drop them")
-        coords[time_dim] = np.unique(table[time_dim])
+        if not is_time(times) and times.dtype.kind not in "fiu":
+            raise InvalidTypeError(
+                f"{time_dim!r} must hold dates or numbers, got {times.dtype}; convert it, as with "
+                "pd.to_datetime"
+            )
+        coords[time_dim] = np.unique(times)
         shape[time_dim] = coords[time_dim].size
-    else:
+    if not shape:
         raise InvalidTypeError(
             "the positions of the samples are unknown: construct the splitter with the cube "
             "(cube=ds) whose cells are the rows of X, or pass X or groups with columns of "

@@ -86,9 +86,12 @@ class Strategy:
     def in_lockstep(
         self, portions: Iterable[Portion], must_cut: Callable[[], bool]
     ) -> Iterator[Portion | None]:
-        """Yield the portions to evaluate, and a last None if `must_cut` ends the pass early."""
+        """Yield the portions to evaluate, and a last None if `must_cut` ends the pass early.
+
+        Ranks may have different numbers of them; those of a sharded model all yield as many.
+        """
         for portion in portions:
-            if portion.samples:
+            if portion.samples:  # a step of the user may count none
                 yield portion
                 if must_cut():
                     yield None
@@ -111,7 +114,7 @@ class Strategy:
         optimizer.load_state_dict(dict(state))
 
     def local_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return this rank's shards of tensors, which are the model's or whole ones like them."""
+        """Return this rank's shards of the model's tensors, or of whole tensors of these names."""
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def gather_tensors(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

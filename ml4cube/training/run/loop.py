@@ -50,6 +50,7 @@ class Loop(Engine):
     _epoch_is_cut = False  # True if no further step is taken in this epoch
     _epoch_started_s = 0.0  # on the clock of time.perf_counter
     _validation_s = 0.0  # the time spent on validations in this epoch
+    _resumed_s = 0.0  # the training time of this epoch that a snapshot held
     _alarm_read_s = 0.0  # when an alarm was last looked for, on the clock of time.perf_counter
     _signals = Signals(active=False)
 
@@ -152,6 +153,7 @@ class Loop(Engine):
         """Write the snapshot, with the weights that are not averaged; every rank."""
         if self.state.batch:
             self.state.sums = self.measures.state_dict()
+            self.state.sums["seconds"] = self._resumed_s + self._train_seconds()
         if self.snapshot is not None:
             with self._with_average(False):
                 self.snapshot.save()
@@ -183,7 +185,7 @@ class Loop(Engine):
 
     def _record_row(self, validates: bool) -> dict[str, Any]:
         """Validate, if `validates`, and add a row to the History; every rank."""
-        times = self._times(time.perf_counter() - self._epoch_started_s - self._validation_s)
+        times = self._times()
         validation = None
         if validates:
             started = time.perf_counter()
@@ -246,11 +248,16 @@ class Loop(Engine):
             columns |= {f"lr/{g.get('name', n)}": float(g["lr"]) for n, g in enumerate(groups)}
         return columns
 
-    def _times(self, seconds: float) -> dict[str, float | None]:
-        """Return how this rank spent `seconds` of training: its columns in the table of ranks.
+    def _train_seconds(self) -> float:
+        """Return the time spent on training in this epoch by this process."""
+        return time.perf_counter() - self._epoch_started_s - self._validation_s
+
+    def _times(self) -> dict[str, float | None]:
+        """Return how this rank spent the epoch's training: its columns in the table of ranks.
 
         The fractions add up to 1. Without a step that was timed, the last two are None.
         """
+        seconds = self._train_seconds()
         whole = max(seconds, 1e-9)
         data_wait, rank_wait = self.feed.data_wait_s / whole, 0.0
         if self.world.size > 1:
@@ -261,7 +268,7 @@ class Loop(Engine):
             communicate = rank_wait + waiting_in_steps * (1 - data_wait - rank_wait)
             compute = max(0.0, 1 - data_wait - communicate)
         return {
-            "seconds": seconds,
+            "seconds": self._resumed_s + seconds,
             "data_wait": data_wait,
             "communicate": communicate,
             "compute": compute,
@@ -292,6 +299,7 @@ class Loop(Engine):
         if self.feed.position is None:
             state.start_epoch()
         self.measures, first_step = TrainMeasures(state), state.step
+        self._resumed_s = state.sums.get("seconds", 0.0)
         self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
         self.feed.position_before_validation = None  # also after a validation that failed
         self.module.train()
