@@ -69,7 +69,8 @@ def rescale(
         arrays = {
             name: array
             for name, array in cube.items()
-            if name != label and not masks_and_labels.is_mask(name, array.dtype, array.attrs, filter_var)
+            if name != label
+            and not masks_and_labels.is_mask(name, array.dtype, array.attrs, filter_var)
         }
     else:
         cubes.present_mask(ds, filter_var)

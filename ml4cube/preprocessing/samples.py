@@ -108,7 +108,8 @@ def like_given(result: xr.Dataset, given: cubes.Cube) -> Any:
     if isinstance(given, xr.Dataset):
         return result
     if isinstance(given, xr.DataArray):
-        return result[masks_and_labels.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
+        name = masks_and_labels.DATA_VAR if given.name is None else str(given.name)
+        return result[name].rename(given.name)
     n = result.sizes[SAMPLE_DIM]
     counts = {"total": n, "kept": n, **accounting(result)}
     # copies, because what a stage left as it was still lies in the memory of the given arrays
