@@ -372,13 +372,19 @@ def test_a_store_that_does_not_know_a_variable_does_not_know_its_scaling(side):
         predict_cube(IDENTITY, cube.assign(new=cube.a), samples, **{side: ["new", "b"]})
 
 
-def test_the_mask_of_the_store_is_applied_to_features_and_result():
+@pytest.mark.parametrize("given", [None, "land", "array"])
+@pytest.mark.parametrize("drop_sample", [True, False])
+def test_the_mask_of_the_store_makes_gaps_where_it_did_in_training(drop_sample, given):
     cube = cell_id_cube({"time": 2, "lat": 4})
-    about = metadata(cube, {"sample_size": {"lat": 4}}, filter_var="land", fill_method="mean")
+    options = {"filter_var": "land", "fill_method": "mean", "drop_sample": drop_sample}
+    about = metadata(cube, {"sample_size": {"lat": 4}}, **options)
     land = xr.DataArray([True, False, True, True], dims="lat")
     model = Noting()
-    result = predict_cube(model, cube.assign(land=land), about)
-    np.testing.assert_allclose(torch.cat(model.seen)[:, 0, 1], 0, atol=1e-6)  # the train mean
+    mask = land if given == "array" else given
+    result = predict_cube(model, cube.assign(land=land), about, mask=mask)
+    mean, std = about.statistics["a"].mean, about.statistics["a"].std
+    seen = (cube.a[:, 1] - mean) / std if drop_sample else [0, 0]  # the train mean
+    np.testing.assert_allclose(torch.cat(model.seen)[:, 0, 1], seen, atol=1e-6)
     assert result.a.isnull().sum("time").values.tolist() == [0, 2, 0, 0]
 
 

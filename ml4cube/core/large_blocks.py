@@ -1,6 +1,7 @@
-"""Choose block sizes for a split without `block_size`: few large blocks with few cells at borders.
+"""Choose block sizes for a split without `block_size`: large blocks with few cells at borders.
 
-Considered are cuts along one dim, or along two dims of one group. Chunks do not matter.
+Considered are cuts along one dim, or along two dims of one group: the dims of the map, or those of
+time, or the others. Chunks do not matter.
 """
 
 from __future__ import annotations

@@ -251,6 +251,18 @@ class SampleSpec:
         return any(method != "constant" for method in self._fills.values())
 
     @property
+    def mask_drops_samples(self) -> bool:
+        """True if a masked cell drops its sample; "masked" has its own rule for windows."""
+        is_point = math.prod(self.size) == 1
+        drops_windows = self.drop_sample and self.drop_nan != "masked"
+        return self.apply_mask and (is_point or drops_windows)
+
+    @property
+    def mask_makes_gaps(self) -> bool:
+        """True if masked cells are gaps in the samples."""
+        return self.apply_mask and not self.mask_drops_samples
+
+    @property
     def windows(self) -> Grid:
         """The grid of all whole windows of the cube."""
         return Grid(self.dims, self.shape, self.size, self.stride, ragged=False)

@@ -44,8 +44,12 @@ def absent_chunks(
 ) -> AbsentChunks | None:
     """Find the chunks that begin in `owned` and that a variable's source lacks.
 
-    `dims` are those of `stored`; `cells` have all dims of the cube, and begin at `origin` in it.
+    `dims` are those of `stored`; `cells` have all dims of the cube, in the order of `origin`, where
+    they begin, with one cell along those that `dims` lacks.
     """
+    # Such dims repeat the chunks, which are counted where they begin.
+    if any(cells_of_dim.start for dim, cells_of_dim in owned.items() if dim not in dims):
+        return None
     absent = [
         (stored.key(chunk), str(cells[box].flat[0]))
         for chunk, box in _chunks(stored, dims, origin, owned)
@@ -74,7 +78,7 @@ def _chunks(
 
 
 def _is_constant(cells: NDArray[Any]) -> bool:
-    """Return True if all cells are equal or gaps; most chunks differ in the last cell already."""
+    """Return True if all cells are equal, or all are gaps; mostly the last cell tells."""
     first, last = cells.flat[0], cells.flat[-1]
     if first != first:  # NaN or NaT
         return bool(last != last and (cells != cells).all())

@@ -1,6 +1,6 @@
 """Read any cube as plain arrays, region by region, in any process.
 
-xarray is imported only where a Dataset is taken apart, so that a worker process that only reads a
+xarray is imported only where it is needed, so that a worker process that only reads a
 zarr array stays small.
 """
 
@@ -31,7 +31,7 @@ class Source:
     """Source of the cells of one variable; picklable.
 
     `is_shared` is True if all regions use the same source, which `narrow` returns unchanged.
-    `stored` are the chunks of zarr with exactly these cells, before decoding; None if unknown.
+    `stored` are the chunks of zarr with exactly these cells, before CF decoding; None if unknown.
     `hides_absent_chunks` is True if chunks that are missing in a file would not be noticed.
     """
 
@@ -111,7 +111,7 @@ class _LazySource(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class _ZarrSource(Source):
-    """Cells of `stored` that need no decoding, read without xarray, which is slow to import."""
+    """Cells of `stored` that need no CF decoding, read without xarray, which is slow to import."""
 
     stored: StoredChunks
 
@@ -257,7 +257,7 @@ class CubeReader:
     def absent(
         self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
     ) -> dict[str, AbsentChunks]:
-        """Find the absent chunks that begin in `owned`, by the cells that were read of `slices`."""
+        """Find the absent chunks that begin in `owned`, cells of `slices` of no other region."""
         found = {}
         origin = {dim: slices[dim].start for dim in self.dims}
         for name, source in self.sources.items():
@@ -267,9 +267,9 @@ class CubeReader:
             first_along_others = tuple(
                 slice(None) if dim in source.dims else slice(0, 1) for dim in self.dims
             )
-            own = cells[name][first_along_others]
+            unrepeated = cells[name][first_along_others]
             with _reading(name, slices):
-                absent = absent_chunks(source.stored, source.dims, own, origin, owned)
+                absent = absent_chunks(source.stored, source.dims, unrepeated, origin, owned)
             if absent is not None:
                 found[name] = absent
         return found
@@ -284,5 +284,5 @@ def _reading(name: str, slices: Slices) -> Iterator[None]:
         region = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
         raise StoreError(
             f"variable {name!r} cannot be read at {region}: {type(error).__name__}: {error}; the "
-            "source is damaged or not reachable"
+            "source may be damaged or not reachable"
         ) from error

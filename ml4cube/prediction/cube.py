@@ -44,7 +44,8 @@ _OffsetScale = tuple[Any, Any]
 
 _BATCH_VALUES = 2**18  # input values in a batch of default size: 1 MB in float32
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
-_BLOCK_CELLS = (2**14, 2**20)  # a block is a 64th of the cube, but never below or above these
+# A block is a 64th of the cube, within these if windows are not larger.
+_BLOCK_CELLS = (2**14, 2**20)
 
 
 def predict_cube(
@@ -108,7 +109,7 @@ def predict_cube(
     batch_size : int, optional
         Windows per call of the model. Default: as many as hold about 260,000 input values.
     device : str or torch.device, optional
-        Device to compute on. Default: that of the model.
+        Device to compute on. Default: that of the module; the CPU for another callable.
     overwrite : bool, default False
         Replace a predicted cube at `out`. Nothing else is ever replaced.
     progress : bool
@@ -183,7 +184,7 @@ def predict_cube(
     if path is not None:
         output = StoreOutput(template, spec.targets, world, path, overwrite)
     with _model_runner(model, input_dtype, device) as run_model:
-        read = dict.fromkeys(filter(None, (*spec.features, spec.mask)))
+        read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
         reader = CubeReader.of(cube, read, tuple(spec.cover.shape))
         predictor = _BlockPredictor(run_model, spec, reader, keep_gaps, batch_size)
         blocks = Grid.blocks(spec.cover.shape, block_size)
@@ -191,7 +192,7 @@ def predict_cube(
 
 
 def _input_dtype(model: Model, cube: xr.Dataset, spec: PredictionSpec) -> torch.dtype:
-    """Return the dtype of the model's parameters, or that of the cube if it has none."""
+    """Return the dtype of a module's parameters, or if it has none, that of the features."""
     if not isinstance(model, torch.nn.Module):
         return torch.float32
     for tensor in (*model.parameters(), *model.buffers()):
@@ -334,7 +335,7 @@ class _BlockPredictor:
         scaling = self._scaling(values, tile)
         blend = Blend(len(spec.targets), tile)
         for positions in tile.batches(self.batch_size):
-            # Windows of only gaps are skipped.
+            # Windows without a cell to predict are skipped.
             positions = positions[predictable[positions].any(axis=1)]
             if len(positions):
                 blend.add(positions, self._predict_windows(values, positions, tile, scaling))
@@ -352,14 +353,14 @@ class _BlockPredictor:
         spec = self.spec
         cells = self.reader.read(tile.box)
         values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in spec.features}
-        if spec.mask is None:
-            return values, np.ones(math.prod(tile.shape), bool)
-        in_mask = bool_mask(cells[spec.mask]).reshape(-1)
-        if spec.masks_features:
+        if spec.feature_mask is not None:
+            known = bool_mask(cells[spec.feature_mask]).reshape(-1)
             for name, array in values.items():
                 if array.dtype.kind == "f":
-                    values[name] = np.where(in_mask, array, array.dtype.type(np.nan))
-        return values, in_mask
+                    values[name] = np.where(known, array, array.dtype.type(np.nan))
+        if spec.mask is None:
+            return values, np.ones(math.prod(tile.shape), bool)
+        return values, bool_mask(cells[spec.mask]).reshape(-1)
 
     def _gaps(
         self, values: Mapping[str, NDArray[Any]], in_mask: NDArray[np.bool_]
@@ -376,6 +377,7 @@ class _BlockPredictor:
         """Return offset and scale of each feature: numbers, or one for each cell of the box."""
         scaling = {}
         for name in self.spec.scaling.keys() & values.keys():
+            # The values show whether any cell lacks statistics, which is refused.
             pair = self.spec.scaling[name].in_box(tile.box, values[name].reshape(tile.shape))
             offset, scale = (
                 np.broadcast_to(number, tile.shape).reshape(-1) if np.ndim(number) else number
@@ -431,7 +433,7 @@ class _BlockPredictor:
             return samples
         if settings.get("callback") is not None:
             _check_filled(name, samples, method, settings["callback"])
-        # stores of older versions have only the statistics of the samples
+        # `fill` has the statistics of train cells, before any callback; older stores lack it
         known = (metadata.fill or metadata.statistics).get(name)
         ids = cell_ids(self.spec.cover.shape, tile.box).ravel() if method == "noise" else None
         return fill_gaps(
@@ -446,7 +448,10 @@ class _BlockPredictor:
 
 
 def _check_filled(name: str, samples: NDArray[Any], method: str, callback: str) -> None:
-    """Refuse gaps that training filled before a callback, maybe in other units."""
+    """Refuse gaps that training filled before a callback, maybe in other units.
+
+    A sample's own mean has its units, but a sample of only gaps was filled with the train mean.
+    """
     gaps = find_gaps(samples)
     if (gaps.all(axis=1) if method == "sample_mean" else gaps).any():
         raise InvalidValueError(

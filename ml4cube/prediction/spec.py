@@ -43,8 +43,8 @@ class PredictionSpec:
     scaling: Mapping[str, Scaling]
     # Variable of the cube with the cells to predict.
     mask: str | None
-    # Whether features are gaps outside the mask, as in a store that was made with it.
-    masks_features: bool
+    # Variable of the cube outside which features are gaps, as they were in training.
+    feature_mask: str | None
     # Metadata of the store that the model was trained on, if one was given.
     metadata: StoreMetadata | None
 
@@ -74,10 +74,12 @@ class PredictionSpec:
         if metadata:
             _check_store(metadata, cube, names)
         cover, window_dims = _windows(cube, metadata, sample_size, overlap)
-        masks_features = False
-        if metadata and metadata.spec.apply_mask and mask is None:
-            masks_features = metadata.spec.filter_var in cube.variables
-            mask = metadata.spec.filter_var if masks_features else None
+        feature_mask = None
+        if metadata and metadata.spec.filter_var in cube.variables:
+            if metadata.spec.mask_makes_gaps:
+                feature_mask = metadata.spec.filter_var
+            if metadata.spec.apply_mask and mask is None:
+                mask = metadata.spec.filter_var
         spec = cls(
             features=feature_names,
             targets=target_names or feature_names,
@@ -85,7 +87,7 @@ class PredictionSpec:
             window_dims=window_dims,
             scaling=_scaling(source if metadata is None else metadata, cube, names),
             mask=mask,
-            masks_features=masks_features,
+            feature_mask=feature_mask,
             metadata=metadata,
         )
         spec._check_variables(cube)
@@ -107,7 +109,8 @@ class PredictionSpec:
 
     def _check_variables(self, cube: xr.Dataset) -> None:
         used = [("features", name) for name in self.features]
-        for argument, name in used if self.mask is None else [*used, ("mask", self.mask)]:
+        used += [("mask", name) for name in (self.mask, self.feature_mask) if name is not None]
+        for argument, name in used:
             if name not in cube.variables:
                 raise InvalidValueError(
                     f"{argument}: unknown variable {name!r}; the cube has {list(cube.data_vars)}"
@@ -117,8 +120,8 @@ class PredictionSpec:
                     f"{argument} must lie along {tuple(self.cover.shape)}, got {name!r} with "
                     f"dims {cube[name].dims}"
                 )
-        if self.mask is not None:
-            check_mask("mask", cube[self.mask].dtype)
+            if argument == "mask":
+                check_mask("mask", cube[name].dtype)
         for name in self.features:
             if cube[name].dtype.kind not in "fiub":
                 raise InvalidTypeError(

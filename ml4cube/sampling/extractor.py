@@ -1,8 +1,8 @@
 """Classify the windows of a tile by part, mask and gaps, and make the samples.
 
-A *tile* is a box of neighbouring windows, the unit in which a cube is read. The order of work is
-the same for every dataset: label, mask, drop, fill, callback. Scaling comes later, when the
-statistics of all train samples are known.
+A *tile* is a box of neighbouring windows, the unit in which a cube is read; as a `Block` it counts
+windows, not cells. The order of work is the same for every dataset: label, mask, drop, fill,
+callback. Scaling comes later, when the statistics of all train samples are known.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Extractor:
     def sample_variables(self) -> tuple[str, ...]:
         """Variables of the cube that `samples` needs."""
         mask = self.spec.filter_var
-        return (*self.spec.variables, *([mask] if mask and self.mask_makes_gaps else []))
+        return (*self.spec.variables, *([mask] if mask and self.spec.mask_makes_gaps else []))
 
     def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
         """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps."""
@@ -122,7 +122,7 @@ class Extractor:
         return {name: (self.spec.window_shape, dtypes[name].str) for name in self.spec.variables}
 
     def only(self, names: Iterable[str]) -> Extractor:
-        """Return an extractor of some variables, if no callback needs the others."""
+        """Return an extractor of some variables; of all if a callback needs them, or none fits."""
         variables = tuple(name for name in self.spec.variables if name in set(names))
         if self.callback is not None or not variables:
             return self
@@ -157,7 +157,7 @@ class Extractor:
         spec = self.spec
         drops = []
         mask = self._mask(cells)
-        if mask is not None and self._mask_drops_samples:
+        if mask is not None and self.spec.mask_drops_samples:
             drops.append(("mask", ~window_all(mask, spec.size, spec.stride)))
         if spec.drop_nan is None:
             return drops
@@ -176,19 +176,6 @@ class Extractor:
                 drops.append(("gap", window_any(any_gap, spec.size, spec.stride)))
         return drops
 
-    @property
-    def _mask_drops_samples(self) -> bool:
-        """Return True if a masked cell drops its sample; "masked" has its own rule for windows."""
-        spec = self.spec
-        is_point = math.prod(spec.size) == 1
-        drops_windows = spec.drop_sample and spec.drop_nan != "masked"
-        return spec.apply_mask and (is_point or drops_windows)
-
-    @property
-    def mask_makes_gaps(self) -> bool:
-        """Return True if masked cells are gaps in the samples."""
-        return self.spec.apply_mask and not self._mask_drops_samples
-
     def _mask(self, cells: Arrays) -> NDArray[np.bool_] | None:
         """Return the mask, False where it has a gap."""
         if self.spec.filter_var is None:
@@ -198,12 +185,12 @@ class Extractor:
     def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
         """Return the gaps of a variable, with those that the mask makes."""
         gaps = find_gaps(values)
-        return gaps | ~mask if mask is not None and self.mask_makes_gaps else gaps
+        return gaps | ~mask if mask is not None and self.spec.mask_makes_gaps else gaps
 
     def filled_in(self, cells: Arrays) -> tuple[str, ...]:
         """Return the variables with gaps that are filled in a tile."""
         spec = self.spec
-        if not spec.fill_method or spec.drop_nan == "auto":
+        if not spec.fill_method or spec.drop_nan == "auto":  # which drops every sample with a gap
             return ()
         mask = self._mask(cells)
         names = [n for n in spec.variables if spec.fill_of(n) and cells[n].dtype.kind == "f"]
@@ -234,7 +221,7 @@ class Extractor:
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Make samples of the windows in `keep`: mask, cut, fill, callback; not scaled yet."""
-        mask = self._mask(cells) if self.mask_makes_gaps else None
+        mask = self._mask(cells) if self.spec.mask_makes_gaps else None
         samples = {}
         for name in self.spec.variables:
             values = cells[name]

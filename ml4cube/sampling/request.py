@@ -194,7 +194,7 @@ class Sampling:
             callback=options.callback,
             seed=options.seed,
         )
-        if mask and extractor.mask_makes_gaps:
+        if mask and extractor.spec.mask_makes_gaps:
             _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
         reader, recipe = _reader(ds, read, spec.dims, label), _recipe(ds[label])
         sampling = cls(ds, reader, extractor, recipe, left_out, blocks, labelled, given)

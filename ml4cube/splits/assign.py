@@ -43,8 +43,8 @@ def assign_block_split(
     """Assign whole blocks of a cube to train, validation and test, at random.
 
     Neighbouring cells are alike. A block keeps them in one part, and `buffer` keeps a distance
-    between the parts. The part of a block depends only on `seed` and the block's position, not on
-    chunks, scheduler or the order of dims.
+    between the parts. The same arguments give the same parts under any chunks, scheduler or order
+    of dims.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def assign_time_split(
     val : float
         Fraction for validation; the rest, the latest cells, is the test part.
     gap : int, str or timedelta, optional
-        Distance kept between train and the other parts: time steps (``1``) or a time
+        Distance kept between train and the other parts: distinct times (``1``) or a time
         (``"30D"``). Train steps up to and including that distance are excluded.
     dim : str, optional
         The time dim; found by its dates or its name.
@@ -244,7 +244,7 @@ def assign_time_split(
     -------
     Dataset
         The cube with the label added, as `assign_block_split` does; all cells of one time
-        step share a part.
+        share a part.
 
     Raises
     ------
@@ -274,7 +274,8 @@ def assign_time_split(
     reaches: tuple[AxisReach, ...] = ()
     gap_steps = dict(buffer).get(dim)
     if isinstance(gap_steps, int) and len(distinct_times) < time_ranks.size:
-        # The gap counts distinct times, so it is part of the labels, not of the plan's buffer.
+        # The gap counts distinct times. A plan's buffer does so only along a dim whose own
+        # coordinate holds times, so the gap becomes part of the labels.
         reaches = (AxisReach.of_cells(dim, len(distinct_times), gap_steps),)
         buffer = ()
     labels = time_plan.label_cells({dim: time_ranks}, reaches)
@@ -316,4 +317,4 @@ def check_train_left(
             train_cells = train_cells & mask.isel(in_box)
         if train_cells.any():
             return
-    raise EmptyPartError(f"the gap or buffer takes every cell of the train part; {advice}")
+    raise EmptyPartError(f"the gap or buffer takes every valid cell of the train part; {advice}")

@@ -23,7 +23,7 @@ from ml4cube.splits.tiles import sum_tiles
 Counts = NDArray[np.int64]
 ValidLike = str | Iterable[str] | xr.DataArray
 
-# Cells of a cube without chunks that are processed at once.
+# Most cells of a slab.
 _CELLS_AT_ONCE = 1 << 24
 
 
@@ -119,12 +119,13 @@ def count_by_block(mask: xr.DataArray | None, grid: Grid) -> Counts:
         return repeat_along_missing(np.ones(1, dtype=np.int64), (), grid)
     dims = [dim for dim in grid.dims if dim in mask.dims]
     block = {dim: n for dim, n in zip(grid.dims, grid.tile, strict=True) if dim in dims}
+    # One column: the mask, whose True are counted.
     counts = sum_tiles(mask.transpose(*dims), block, lambda cells, _: iter([cells]), 1)
     return repeat_along_missing(counts.astype(np.int64), dims, grid)
 
 
 def repeat_along_missing(counts: Counts, dims: Sequence[str], grid: Grid) -> Counts:
-    """Extend counts along `dims` of a grid, and classes, to all its dims: (blocks, classes).
+    """Extend counts of shape (*blocks along `dims`, classes) to all dims of a grid.
 
     A cell that lacks a dim counts once for each of the block's cells along that dim.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from collections.abc import Sequence
@@ -171,7 +172,8 @@ class DistributedTrainer(_ModelWrapper):
             True: all ranks get batches of equal number and size, and the few samples that cannot
             be divided evenly are left out. False: every sample comes exactly once over all ranks,
             in order, so ranks may get different numbers of batches; evaluate these with the model
-            that you passed, because `model` may wait for other ranks. Default: as `shuffle`.
+            that you passed, because that of the trainer, ``trainer.model``, may wait for other
+            ranks. Default: as `shuffle`.
         **arguments : Any
             Further arguments of `ml4cube.datasets.pytorch.prep_dataloader`; ``drop_last`` is
             False by default.
@@ -243,6 +245,7 @@ class GradientAccumulator:
             raise InvalidValueError(
                 f"max_grad_norm must be positive or None, got {max_grad_norm!r}"
             )
+        model = getattr(model, "_orig_mod", model)  # compiled after it was wrapped
         self.model, self.optimizer = model, optimizer
         self.accumulation_steps, self.max_grad_norm = accumulation_steps, max_grad_norm
         self._batches, self._samples = 0, 0
@@ -310,8 +313,12 @@ class GradientAccumulator:
         if self._batches == 0:
             if self._world.size == 1:
                 return False, True
-            self.optimizer.zero_grad(set_to_none=True)  # else it takes those of the last step
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
+            # This rank adds nothing, and not its gradients of the last step once more.
+            self.optimizer.zero_grad(set_to_none=True)
+        # The optimizer may have others than the model, such as learned weights of losses.
+        groups = self.optimizer.param_groups
+        both = itertools.chain(self.model.parameters(), *(group["params"] for group in groups))
+        parameters = [p for p in dict.fromkeys(both) if p.requires_grad]
         has_grad = [p.grad is not None for p in parameters]
         samples, ranks_left, *ranks_with_grad = self._world.total(
             [self._samples, not ended, *has_grad]
@@ -326,7 +333,7 @@ class GradientAccumulator:
                 # The gradient of `loss * samples`, summed over ranks and divided by all samples.
                 parameter.grad.copy_(self._world.sum_tensor(parameter.grad)).div_(samples)
             if self.max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+                nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
             self.optimizer.step()
             if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
                 # As the model does without `no_sync`.

@@ -213,15 +213,16 @@ def test_accumulator_weighs_by_samples_and_clips():
         model = nn.Linear(3, 1)
         nn.init.ones_(model.weight)
         nn.init.zeros_(model.bias)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        offset = nn.Parameter(torch.zeros(()))  # learned outside the model
+        optimizer = torch.optim.SGD([*model.parameters(), offset], lr=0.1)
         accumulator = GradientAccumulator(model, optimizer, len(sizes), max_grad_norm=0.5)
         stepped = [
-            accumulator.step(nn.functional.mse_loss(model(a), b), len(a))
+            accumulator.step(nn.functional.mse_loss(model(a) + offset, b), len(a))
             for a, b in zip(x.split(sizes), y.split(sizes), strict=True)
         ]
         assert stepped == [False] * (len(sizes) - 1) + [True]
         assert not accumulator.flush()
-        results.append(weights(model)["weight"][0])
+        results.append([*weights(model)["weight"][0], offset.item()])
     assert results[0] == pytest.approx(results[1], rel=1e-5)
     assert abs(results[0][0] - 1) <= 0.05 + 1e-6
 

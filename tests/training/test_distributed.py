@@ -291,7 +291,8 @@ def an_accumulator_steps_over_the_samples_of_all_ranks(folder):
     spread = DistributedTrainer(model, device="cpu").model
     spread.register_comm_hook(passed, lambda state, bucket: state.append(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    accumulator = GradientAccumulator(spread, optimizer, 2, max_grad_norm=1.0)
+    compiled = torch.compile(spread, backend="eager")
+    accumulator = GradientAccumulator(compiled, optimizer, 2, max_grad_norm=1.0)
     for start, size in zip(itertools.accumulate([0, *SIZES[rank]]), SIZES[rank], strict=False):
         own = slice(start, start + size)
         model[1].running_mean.fill_(float(rank))  # as of other data; kept away from the loss

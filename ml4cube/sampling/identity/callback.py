@@ -1,9 +1,10 @@
 """Identify a callback, so that a later call can be compared, and copy it as a worker gets it.
 
 A callback is known by its source code, its defaults, the values that it closes over, and all of the
-user's functions and values that its source names; installed libraries count by name. Where it uses
-anything but functions, numbers, texts, paths, arrays and collections of these, the call warns and
-starts over, unless the user gives a ``version``, which replaces all of this.
+user's functions and values that its source names; those of installed libraries count by name, where
+they can be found by it. Where it uses anything but functions, numbers, texts, paths, arrays and
+collections of these, the call warns and starts over, unless the user gives a ``version``, which
+replaces all of this.
 """
 
 from __future__ import annotations

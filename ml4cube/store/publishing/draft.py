@@ -22,7 +22,7 @@ from ml4cube.store.locations import Location, folder_of
 
 logger = logging.getLogger(__name__)
 
-#: Key, in JSON, of the owner of a remote lock, or of the files that a copy into zarr writes.
+#: Key, in JSON, of the files that a copy into zarr writes.
 DRAFT_KEY = "ml4cube_draft"
 #: Names in a work folder that begin so are ours.
 OUR_PREFIX = "ml4cube-"

@@ -20,7 +20,6 @@ from ml4cube.core.errors import RunError
 from ml4cube.store.folders import Files, RemoteFolder
 from ml4cube.store.format import MANIFEST
 from ml4cube.store.publishing.draft import (
-    DRAFT_KEY,
     OUR_PREFIX,
     Draft,
     calls_with_tasks,
@@ -51,7 +50,7 @@ class RemoteDraft(Draft):
         self.finished_tasks = {}
         self._owner = uuid.uuid4().hex
         self._renewal_ended = threading.Event()
-        # not all file systems put an object atomically
+        # so that this process does not read the lock while it is half written
         self._lock_access = threading.RLock()
         self._take_lock()
         self._renewer = threading.Thread(
@@ -73,7 +72,7 @@ class RemoteDraft(Draft):
             raise RunError(f"another run just started to write {self.target}; wait for it to end")
 
     def _lock_note(self) -> bytes:
-        note = {DRAFT_KEY: self._owner, "host": socket.gethostname(), "time": time.time()}
+        note = {"owner": self._owner, "host": socket.gethostname(), "time": time.time()}
         return json.dumps(note).encode()
 
     def _read_lock(self) -> dict[str, Any]:
@@ -98,13 +97,14 @@ class RemoteDraft(Draft):
 
     def _holds_lock(self) -> bool:
         with self._lock_access:
-            return self._read_lock().get(DRAFT_KEY) == self._owner
+            return self._read_lock().get("owner") == self._owner
 
     def _check_lock(self) -> None:
         if not self._holds_lock():
             raise RunError(
-                f"another run took over {self.target}, because this run had not renewed its lock "
-                f"for {_LOCK_EXPIRES_AFTER_S:.0f} s; wait for it to end, then run again"
+                f"another run took over {self.target}, because the lock of this run was not "
+                f"renewed for {_LOCK_EXPIRES_AFTER_S:.0f} s or could not be read; wait for the "
+                "other run to end, then run again"
             )
 
     def _clear(self, keep_this_call: bool) -> None:
@@ -149,7 +149,7 @@ class RemoteDraft(Draft):
         names = {name.partition("/")[0] for name in self.work_folder.list()}
         ours = [name for name in names if name.startswith(OUR_PREFIX)]
         for name in sorted(ours, key=lambda name: name == _LOCK):
-            RemoteFolder(f"{self.work_folder}/{name}").clear()
+            RemoteFolder(f"{self.work_folder}/{name}").clear()  # also a single object
         if not self.work_folder.list():  # file systems with folders keep an empty one
             self.work_folder.clear()
 
