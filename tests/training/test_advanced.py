@@ -224,7 +224,12 @@ def test_accumulator_weighs_by_samples_and_clips():
         assert not accumulator.flush()
         results.append([*weights(model)["weight"][0], offset.item()])
     assert results[0] == pytest.approx(results[1], rel=1e-5)
-    assert abs(results[0][0] - 1) <= 0.05 + 1e-6
+    parts = [p.requires_grad_() for p in (torch.ones(1, 3), torch.zeros(1), torch.zeros(()))]
+    weight, bias, offset = parts
+    nn.functional.mse_loss(nn.functional.linear(x, weight, bias) + offset, y).backward()
+    nn.utils.clip_grad_norm_(parts, 0.5)
+    expected = [*(1 - 0.1 * weight.grad[0]).tolist(), -0.1 * offset.grad.item()]
+    assert results[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_model_and_a_criterion_that_are_replaced_are_used():
