@@ -195,10 +195,11 @@ class ChunkSchedule:
         # Where each shuffled chunk begins in the sequence of all.
         self._starts = np.concatenate([[0], np.cumsum(order.counts[chunks])])
         self._find_sections()
-        # All streams, unless each belongs to one rank.
+        # All streams, unless each belongs to one rank. A run resumed on another number of ranks may
+        # start anywhere.
         own_streams = range(order.streams)
         if order.streams % world == 0:
-            own_streams = range(rank, order.streams, world)
+            own_streams = range((start + rank) % world, order.streams, world)
         self.in_use = len(own_streams)
         self._find_chunks(chunks, own_streams, start, stop)
 

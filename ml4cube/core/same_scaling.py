@@ -12,7 +12,8 @@ from ml4cube.core.scaling import Scaling
 
 # The same statistics, summed up in another order, differ by rounding.
 _ROUNDING = 1e-6
-# Nested loaders, subsets and concatenations that are searched; a list may hold batches in memory.
+# Loaders, subsets and concatenations inside one another that are searched, and items of a list,
+# which may hold batches in memory.
 _MOST_NESTED, _MOST_LISTED = 16, 64
 
 
@@ -41,7 +42,9 @@ def _scaled_datasets(data: Any, depth: int = 0) -> Iterator[Any]:
         return
     if depth > _MOST_NESTED or data is None:
         return
-    parts: Iterable[Any] = (getattr(data, "dataset", None), getattr(data, "datasets", None))
+    joined: Any = getattr(data, "datasets", None)
+    every_one = joined if type(joined) in (list, tuple) else (joined,)
+    parts: Iterable[Any] = (getattr(data, "dataset", None), *every_one)
     if type(data) is dict:
         parts = data.values()
     elif type(data) in (list, tuple):

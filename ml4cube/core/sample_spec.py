@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, listed, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
@@ -118,6 +120,8 @@ class SampleSpec:
             self, "fill_method", _parse_fill_method(self.fill_method, self.variables)
         )
         check_choice("scale_fn", self.scale_fn, SCALINGS)
+        if isinstance(self.const, np.number):
+            object.__setattr__(self, "const", self.const.item())
         self._check_const()
         _ = self.windows  # a Grid checks that dims, sizes and overlaps fit
         if not self.array_dims:
@@ -380,6 +384,11 @@ def _stored_dims(
     """Return the cube dims of a stored sample, and the names of the stored array's dims."""
     default = tuple(dim for dim, n in size.items() if n > 1)
     if array_dims is None:
+        if SAMPLE_DIM in default:
+            raise InvalidValueError(
+                f"array_dims must name the sample dim if windows lie along a dim {SAMPLE_DIM!r} of "
+                f"the cube, got None; give for example {('sample', *default)}"
+            )
         return default, (SAMPLE_DIM, *default)
     names = parse_names("array_dims", array_dims)
     if not names or names[0] in size:

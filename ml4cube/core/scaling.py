@@ -13,7 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import is_time, same_coordinate
+from ml4cube.core.axes import is_time, rounding_of, same_coordinate
+from ml4cube.core.distance.separation import nearest_on_axis
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.statistics import scale_parameters, scale_values, unscale_values
 from ml4cube.core.sums.fields import FieldStatistics, decoded, encoded
@@ -130,7 +131,7 @@ def _entries_along(
             )
         return np.arange(cells)
     known, wanted = labels[dim], coords[dim]
-    # Coordinates that are equal up to rounding, such as float32, are matched by position.
+    # Without looking for duplicates, which are at the same positions.
     if same_coordinate(known, wanted):
         return np.arange(cells)
     if known.dtype.kind == wanted.dtype.kind == "M":
@@ -142,7 +143,11 @@ def _entries_along(
             f"statistics of {name!r} have duplicate coordinates along {dim!r}, and the data have "
             "others; drop the duplicates"
         )
-    entries = np.array([entry_of_label.get(label, -1) for label in wanted.tolist()], np.intp)
+    if known.dtype.kind == wanted.dtype.kind == "f":  # equal up to rounding, such as float32
+        entries = nearest_on_axis(wanted.astype(np.float64), known.astype(np.float64))
+        entries[~(np.abs(known[entries] - wanted) <= rounding_of(known))] = -1
+    else:
+        entries = np.array([entry_of_label.get(label, -1) for label in wanted.tolist()], np.intp)
     if (entries < 0).any():
         raise InvalidValueError(
             f"no statistics of {name!r} at {dim} {_first_labels(wanted[entries < 0])}, only at "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -236,7 +237,7 @@ class Statistics(Mapping[str, VariableStatistics]):
                 kind = FieldStatistics if "dims" in fields else VariableStatistics
                 table[name] = kind.from_dict(fields)
             return cls(table, raw["part"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise InvalidValueError(
                 f"text must be what to_json() returned, got {text[:80]!r} ({error})"
             ) from error

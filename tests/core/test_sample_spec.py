@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,3 +96,17 @@ def test_wrong_kinds_are_named() -> None:
         parse_names("to_pred", [1])
     with pytest.raises(InvalidValueError, match="variables must name at least one"):
         SampleSpec.parse(SHAPE, [])
+
+
+def test_a_number_of_numpy_is_a_const() -> None:
+    spec = SampleSpec.parse(SHAPE, ["a"], fill_method="constant", const=np.float32(0.5))
+    assert SampleSpec.from_json(spec.to_json()) == spec
+    assert type(spec.const) is float
+
+
+def test_windows_along_a_dim_named_samples_need_another_sample_dim() -> None:
+    shape, size = {"samples": 8, "lat": 4}, {"samples": 2, "lat": 2}
+    with pytest.raises(InvalidValueError, match="array_dims must name the sample dim"):
+        SampleSpec.parse(shape, ["a"], sample_size=size)
+    names = ("n", "samples", "lat")
+    assert SampleSpec.parse(shape, ["a"], sample_size=size, array_dims=names).array_dims == names

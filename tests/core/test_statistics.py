@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 
@@ -20,6 +21,7 @@ from ml4cube.core.statistics import (
     scaled_dtype,
     unscale_values,
 )
+from ml4cube.core.sums.fields import FieldStatistics, Moments
 from tests import oracle
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
@@ -257,6 +259,14 @@ def test_only_statistics_of_one_kind_merge(other: Statistics, words: str) -> Non
 def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(InvalidValueError):
         Statistics.from_json(text)
+
+
+def test_damaged_arrays_in_json_are_refused() -> None:
+    kept = FieldStatistics(*Moments.of(np.eye(2), axes=(1,)), dims=("lat",))
+    raw = json.loads(Statistics({"a": kept}).to_json())
+    raw["variables"]["a"]["mean"]["zlib"] = "AAAA"
+    with pytest.raises(InvalidValueError, match="text must be what to_json"):
+        Statistics.from_json(json.dumps(raw))
 
 
 @pytest.mark.parametrize(("dtype", "centre", "spread", "gaps"), OFFSETS)

@@ -325,7 +325,8 @@ def test_data_scaled_differently_are_not_joined():
     plain = torch.utils.data.TensorDataset(torch.zeros(4, 1), torch.zeros(4, 1))
     loader = functools.partial(torch.utils.data.DataLoader, batch_size=4)
     # in one loader
-    for wrong in (concat([mine, other]), concat([mine, subset(other, [1, 2])])):
+    many = concat([mine] * 64 + [other])
+    for wrong in (concat([mine, other]), concat([mine, subset(other, [1, 2])]), many):
         with pytest.raises(CubeError, match=words):
             prep_dataloader(wrong)
         with pytest.raises(CubeError, match=words):

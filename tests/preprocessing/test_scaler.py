@@ -297,6 +297,8 @@ def test_coordinates_rounded_to_float32_are_the_same_places() -> None:
     rounded = ds.assign_coords(lat=ds.lat.astype("f4"))
     expected = scaler.transform(ds)
     np.testing.assert_array_equal(scaler.transform(rounded).t, expected.t)
+    some = {"lat": [2, 0]}
+    np.testing.assert_array_equal(scaler.transform(rounded.isel(some)).t, expected.t.isel(some))
     with pytest.raises(InvalidValueError, match="no statistics of 't' at lat"):
         scaler.transform(ds.assign_coords(lat=ds.lat + 0.05))
 

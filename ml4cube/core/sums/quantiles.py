@@ -73,7 +73,10 @@ class Histogram:
 
     @classmethod
     def of(cls, values: Reals, bins: int, weights: Floats | None = None) -> Self:
-        """Count the cells of each entry of `values` (*field, cells); NaN is left out."""
+        """Count the cells of each entry of `values` (*field, cells), finite or NaN (left out).
+
+        Cells of weight 0 must be NaN, because a bin without weight would count as one in use.
+        """
         field, n = values.shape[:-1], values.shape[-1]
         rows = values.reshape(-1, n)
         weight_rows = None if weights is None else weights.reshape(-1, n)
