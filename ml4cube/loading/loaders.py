@@ -279,7 +279,7 @@ class EpochLoader:
         self.plan.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the progress of the epoch, in batches that were handed out.
+        """Return the progress of the epoch, in samples of the batches that were handed out.
 
         Returns
         -------

@@ -19,7 +19,7 @@ def loss_curve(
     xlabel: str = "epoch",
     title: str = "Training and validation loss",
 ) -> Figure:
-    """Draw the losses of a training run by epoch, and mark the best one.
+    """Draw the losses of a training run by epoch, and mark the lowest one (of validation if given).
 
     Parameters
     ----------
