@@ -14,6 +14,7 @@ from ml4cube.core.distance.variogram import Variogram, fit_variogram
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.plotting import (
     distance_curves,
+    field_maps,
     fold_bars,
     leakage_figure,
     loss_curve,
@@ -88,6 +89,27 @@ def test_a_label_without_time_is_one_map():
     figure = rendered(split_map(label_of_blocks()[0].drop_vars("time")))
     assert len(figure.axes) == 1
     assert figure.axes[0].get_xlabel() == "lon (°E)"
+
+
+def test_every_cell_of_a_map_is_seen():
+    """Also if longitudes jump from 180 to -180, or a dim has one cell."""
+    values = xr.DataArray(np.arange(8.0).reshape(2, 4), dims=("lat", "lon"))
+    field = values.assign_coords(lat=[1.0, -1.0], lon=[0.0, 90.0, -180.0, -90.0])
+    for one in (field, field[:1], field[:, :1], values[:1]):
+        axes = rendered(field_maps({"a": one})).axes[0]
+        (mesh,) = axes.collections
+        corners = mesh.get_coordinates()
+        shown = mesh.get_array().reshape(one.shape)
+        ordered = one.sortby([dim for dim in one.dims if dim in one.coords])
+        np.testing.assert_array_equal(shown, ordered)
+        assert (np.diff(corners[0, :, 0]) > 0).all()
+        assert (np.diff(corners[:, 0, 1]) > 0).all()
+
+
+def test_infinite_values_do_not_change_the_colours():
+    rain = xr.DataArray(np.array([[-np.inf, 1.0, 2.0]]), dims=("lat", "lon"))
+    for axes in rendered(field_maps({"a": rain}, {"error": rain})).axes[:2]:
+        assert axes.collections[0].get_clim()[1] == pytest.approx(1.995)
 
 
 def test_gaps_do_not_count():
@@ -212,6 +234,7 @@ def test_loss_curves_mark_the_best_epoch():
     for curves, best in (((train,), (4, 0.3)), ((train, val), (4, 0.5))):
         (axes,) = rendered(loss_curve(*curves)).axes
         assert [line.get_ydata()[-1] for line in axes.lines[:-1]] == [c[-1] for c in curves]
+        assert all(np.isfinite(line.get_ydata()).all() for line in axes.lines)
         assert [v[0] for v in axes.lines[-1].get_data()] == list(best)
         assert axes.get_yscale() == "log"
     assert len(rendered(loss_curve([1.0, 2.0], [None, None])).axes[0].lines) == 2

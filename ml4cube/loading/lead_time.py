@@ -130,7 +130,7 @@ def whole_cells(
 
 
 def warn_of_uneven_steps(lead: Lead, axes: Mapping[str, xr.Variable]) -> None:
-    """Warn if a lead, which counts cells, is not the same time everywhere."""
+    """Warn if a lead, which counts cells, is not the same time everywhere, or lies in the past."""
     for dim, along in lead.items():
         axis = axes.get(dim)
         if not along.offset or axis is None or len(axis) < 2 or not is_time(axis):
@@ -142,10 +142,11 @@ def warn_of_uneven_steps(lead: Lead, axes: Mapping[str, xr.Variable]) -> None:
             continue
         last = int(steps.argmax())
         warnings.warn(
-            f"target_offset counts cells, but steps along {dim!r} differ: {steps.min():g} to "
-            f"{steps.max():g} days, with a median of {np.median(steps):g}; the longest is from "
-            f"{dates[last]} to {dates[last + 1]}. Targets there lie at another lead time; sort the "
-            f"cube along {dim!r} and reindex it to even steps, whose gaps are then dropped",
+            f"target_offset counts cells, but steps along {dim!r} differ or go back in time: "
+            f"{steps.min():g} to {steps.max():g} days, with a median of {np.median(steps):g}; the "
+            f"longest is from {dates[last]} to {dates[last + 1]}. Targets there lie at another "
+            f"lead time; sort the cube along {dim!r} and reindex it to even steps, whose gaps are "
+            "then dropped",
             stacklevel=caller_level(),
         )
 

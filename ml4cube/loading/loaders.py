@@ -279,7 +279,7 @@ class EpochLoader:
         self.plan.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the progress of the epoch, in batches that were handed out.
+        """Return the progress of the epoch, in samples of the batches that were handed out.
 
         Returns
         -------
@@ -570,17 +570,11 @@ class ShareSampler(DistributedSampler[int]):
     ----------
     plan : object
         Order and progress of epochs; made by `prep_dataloader`.
-
-    Attributes
-    ----------
-    begun : tuple of int
-        Epoch that was begun last, and samples of it that were done before.
     """
 
     def __init__(self, plan: EpochPlan) -> None:
         # DistributedSampler's own __init__ asks for a process group.
         self.plan = plan
-        self.begun = (0, 0)
 
     def __len__(self) -> int:
         """Samples of this rank in one epoch."""
@@ -588,7 +582,7 @@ class ShareSampler(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Begin an epoch: the one that was set, else the next."""
-        self.begun = epoch, start = self.plan.begin()
+        epoch, start = self.plan.begin()
         samples_at = self.plan.samples_at(epoch)
         for positions in self.plan.share().batches(start):
             yield from samples_at(positions).tolist()

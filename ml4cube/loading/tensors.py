@@ -16,6 +16,7 @@ from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.opening import as_dataset
 from ml4cube.loading.coordinate_features import add_coordinates
 from ml4cube.loading.cube_source import CubeSource
 from ml4cube.loading.lead_time import is_target, target_name
@@ -306,7 +307,9 @@ class PTXrDataset(Dataset[Any]):
         [[3.0, 4.0, 5.0]]
         """
         rows = np.atleast_1d(self._rows(index))
-        arrays = [tensor.detach().cpu().numpy() for tensor in self.unpack(batch)]
+        tensors = [tensor.detach().cpu() for tensor in self.unpack(batch)]
+        # Predictions under autocast may be bfloat16, which numpy lacks.
+        arrays = [(t.float() if t.dtype == torch.bfloat16 else t).numpy() for t in tensors]
         if unscale:
             self._check_scaling_known()
         return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)
@@ -454,7 +457,8 @@ class PTXrDataset(Dataset[Any]):
         """Warn of targets or weights whose gaps were filled when they were sampled."""
         advice = FILL_FEATURES
         if self.metadata is None:  # The samples were made by hand.
-            attrs = {name: ds[name].attrs for name in options.scored}
+            by_hand = as_dataset(ds)
+            attrs = {name: by_hand[name].attrs for name in options.scored}
             filled = {n: found[FILLED_ATTR] for n, found in attrs.items() if FILLED_ATTR in found}
         elif self._from_cube:  # This call asks for `metadata.filled`: no need to warn of that.
             filled = self.metadata.invented(options.scored)
@@ -506,11 +510,12 @@ class PTXrDataset(Dataset[Any]):
             fields.append(self._stacked_field(self._y_names, target_dtype))
         if WEIGHT in self._source.variables:
             # Weights of samples have no axes; those of cells have one channel, however many y has.
-            window = self._window(WEIGHT)
-            if window not in ((), fields[-1].window):
+            window, sizes = self._window(WEIGHT), self._source.variables[WEIGHT].sizes
+            target_sizes = self._source.variables[self._y_names[0]].sizes
+            if sizes not in ({}, target_sizes):
                 raise InvalidValueError(
                     f"weights must be one per sample, or per cell of the target's window "
-                    f"{fields[-1].window}, got window {window}"
+                    f"{target_sizes}, got window {sizes}"
                 )
             fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
         self._check_order_of_dims(fields)
@@ -528,13 +533,14 @@ class PTXrDataset(Dataset[Any]):
             )
 
     def _stacked_field(self, names: tuple[str, ...], dtype: np.dtype[Any]) -> Field:
-        windows = {name: self._window(name) for name in names}
-        if len(set(windows.values())) > 1:
+        windows = [self._window(name) for name in names]
+        sizes = {name: self._source.variables[name].sizes for name in names}
+        if any(one != sizes[names[0]] for one in sizes.values()):
             raise InvalidValueError(
-                f"variables with different windows cannot be stacked: {windows}; choose some "
+                f"variables with different windows cannot be stacked: {sizes}; choose some "
                 "with features="
             )
-        return Field(names, windows[names[0]], dtype)
+        return Field(names, windows[0], dtype)
 
     def _window(self, name: str) -> tuple[int, ...]:
         variable = self._source.variables[name]

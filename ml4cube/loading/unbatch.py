@@ -85,7 +85,7 @@ class _WindowDim(NamedTuple):
 
 def _window_dims(source: SampleSource, name: str) -> dict[str, _WindowDim]:
     """Return the dims of a variable in a Dataset; those where targets differ get another name."""
-    lead = source.lead if is_target(name) else {}
+    lead = source.lead if is_target(name) or name == WEIGHT else {}
     dims = {}
     for dim, cells in source.variables[name].sizes.items():
         along = lead.get(dim, DimLead(0, cells, cells))

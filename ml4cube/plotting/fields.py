@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 
@@ -60,12 +61,10 @@ def field_maps(
     figure = Figure(figsize=(9, 0.6 + 1.35 * (len(fields) + len(errors))), layout="constrained")
     panels = figure.subplots(len(fields) + len(errors), 1, squeeze=False, sharex=True)[:, 0]
     units = next(iter(fields.values())).attrs.get("units", "")
-    values = np.concatenate([np.ravel(field.values) for field in fields.values()])
-    low, high = np.nanpercentile(values, [0.5, 99.5])
+    low, high = np.nanpercentile(_finite_values(fields), [0.5, 99.5])
     _draw_group(figure, panels[: len(fields)], fields, units, vmin=low, vmax=high, cmap="viridis")
     if errors:
-        differences = np.concatenate([np.ravel(field.values) for field in errors.values()])
-        largest = float(np.nanpercentile(np.abs(differences), 99.5)) or 1.0
+        largest = float(np.nanpercentile(np.abs(_finite_values(errors)), 99.5)) or 1.0
         _draw_group(
             figure, panels[len(fields) :], errors, f"error ({units})" if units else "error",
             vmin=-largest, vmax=largest, cmap="RdBu_r",
@@ -74,6 +73,12 @@ def field_maps(
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
+
+
+def _finite_values(maps: Mapping[str, xr.DataArray]) -> NDArray[np.float64]:
+    """Return all values of maps, with NaN for infinite ones, such as the logarithm of no rain."""
+    values = np.concatenate([np.ravel(field.values) for field in maps.values()])
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _draw_group(
@@ -90,8 +95,11 @@ def draw_field(axes: Axes, field: xr.DataArray, **style: Any) -> Any:
     """Draw a field of two dims along its coordinates, gaps in grey."""
     row, column = (str(dim) for dim in field.dims)
     axes.set_facecolor(GAP_COLOR)
-    x, y = (_axis_values(field, dim) for dim in (column, row))
-    mesh = axes.pcolormesh(x, y, np.ma.masked_invalid(field.values), shading="nearest", **style)
+    # Beside coordinates out of order, such as 90, 180, -90, a cell would cover the others.
+    centers = {dim: _axis_values(field, dim) for dim in (row, column)}
+    field = field.isel({dim: np.argsort(values, kind="stable") for dim, values in centers.items()})
+    x, y = (_edges(np.sort(centers[dim])) for dim in (column, row))
+    mesh = axes.pcolormesh(x, y, np.ma.masked_invalid(field.values), **style)
     axes.set_ylabel(axis_name(field, 0), fontsize=8)
     axes.tick_params(labelsize=8)
     return mesh
@@ -103,6 +111,13 @@ def _axis_values(field: xr.DataArray, dim: str) -> Any:
     if coord is None or coord.dtype.kind not in "fiuM" or coord.isnull().any():
         return np.arange(field.sizes[dim])
     return coord.values
+
+
+def _edges(centers: NDArray[Any]) -> NDArray[Any]:
+    """Return the edges of cells, halfway between centers; a single cell is 1 or a day wide."""
+    one = np.timedelta64(24, "h") if centers.dtype.kind == "M" else 1
+    half = (np.diff(centers) if len(centers) > 1 else np.array([one])) / 2
+    return np.concatenate([centers[:1] - half[:1], centers[:-1] + half, centers[-1:] + half[-1:]])
 
 
 def axis_name(field: xr.DataArray, axis: int) -> str:

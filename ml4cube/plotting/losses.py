@@ -19,7 +19,7 @@ def loss_curve(
     xlabel: str = "epoch",
     title: str = "Training and validation loss",
 ) -> Figure:
-    """Draw the losses of a training run by epoch, and mark the best one.
+    """Draw the losses of a training run by epoch, and mark the lowest one (of validation if given).
 
     Parameters
     ----------
@@ -59,17 +59,18 @@ def loss_curve(
             )
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axes = figure.add_subplot()
-    x = range(1, len(train) + 1) if x is None else x
+    at = np.arange(1, len(train) + 1) if x is None else np.asarray(x)
     losses = {"training": np.array(train, dtype=float)}  # None becomes NaN
     if val is not None:
         losses["validation"] = np.array(val, dtype=float)
     for (name, curve), color in zip(losses.items(), ("tab:blue", "tab:orange"), strict=False):
-        axes.plot(x, curve, color=color, label=name)
+        known = ~np.isnan(curve)  # Gaps, of epochs without validation, would interrupt the line.
+        axes.plot(at[known], curve[known], color=color, label=name)
     judged = losses.get("validation", losses["training"])
     if not np.isnan(judged).all():
         best = int(np.nanargmin(judged))
-        label = f"best: {judged[best]:.4g} ({xlabel} {x[best]})"
-        axes.plot([x[best]], [judged[best]], "o", color="black", ms=5, label=label)
+        label = f"best: {judged[best]:.4g} ({xlabel} {at[best]})"
+        axes.plot([at[best]], [judged[best]], "o", color="black", ms=5, label=label)
     drawn = np.concatenate([*losses.values()])
     if 0 < 10 * np.fmin.reduce(drawn) < np.fmax.reduce(drawn):  # a log axis suits a decade or more
         axes.set_yscale("log")

@@ -63,16 +63,16 @@ def empty_prediction(
             is_axis = coord.dims == (name,)
             coord.attrs |= {key: v for key, v in by_name.items() if key != "axis" or is_axis}
     referring = [*targets.values(), *coords.values()]
-    referred = [str(v.attrs[key]) for v in referring for key in _REFERENCES if key in v.attrs]
     auxiliary = {
         name: _in_memory(cube[name].variable)
-        for name in referred
+        for variable in referring
+        for name in _referred(variable, *_REFERENCES)
         if name in cube.variables and name not in {*coords, *targets}
     }
     result = xr.Dataset({**targets, **auxiliary}, coords)
     for variable in result.variables.values():
         for key in _REFERENCES:
-            if key in variable.attrs and variable.attrs[key] not in result.variables:
+            if not result.variables.keys() >= set(_referred(variable, key)):
                 del variable.attrs[key]
     version = importlib.metadata.version("ml4cube")
     return result.assign_attrs(
@@ -83,6 +83,11 @@ def empty_prediction(
             PREDICTION_ATTR: json.dumps({"version": version, **description}),
         }
     )
+
+
+def _referred(variable: xr.Variable, *keys: str) -> list[str]:
+    """Return the names of variables in attributes; a grid mapping may be written "crs: x y"."""
+    return [word.rstrip(":") for key in keys for word in str(variable.attrs.get(key, "")).split()]
 
 
 def _empty_target(

@@ -265,6 +265,12 @@ def test_leads_that_cannot_be_are_refused(
         PTXrDataset(given, **{"to_pred": "b", **options})
 
 
+def test_windows_of_one_array_hold_inputs_and_targets() -> None:
+    samples = xr.DataArray(np.arange(12.0).reshape(3, 4), dims=("samples", "time"), name="a")
+    X, y = PTXrDataset(samples, to_pred="a", target_offset={"time": 3})[1]
+    assert (X.tolist(), y.tolist()) == ([[4.0]], [[7.0]])
+
+
 @pytest.mark.parametrize("form", ["cube", "store"])
 @pytest.mark.parametrize("target_size", [None, {"time": 1}])
 def test_weights_are_those_of_the_targets_cells(
@@ -289,6 +295,8 @@ def test_weights_are_those_of_the_targets_cells(
     assert len(X) >= 3
     np.testing.assert_array_equal(y, w)
     np.testing.assert_array_equal(y.flatten(1)[:, :4], X[:, 0, 0] + 8)
+    shown = data.to_dataset((X, y, w), range(len(data)))
+    assert shown["weights"].dims == shown["b_target"].dims
     with pytest.raises(InvalidValueError, match=r"weights.*'v'"):
         PTXrDataset(ds, "b", weights="v", target_offset={"time": 2}, **options)
 
@@ -325,4 +333,4 @@ def test_steps_of_unequal_length_are_named(
         PTXrDataset(ds, "a", target_size={"time": 1}, **cut)  # At the time of the first input.
     said = [str(w.message) for w in found if "target_offset" in str(w.message)]
     assert len(said) == (kind not in ("even", "monthly"))
-    assert all("steps along 'time' differ" in text for text in said)
+    assert all("steps along 'time' differ or go back" in text for text in said)

@@ -256,6 +256,14 @@ def test_square_windows_that_are_transposed_are_refused(chosen: dict[str, Any]) 
     PTXrDataset(ds.transpose("samples", "y", "x"), **chosen)
 
 
+@pytest.mark.parametrize("chosen", [{"features": ["a", "b"]}, {"to_pred": "a", "weights": "b"}])
+def test_windows_along_other_dims_are_refused_though_as_long(chosen: dict[str, Any]) -> None:
+    along_x, along_y = ((("samples", dim), np.ones((2, 3))) for dim in "xy")
+    ds = xr.Dataset({"a": along_x, "b": along_y, "c": along_x})
+    with pytest.raises(InvalidValueError, match=r"window.*{'x': 3}.*{'y': 3}"):
+        PTXrDataset(ds, **chosen)
+
+
 def test_weights_of_samples_in_several_chunks() -> None:
     own = np.arange(9.0)
     ds = xr.Dataset({"a": ("samples", own), "b": ("samples", own)}).chunk(samples=4)
@@ -357,6 +365,13 @@ def test_a_batch_is_a_dataset_again(store: Path, form: str, unscale: bool) -> No
     plain = data_of(form, store)
     shown = plain.to_dataset(plain.take([1]), [1])
     assert set(shown) == set(cube())
+
+
+def test_a_prediction_under_autocast_is_a_dataset_again() -> None:
+    ds = xr.Dataset({name: ("samples", np.arange(4.0)) for name in "ab"})
+    X, y = (data := PTXrDataset(ds, to_pred="b")).take([2, 3])
+    shown = data.to_dataset((X, y.bfloat16()), [2, 3])
+    assert shown["b"].values.tolist() == [2.0, 3.0]
 
 
 def test_variables_that_were_renamed_do_not_know_their_scaling(store: Path) -> None:
