@@ -239,7 +239,7 @@ def test_loss_curves_mark_the_best_epoch():
         assert axes.get_yscale() == "log"
     assert len(rendered(loss_curve([1.0, 2.0], [None, None])).axes[0].lines) == 2
     (axes,) = rendered(loss_curve(train, val, x=[2, 4, 6, 8], xlabel="step")).axes
-    assert axes.get_legend_handles_labels()[1][-1] == "best: 0.5 (step 8)"
+    assert axes.get_legend_handles_labels()[1][-1] == "lowest: 0.5 (step 8)"
     for wrong in ({"val": val[:2]}, {"x": [1, 2]}):
         with pytest.raises(InvalidValueError, match="must have length 4, as train has, got 2"):
             loss_curve(train, **wrong)

@@ -7,7 +7,7 @@ samples lie in their cube (`coords`). Does not use torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,6 +21,7 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import scale_parameters
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
 from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.variables import not_data
 from ml4cube.loading.lead_time import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
@@ -60,6 +61,8 @@ class SampleSource(ChunkSource, Protocol):
     """
 
     variables: dict[str, SampleVariable]
+    # Variables that are not data, such as a split label; inputs only where a user names them.
+    auxiliary: Collection[str] = ()
     # By dim, the position of the targets (variables ``<name>@target``) relative to the inputs;
     # empty where it is the same.
     lead: Lead
@@ -138,6 +141,7 @@ class DatasetSource(SampleSource):
             for name, v in ds.data_vars.items()
             if dim in v.dims
         }
+        self.auxiliary = [*not_data(ds)]
         readable = [name for name, v in self.variables.items() if v.dtype.kind in "fiub"]
         self._readers = {
             name: CubeReader.of(ds, [name], tuple(map(str, ds[name].dims))) for name in readable

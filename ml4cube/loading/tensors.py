@@ -440,7 +440,8 @@ class PTXrDataset(Dataset[Any]):
         # At a lead time, the values of y are variables of their own in the source.
         self._y_names = tuple(map(target_name, targets)) if self.shifted else targets
         weights = options.weights_variable
-        features = [name for name in stored if name not in self._y_names and name != weights]
+        others = {*self._y_names, weights, *self._source.auxiliary}
+        features = [name for name in stored if name not in others]
         spec = self.metadata.spec if self.metadata else None
         if spec and spec.features and targets and targets == spec.targets and not self.shifted:
             # The store records the features that were sampled for these targets.

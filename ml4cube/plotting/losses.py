@@ -69,7 +69,7 @@ def loss_curve(
     judged = losses.get("validation", losses["training"])
     if not np.isnan(judged).all():
         best = int(np.nanargmin(judged))
-        label = f"best: {judged[best]:.4g} ({xlabel} {at[best]})"
+        label = f"lowest: {judged[best]:.4g} ({xlabel} {at[best]})"
         axes.plot([at[best]], [judged[best]], "o", color="black", ms=5, label=label)
     drawn = np.concatenate([*losses.values()])
     if 0 < 10 * np.fmin.reduce(drawn) < np.fmax.reduce(drawn):  # a log axis suits a decade or more

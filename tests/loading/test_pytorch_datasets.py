@@ -822,6 +822,8 @@ def test_one_part_is_asked_for_and_no_other_given(store: Path, tmp_path: Path) -
     with pytest.raises(InvalidValueError, match=r"part='test', but ds is the store of 'train'"):
         PTXrDataset(store, part="test")
     by_hand = xr.Dataset({"a": ("samples", np.arange(4.0))})
+    label = ("samples", np.array([1, 1, 0, 0], np.uint8))
+    assert PTXrDataset(by_hand.assign(b=by_hand.a, split=label), "b").features == ("a",)
     with pytest.raises(InvalidValueError, match=r"part='val', but ds is made by hand"):
         PTXrDataset(by_hand, part="val")
     # a part that is empty matters only to whom asks for it
