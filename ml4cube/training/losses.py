@@ -222,7 +222,9 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
 
 
 def _as_weights(weights: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(np.asarray(weights), dtype=torch.float32)
+    # numpy has no arrays of bfloat16, or on a GPU.
+    array = weights.detach() if isinstance(weights, torch.Tensor) else np.asarray(weights)
+    tensor = torch.as_tensor(array, dtype=torch.float32)
     if not bool((tensor >= 0).all()) or not bool((tensor > 0).any()):
         raise InvalidValueError("weights must be 0 or more, and at least one positive, and not NaN")
     return tensor

@@ -255,12 +255,25 @@ def test_a_saved_state_is_the_best_epochs_and_goes_on_from_there(tmp_path, kind)
     assert again.history["epoch"] == [3, 4]
     assert again.history["lr"] == run.history["lr"][2:]
     again.apply_weights()
-    again.best_epoch = 1  # as if the epochs since had been worse
+    again.run_batch(next(iter(loader())))  # the weights are then no longer the best
     again.save_state()
     later = build(7)
     later.load_state()
-    with pytest.raises(RunError, match="not that of the best epoch, 1"):
+    with pytest.raises(RunError, match="not that of the best epoch, 4"):
         later.apply_weights()
+
+
+def test_a_saved_state_may_be_the_best_of_a_validation_between_steps(tmp_path):
+    def build():
+        return make(StateManagerAddon, save_path=tmp_path, validate_every_steps=2)
+
+    run = build()
+    run.run(1, loader(), loader(9))
+    again = build()
+    again.load_state()
+    again.apply_weights()
+    run.apply_weights()
+    assert weights(again.model) == weights(run.model)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -1,5 +1,6 @@
 """Files that survive: whole or absent, checked, and safe to load."""
 
+import enum
 import os
 
 import numpy as np
@@ -73,6 +74,32 @@ def test_only_plain_values_are_written(tmp_path):
     with pytest.raises(InvalidTypeError, match=r"state\['a'\]\[1\] is a function"):
         write_file(tmp_path / "file.pt", {"a": [1, lambda: 0]})
     assert list(tmp_path.iterdir()) == []
+
+
+class Phase(enum.StrEnum):
+    """A text that a safe load refuses."""
+
+    WARM_UP = "warm-up"
+
+
+@pytest.mark.parametrize("value", [np.datetime64("2000-01-01"), Phase.WARM_UP, np.array(["a"])])
+def test_nothing_is_written_that_could_not_be_read(tmp_path, value):
+    with pytest.raises(InvalidTypeError, match=r"state\['a'\] is a"):
+        write_file(tmp_path / "file.pt", {"a": value})
+
+
+@pytest.mark.parametrize("array", [np.array(5.0), np.ones(2, ">f4")])
+def test_arrays_keep_shape_and_values(tmp_path, array):
+    write_file(tmp_path / "file.pt", {"a": array})
+    np.testing.assert_array_equal(read_file(tmp_path / "file.pt")["a"].numpy(), array)
+    assert read_file(tmp_path / "file.pt")["a"].shape == array.shape
+
+
+def test_a_sparse_tensor_is_kept(tmp_path):
+    write_file(tmp_path / "file.pt", {"neighbours": torch.eye(3).to_sparse()})
+    found = read_file(tmp_path / "file.pt")["neighbours"]
+    assert found.is_sparse
+    assert torch.equal(found.to_dense(), torch.eye(3))
 
 
 def test_a_view_does_not_drag_its_storage_along(tmp_path):

@@ -26,8 +26,9 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 from torch.utils.data.distributed import DistributedSampler
-from torchmetrics import Metric, R2Score
+from torchmetrics import MeanSquaredError, Metric, MetricCollection, R2Score
 from torchmetrics.classification import BinaryAUROC
+from torchmetrics.wrappers import MinMaxMetric
 
 from ml4cube.datasets.pytorch import Flip, PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
@@ -133,6 +134,9 @@ def validation_is_exact(folder=None):
         scores = {"mae": nn.functional.l1_loss}
         if samples == 37:
             scores |= {"auroc": AboveZero(), "r2": R2Score(), "rmse": RMSE(), "pair": Pair()}
+            # Metrics of torchmetrics that are made of others.
+            made_of = {"range": MinMaxMetric(MeanSquaredError()), "r2": R2Score()}
+            scores |= {"twice": R2Score() * 2, "made_of": MetricCollection(made_of)}
 
         def validate(val, scores=scores, ranks=True):
             run = trainer(
@@ -149,9 +153,10 @@ def validation_is_exact(folder=None):
             return run
 
         truth = validate(DataLoader(dataset(samples, seed=1), batch_size=5), ranks=False)
+        named = {"pair_0", "pair_1", "made_of_raw", "made_of_r2"}
         for kind, val in val_loaders(samples).items():
             run = validate(val)
-            for name in {"val_loss", *scores, "pair_0", "pair_1"} & truth.history.to_dict().keys():
+            for name in {"val_loss", *scores, *named} & truth.history.to_dict().keys():
                 wanted = pytest.approx(truth.history[name], rel=1e-5)
                 assert run.history[name] == wanted, (samples, kind, name)
             (rows,) = run.history["ranks"]
@@ -192,6 +197,14 @@ def test_states_of_torchmetrics_are_those_of_one_process():
     states_of_torchmetrics_are_added_up_once()
 
 
+@on_two_ranks
+def a_trainer_of_one_device_measures_its_own_data(folder=None):
+    val = DataLoader(dataset(17, seed=dist.get_rank()), batch_size=5)
+    run = trainer(val=val, epochs=1, metrics={"mse": MeanSquaredError()})
+    run.train()
+    assert run.history["mse"] == pytest.approx(run.history["val_loss"])
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_exact_loader_gives_every_sample_once(batched):
     class Mine(DistributedSampler):
@@ -209,6 +222,18 @@ def test_exact_loader_gives_every_sample_once(batched):
         exact = exact_loader(padded, World(rank, 4, torch.device("cpu")))
         seen += [row.tolist() for x, _ in exact for row in x]
     assert sorted(seen) == sorted(data.tensors[0].tolist())
+
+
+def test_exact_loader_keeps_what_a_subclass_does_to_batches():
+    class Doubled(DataLoader):
+        def __iter__(self):
+            return (2 * x for x, _ in super().__iter__())
+
+    data = dataset(4)
+    exact = exact_loader(
+        Doubled(data, sampler=DistributedSampler(data, 2, 1)), World(1, 2, torch.device("cpu"))
+    )
+    assert torch.equal(torch.cat(list(exact)), 2 * data.tensors[0][1::2])
 
 
 def test_exact_loader_keeps_all_settings():

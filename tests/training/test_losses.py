@@ -130,6 +130,11 @@ def test_no_gradient_passes_an_ignored_class():
     assert pred.grad.isfinite().all()
 
 
+def test_weights_may_be_a_tensor_of_any_precision():
+    loss = MaskedLoss(nn.MSELoss(), weights=torch.tensor([1, 3], dtype=torch.bfloat16))
+    assert loss(torch.zeros(1, 2), torch.tensor([[0.0, 2.0]])).item() == 3.0
+
+
 def test_weighted_by_area():
     lat = xr.DataArray([-75.0, 0.0, 30.0], dims="lat")
     areas = band_areas(lat)
@@ -348,6 +353,7 @@ def test_batches_and_ranks_give_the_loss_of_all_at_once(loss, reduction, given):
         (Classes(), -1, torch.ones(CLASSES)),
         (nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=2), 2, WEIGHT),
         (nn.NLLLoss(weight=WEIGHT, ignore_index=2), 2, WEIGHT),
+        (torch.compile(nn.CrossEntropyLoss(weight=WEIGHT), backend="eager"), -100, WEIGHT),
     ],
 )
 def test_masked_classes_are_those_of_torch_and_may_be_weighted(loss, ignored, weight):

@@ -6,13 +6,15 @@ import math
 import random
 import re
 import warnings
+from datetime import date
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR, StepLR
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidValueError
@@ -306,6 +308,20 @@ def test_other_samples_of_the_same_source_are_other_data():
     assert data_identity(DataLoader(Subset(whole, list(range(20))))) == found[-2]
 
 
+def test_arrays_of_a_users_data_set_are_not_taken_for_names():
+    class Own(Dataset):
+        features, targets = torch.zeros(4, 2), np.zeros(4)
+        statistics, lead = np.zeros((2, 2)), 6
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return self.features[index], self.targets[index]
+
+    assert data_identity(DataLoader(Own())) == {"samples": 4}
+
+
 # ------------------------------------------------------------ what is judged anew
 
 
@@ -472,6 +488,12 @@ class Weighted:
 
     def __call__(self, pred, target):
         return (pred - target).abs().mean()
+
+
+@pytest.mark.parametrize("choose", [xr.DataArray, slice, range, lambda n: date(2000, 1, n)])
+def test_values_without_attributes_tell_metrics_apart(choose):
+    one, other = choose(1), choose(2)
+    assert identity(Weighted(one)) == identity(Weighted(choose(1))) != identity(Weighted(other))
 
 
 def test_arrays_of_any_dtype_and_size_tell_metrics_apart():

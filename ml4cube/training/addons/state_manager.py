@@ -21,6 +21,8 @@ _STATE_FILE = "state.ckpt"  # holds weights, optimizer, scheduler and counts
 class _State(TrainerBase):  # type: ignore[misc]
     """Mixin that saves the best state."""
 
+    _best_step: int | None = None  # at which `best_weights` were those of the model
+
     def __init__(
         self,
         *args: Any,
@@ -34,6 +36,8 @@ class _State(TrainerBase):  # type: ignore[misc]
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Save the state if the epoch is the best so far."""
         better: bool = super().check_better(cur_epoch, cur_loss)
+        if better:
+            self._best_step = self.progress_checker.step
         if better and not self._options.fast_dev_run:
             self.save_state()
         return better
@@ -48,7 +52,7 @@ class _State(TrainerBase):  # type: ignore[misc]
                 "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
                 "epoch": self.progress_checker.epoch,
                 "step": self.progress_checker.step,
-                "best": [self.best_epoch, self.best_loss],
+                "best": [self.best_epoch, self.best_loss, self._best_step],
             }
             write_weights(self.save_path / self._model_name, weights)
             write_file(self.save_path / _STATE_FILE, state)
@@ -69,8 +73,9 @@ class _State(TrainerBase):  # type: ignore[misc]
         for name, part in parts.items():
             if part is not None:
                 part.load_state_dict(state[name])
-        self.best_epoch, self.best_loss = state["best"]
-        self.best_weights = state["model"] if self.best_epoch == state["epoch"] else None
+        self.best_epoch, self.best_loss, self._best_step = state["best"]
+        # By the step, because the best may be a validation inside an epoch.
+        self.best_weights = state["model"] if self._best_step == state["step"] else None
         self.start_at(TrainState(epoch=state["epoch"], step=state["step"]))
         return int(state["epoch"])
 

@@ -70,15 +70,19 @@ def to_plain(value: Any, name: str = "state") -> Any:
     """Turn a state into what a safe load accepts: CPU tensors and plain Python."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
+        if tensor.layout != torch.strided:  # sparse, and so without a storage of its own
+            return tensor
         # A view would bring its whole storage into the file.
         is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
         return tensor.clone() if is_view else tensor
     if isinstance(value, np.generic):  # before float, because np.float64 is one
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+        value = value.item()  # not always plain: a date for example
+    # Not their subclasses, such as enums, which a safe load refuses.
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return value
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        native = value.dtype.newbyteorder("=")
+        return torch.from_numpy(np.asarray(value, dtype=native, order="C"))
     if isinstance(value, Mapping):
         plain = {
             to_plain(key, f"key of {name}"): to_plain(item, f"{name}[{key!r}]")

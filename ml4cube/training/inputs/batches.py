@@ -156,22 +156,25 @@ def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
 def data_facts(loader: Any) -> dict[str, Any]:
     """Return the names and statistics of the loader's data, for snapshots."""
     dataset = getattr(loader, "dataset", None)
-    metadata = getattr(dataset, "metadata", None)
     facts: dict[str, Any] = {}
     for name in ("features", "targets", "variables"):
-        names = getattr(dataset, name, None) or getattr(metadata, name, None)
-        if isinstance(names, str | tuple | list):
-            facts[name] = [names] if isinstance(names, str) else [str(item) for item in names]
+        for owner in (dataset, getattr(dataset, "metadata", None)):
+            names = getattr(owner, name, None)
+            # A user's data set may have its arrays under such a name.
+            if isinstance(names, str | tuple | list) and names:
+                facts[name] = [names] if isinstance(names, str) else [str(item) for item in names]
+                break
     statistics = statistics_of(dataset)
     return facts if statistics is None else facts | {"statistics": statistics}
 
 
 def statistics_of(dataset: Any) -> str | None:
     """Return the statistics of a data set as JSON, if it has any."""
-    metadata = getattr(dataset, "metadata", None)
-    statistics = getattr(dataset, "statistics", None) or getattr(metadata, "statistics", None)
-    to_json = getattr(statistics, "to_json", None)
-    return to_json() if callable(to_json) else None
+    for owner in (dataset, getattr(dataset, "metadata", None)):
+        to_json = getattr(getattr(owner, "statistics", None), "to_json", None)
+        if callable(to_json):
+            return str(to_json())
+    return None
 
 
 def describe_batch(batch: Any) -> str:

@@ -9,6 +9,8 @@ import json
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import date, time, timedelta
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from torch.utils.data import TensorDataset
 from ml4cube.sampling.identity.callback import closure_of, is_installed, source_of
 from ml4cube.training.inputs.batches import data_facts, statistics_of
 
+# Besides numbers and texts, the values that their repr identifies.
+_BY_REPR = complex | slice | range | date | time | timedelta | PurePath | torch.device | torch.dtype
 _MAX_VALUES = 1 << 20  # of a larger tensor, about so many values are compared
 _MAX_DEPTH = 4  # levels of objects inside objects that are compared
 
@@ -49,7 +53,7 @@ def _dataset_facts(dataset: Any) -> dict[str, Any]:
     if hasattr(dataset, "dataset"):  # a Subset
         facts, indices = _dataset_facts(dataset.dataset), getattr(dataset, "indices", ())
         return facts | {"indices": digest([facts.get("indices"), np.asarray(indices)])[:12]}
-    if hasattr(dataset, "lead"):  # a PTXrDataset
+    if hasattr(dataset, "lead") and hasattr(dataset, "metadata"):  # a PTXrDataset
         weights = dataset.weights
         if weights is not None and not isinstance(weights, str):
             values = weights if isinstance(weights, Mapping) else np.asarray(weights, float)
@@ -104,7 +108,7 @@ def _contents(value: Any, depth: int = 0) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         content = hashlib.sha256(value.tobytes()).hexdigest()
         return [str(value.dtype), list(value.shape), content]
-    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
+    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic | _BY_REPR):
         return repr(value)
     if isinstance(value, type) or is_installed(value):
         return class_name(value)
@@ -130,6 +134,8 @@ def _contents(value: Any, depth: int = 0) -> Any:
         return [inner(value.__func__), class_name(type(value.__self__))]
     if isinstance(value, functools.partial):
         return [inner(value.func), inner(value.args), inner(value.keywords)]
+    if not hasattr(value, "__dict__") and hasattr(value, "__array__"):  # a DataArray
+        return [class_name(type(value)), inner(np.asarray(value))]
     attributes = getattr(value, "__dict__", {})
     if not isinstance(value, nn.Module):
         return [class_name(type(value)), inner(attributes)]

@@ -185,6 +185,7 @@ def setting(loss: Callable[..., Any], name: str) -> Any:
 
 def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
     """Return the loss with another reduction, if it has one."""
+    loss = _uncompiled(loss)  # a compiled module would set the reduction of the user's own
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         copied = copy.copy(loss)  # the user's own keeps its reduction
         copied.reduction = reduction  # type: ignore[assignment]
@@ -194,10 +195,16 @@ def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
 
 def is_over_classes(loss: Callable[..., Any]) -> bool:
     """Return True if a loss is one of torch's over classes, with torch's own forward."""
-    function = loss.func if isinstance(loss, partial) else loss
+    function = loss.func if isinstance(loss, partial) else _uncompiled(loss)
     if isinstance(function, _CLASS_MODULES):
         return any(type(function).forward is kind.forward for kind in _CLASS_MODULES)
     return any(function is over_classes for over_classes in _CLASS_FUNCTIONS)
+
+
+def _uncompiled(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the module that `torch.compile` has wrapped; any other loss as it is."""
+    original: Callable[..., Any] = getattr(loss, "_orig_mod", loss)
+    return original
 
 
 def loss_name(loss: Callable[..., Any]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.inputs.checks import refuse_class
@@ -330,6 +331,10 @@ def _reset_copy(metric: Any, device: torch.device) -> Any:
     metric = copy.deepcopy(metric)
     if hasattr(metric, "reset"):
         metric.reset()
+    for part in _torchmetrics_in(metric):
+        # Ranks that each train a model of their own must not be reduced, and the sync of
+        # torchmetrics hangs if a rank has no sample: `_compute_over_ranks` reduces instead.
+        part.sync_on_compute = part._to_sync = False
     return metric.to(device) if hasattr(metric, "to") else metric
 
 
@@ -343,22 +348,27 @@ def _compute_over_ranks(metric: Any, has_batches: bool, world: World) -> Any:
             merged = whole.merge(other)
             whole = whole if merged is None else merged  # None: merged in place
         return whole.compute()
-    if hasattr(metric, "items"):  # a collection of torchmetrics, whose members may share state
-        members = dict(metric.items(keep_base=False, copy_state=True))
-        return {name: _compute_over_ranks(m, has_batches, world) for name, m in members.items()}
-    if not hasattr(metric, "metric_state"):
+    parts = _torchmetrics_in(metric)
+    if not parts:
         raise InvalidTypeError(
             f"metric {metric!r} must have merge(other) or be of torchmetrics, to be reduced over "
             f"{world.size} ranks"
         )
-    # The sync of torchmetrics hangs if a rank has no sample.
-    states = [s for s in world.gather_objects(_cpu_state(metric) if has_batches else None) if s]
-    for name in states[0]:
-        setattr(metric, name, _merge([s[name] for s in states], metric._reductions[name]))
-    metric._update_count = max(metric._update_count, 1)
-    # The states are merged already; compute() would reduce them once more.
-    metric.sync_on_compute = metric._to_sync = False
+    if hasattr(metric, "items"):  # a collection, whose members may share a state
+        metric.items(copy_state=True)
+    own_states = [_cpu_state(part) for part in parts] if has_batches else None
+    states = [s for s in world.gather_objects(own_states) if s is not None]
+    for part, *states_of_part in zip(parts, *states, strict=True):
+        for name, reduction in part._reductions.items():
+            setattr(part, name, _merge([state[name] for state in states_of_part], reduction))
+        part._update_count = max(part._update_count, 1)
     return metric.cpu().compute()
+
+
+def _torchmetrics_in(metric: Any) -> list[Any]:
+    """Return a metric of torchmetrics and those inside it: a wrapper's or collection's members."""
+    modules = metric.modules() if isinstance(metric, nn.Module) else ()
+    return [module for module in modules if hasattr(module, "_reductions")]
 
 
 def _cpu_state(metric: Any) -> dict[str, Any]:

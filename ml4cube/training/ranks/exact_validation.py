@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -42,4 +43,8 @@ def with_sampler(loader: DataLoader[Any], sampler: Any, **changed: Any) -> DataL
     """Return a copy of a DataLoader with another sampler and some settings changed."""
     names = inspect.signature(DataLoader).parameters.keys() - _CHOOSE_SAMPLES
     settings = {name: getattr(loader, name) for name in names}
-    return DataLoader(sampler=sampler, **settings | changed)
+    plain: DataLoader[Any] = DataLoader(sampler=sampler, **settings | changed)
+    # The copy may be of a user's subclass, whose __iter__ changes the batches.
+    copied = copy.copy(loader)
+    vars(copied).update(vars(plain))
+    return copied
