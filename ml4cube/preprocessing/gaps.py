@@ -170,8 +170,8 @@ def apply_filter(
     Returns
     -------
     Samples (a dict), Dataset or DataArray
-        Of the kind given; a lazy cube stays lazy. Floats keep their dtype. Integers and booleans
-        become floats if cells become gaps. `accounting` returns the counts.
+        Of the kind given; a lazy cube stays lazy. Floats and dates keep their dtype. Integers and
+        booleans become floats if cells become gaps. `accounting` returns the counts.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def apply_filter(
     if mask_name is None:
         return like_given(cube, ds)
     mask = cubes.as_flags(cube.variables[mask_name])
-    data = data_variables(cube, exclude=[mask_name])
+    data = data_variables(cube, [mask_name], _GAP_KINDS)
     if SAMPLE_DIM in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
         in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLE_DIM]).values
         codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLE_DIM]), KEPT, MASK)

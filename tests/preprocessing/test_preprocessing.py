@@ -477,6 +477,9 @@ def test_masks_blank_the_numbers_of_samples_in_any_form(dtype: Any) -> None:
     for name in samples:
         np.testing.assert_array_equal(lazy[name], found[name])
         assert lazy[name].dtype == found[name].dtype
+    # texts cannot have gaps
+    blanked = [False, dtype not in ("U3", object)] * 3
+    assert (lazy.x.isnull().values.ravel() == blanked).all()
 
 
 def test_masks_of_texts_are_refused() -> None:
