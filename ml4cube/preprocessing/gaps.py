@@ -113,8 +113,10 @@ def assign_mask(
         raise InvalidValueError(
             f"mask_name must be unused or a mask, got {name!r}, which the cube already has"
         )
-    dims = set(cube_dims(ds))
-    largest = next(ds[n] for n in cube_variables(ds)[0] if set(ds[n].dims) == dims)
+    dims = cube_dims(ds)
+    # samples cannot hold complex numbers, but a mask fits them
+    held, others = cube_variables(ds)
+    largest = next(ds[n] for n in (*held, *others) if ds[n].dims == dims)
     flags = cubes.as_flags(_with_dims(mask, largest, stack_dim))
     flags = cubes.broadcast_to(flags, largest.sizes)
     if largest.chunks is not None:
