@@ -2,7 +2,8 @@
 
 Samples are dicts of arrays (samples, *window) or Datasets with a dim ``samples``; there, whole
 samples are dropped. On any other cube each cell is a sample. A grid cannot lose cells, so a
-dropped cell becomes a gap in every floating-point variable.
+dropped cell becomes a gap: by `apply_filter` in all numbers and dates, by `drop_nan_values` in
+floating-point variables.
 """
 
 from __future__ import annotations
