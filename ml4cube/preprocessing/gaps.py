@@ -2,7 +2,8 @@
 
 Samples are dicts of arrays (samples, *window) or Datasets with a dim ``samples``; there, whole
 samples are dropped. On any other cube each cell is a sample. A grid cannot lose cells, so a
-dropped cell becomes a gap in every floating-point variable.
+dropped cell becomes a gap: by `apply_filter` in all numbers and dates, by `drop_nan_values` in
+floating-point variables.
 """
 
 from __future__ import annotations
@@ -113,8 +114,10 @@ def assign_mask(
         raise InvalidValueError(
             f"mask_name must be unused or a mask, got {name!r}, which the cube already has"
         )
-    dims = set(cube_dims(ds))
-    largest = next(ds[n] for n in cube_variables(ds)[0] if set(ds[n].dims) == dims)
+    dims = cube_dims(ds)
+    # samples cannot hold complex numbers, but a mask fits them
+    held, others = cube_variables(ds)
+    largest = next(ds[n] for n in (*held, *others) if ds[n].dims == dims)
     flags = cubes.as_flags(_with_dims(mask, largest, stack_dim))
     flags = cubes.broadcast_to(flags, largest.sizes)
     if largest.chunks is not None:
@@ -170,8 +173,8 @@ def apply_filter(
     Returns
     -------
     Samples (a dict), Dataset or DataArray
-        Of the kind given; a lazy cube stays lazy. Floats keep their dtype. Integers and booleans
-        become floats if cells become gaps. `accounting` returns the counts.
+        Of the kind given; a lazy cube stays lazy. Floats and dates keep their dtype. Integers and
+        booleans become floats if cells become gaps. `accounting` returns the counts.
 
     Raises
     ------
@@ -196,7 +199,7 @@ def apply_filter(
     if mask_name is None:
         return like_given(cube, ds)
     mask = cubes.as_flags(cube.variables[mask_name])
-    data = data_variables(cube, exclude=[mask_name])
+    data = data_variables(cube, [mask_name], _GAP_KINDS)
     if SAMPLE_DIM in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
         in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLE_DIM]).values
         codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLE_DIM]), KEPT, MASK)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real, prefixed
 from ml4cube.core.missing import masked_to_gaps
-from ml4cube.core.scaling import ENTRIES_ATTR, decode_entries, match_entries
+from ml4cube.core.scaling import ENTRIES_ATTR, GROUPS, decode_entries, match_entries
 from ml4cube.core.statistics import (
     check_decoded,
     offset_and_scale,
@@ -139,6 +139,9 @@ def rescale_array(
     check_real(f"variable {name!r}", array.dtype)
     check_decoded(name, array)
     array = read_in_blocks(array)
+    # xarray's groupby sorts seasons by name, and leaves out months without a date
+    groups = {d: GROUPS[str(d)] for d in offset.indexes if d in GROUPS and d not in array.dims}
+    offset, scale = offset.reindex(groups), scale.reindex(groups)
     entries = _entries(name, array, offset) if offset.dims else []
     if array.chunks is not None:
         chunks = array.variable.chunksizes

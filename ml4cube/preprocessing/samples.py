@@ -86,6 +86,7 @@ def _with_samples(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDA
         return array
     by_sample = array.shape[:1] == (n,) and _ends_with(window, array.shape[1:])
     static = _ends_with(window, array.shape)
+    # one dim as long as both samples and window is that of the samples, as of a label
     if by_sample and static and array.ndim > 1:
         raise InvalidValueError(
             f"{name} of shape {array.shape} is ambiguous for data of shape {shape}: with or "

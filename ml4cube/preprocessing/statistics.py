@@ -357,7 +357,7 @@ def get_range(
     Raises
     ------
     InvalidValueError
-        If a name or the part is unknown, no variable is left, or a variable holds packed
+        If a name, dim or the part is unknown, no variable is left, or a variable holds packed
         integers that were not decoded.
     EmptyPartError
         If the part has no cell.

@@ -349,6 +349,13 @@ def test_a_static_mask_in_any_form_becomes_one_on_all_dims(chunks: Any) -> None:
     assert bool(by_time.filter_mask.all())
 
 
+@pytest.mark.parametrize("dtype", ["c8", "m8[ns]", "g"])
+def test_a_cube_of_numbers_that_samples_cannot_hold_takes_a_mask(dtype: str) -> None:
+    ds = xr.Dataset({"z": (("y", "x"), np.ones((2, 3), int).astype(dtype))})
+    masked = pp.apply_filter(pp.assign_mask(ds, np.array([True, False, True]), stack_dim="y"))
+    assert masked.z.isnull().values.tolist() == [[False, True, False]] * 2
+
+
 def test_a_mask_over_time_counts_where_a_static_variable_is_listed() -> None:
     mask, height = np.ones((4, 3, 2), bool), np.ones((3, 2))
     mask[0], height[1, 1] = False, np.nan
@@ -477,6 +484,9 @@ def test_masks_blank_the_numbers_of_samples_in_any_form(dtype: Any) -> None:
     for name in samples:
         np.testing.assert_array_equal(lazy[name], found[name])
         assert lazy[name].dtype == found[name].dtype
+    # texts cannot have gaps
+    blanked = [False, dtype not in ("U3", object)] * 3
+    assert (lazy.x.isnull().values.ravel() == blanked).all()
 
 
 def test_masks_of_texts_are_refused() -> None:

@@ -330,6 +330,19 @@ def test_functions_take_the_same_statistics() -> None:
     xr.testing.assert_identical(pp.normalize(ds, stats), unit)
 
 
+@pytest.mark.parametrize(("by", "dates"), [("season", slice(None)), ("month", slice(151, 243))])
+def test_a_climatology_of_xarray_is_matched_by_its_labels(by: str, dates: slice) -> None:
+    time = xr.date_range("2001-01-01", periods=365)
+    values = np.random.default_rng(0).normal(size=365) + time.month
+    t = xr.DataArray(values, {"time": time}, ["time"], name="t").isel(time=dates)
+    groups = t.groupby(f"time.{by}")
+    wanted = (groups - groups.mean()).groupby(f"time.{by}") / groups.std()
+    pairs = {"t": [groups.mean(), groups.std()]}
+    scaled = pp.standardize(t, pairs)
+    np.testing.assert_allclose(scaled, wanted)
+    np.testing.assert_allclose(post.undo_standardizing(scaled, pairs), t)
+
+
 def test_rain_on_mostly_dry_days_is_shifted_not_blown_up() -> None:
     rng = np.random.default_rng(0)
     rain = np.where(rng.random((500, 3)) < 0.8, 0.0, rng.exponential(5, (500, 3)))
