@@ -101,7 +101,11 @@ def cube_variables(
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
     """Return the data variables on any dims whose dtype is of one of numpy's `kinds`."""
     others = {*exclude, *not_data(ds), split_label(ds)}
-    return [str(n) for n, v in ds.data_vars.items() if n not in others and v.dtype.kind in kinds]
+    return [
+        str(name)
+        for name, v in ds.data_vars.items()
+        if name not in others and v.dtype.kind in kinds and not repeats_dim(v)
+    ]
 
 
 def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:

@@ -14,7 +14,7 @@ import xarray as xr
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
-from ml4cube.cube.variables import cube_dims, cube_variables
+from ml4cube.cube.variables import cube_dims, cube_variables, data_variables
 from tests.cubes import cell_id_cube
 
 SHAPE = {"time": 6, "lat": 5, "lon": 7}
@@ -88,6 +88,7 @@ def test_dims_and_variables_of_a_cube() -> None:
     kept, others = cube_variables(ds)
     assert kept == ["t", "area"]
     assert set(others) == {"time_bnds", "named", "crs", "code", "long", "covariance"}
+    assert "covariance" not in data_variables(ds)
     with pytest.raises(
         InvalidValueError, match=r"'covariance' must have every dim once, got \('lat', 'lat'\)"
     ):
