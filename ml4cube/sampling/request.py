@@ -303,25 +303,31 @@ def _variables(ds: xr.Dataset, options: SamplingOptions) -> tuple[list[str], dic
 
 def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
     """Refuse chunks that are too large for a worker, as the metadata declares them."""
-    in_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
-    for chunks in filter(None, (source_chunks(variable), in_file)):
-        cells = math.prod(chunks.get(str(dim), n) for dim, n in variable.sizes.items())
-        size_mb = cells * variable.dtype.itemsize / 1e6
+    for chunks in filter(None, (source_chunks(variable), _file_chunks(variable))):
+        size_mb = math.prod(chunks.values()) * variable.dtype.itemsize / 1e6
         if size_mb > limit_mb:
             raise InvalidValueError(
-                f"chunks of variable {name!r}, {dict(chunks)}, have {size_mb:,.0f} MB once "
+                f"chunks of variable {name!r}, {chunks}, have {size_mb:,.0f} MB once "
                 f"decoded, above max_chunk_mb={limit_mb:g}, and a worker holds whole chunks in "
                 "memory; rechunk the cube, or raise max_chunk_mb"
             )
 
 
 def source_chunks(variable: xr.Variable) -> dict[str, int]:
-    """Return the largest chunk along each dim, of dask or the file; nothing for memory."""
+    """Return the largest chunk along each dim, of dask or the file; nothing if not known."""
     if variable.chunks is not None:
         return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
-    if variable._in_memory:
-        return {}
-    return {str(d): int(n) for d, n in variable.encoding.get("preferred_chunks", {}).items()}
+    in_file = _file_chunks(variable)
+    dims = [str(dim) for dim in variable.dims]
+    # if dims were renamed, it is not known which one a chunk size belongs to
+    return {dim: in_file[dim] for dim in dims} if in_file.keys() >= set(dims) else {}
+
+
+def _file_chunks(variable: xr.Variable) -> dict[str, int]:
+    """Return the largest chunk along each dim of the file, by the file's names; none for memory."""
+    chunks = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
+    # of the file; along each dim one size, or one per chunk
+    return {str(dim): int(np.max(sizes)) for dim, sizes in chunks.items()}
 
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:

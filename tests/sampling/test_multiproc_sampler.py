@@ -559,6 +559,16 @@ def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     assert (used == {0, 1, 2}) != at_random
 
 
+def test_chunks_of_a_file_whose_dims_were_renamed(tmp_path: Path) -> None:
+    """xarray keeps the file's names in the encoding: the chunk along a new name is not known."""
+    cube = cell_id_cube({"time": 40, "latitude": 40, "longitude": 40}, "float64")
+    cube.chunk(latitude=10, longitude=10).to_zarr(tmp_path / "cube.zarr")
+    with xr.open_zarr(tmp_path / "cube.zarr", chunks=None) as ds:
+        ds = ds.rename(latitude="lat", longitude="lon")
+        plan = sampler(ds, tmp_path, data_fraq=0.25, max_chunk_mb=0.04, seed=3).plan()
+    assert sum(plan.samples.values()) == pytest.approx(0.25 * 40**3, rel=0.2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("at_random", [False, True])
 def test_every_part_is_in_the_blocks_that_are_used(tmp_path: Path, at_random: bool) -> None:
