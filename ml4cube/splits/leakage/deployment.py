@@ -149,7 +149,9 @@ def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
             coords = [
                 coord
                 for coord in view.ds.coords.values()
-                if role_of(coord) == role and coord.ndim != 1 and time_dim not in coord.dims
+                if role_of(coord) == role
+                and coord.ndim != 1
+                and set(coord.dims) <= set(view.dims) - {time_dim}  # not the vertices of cells
             ]
             if not coords:
                 return None
