@@ -355,6 +355,15 @@ def test_a_recipe_is_refused_where_cells_lie_elsewhere(calendar: str) -> None:
             apply_split(other, recipe)
 
 
+def test_a_recipe_is_refused_one_step_away_on_an_axis_of_large_numbers() -> None:
+    hours = ("time", np.arange(1_000_000, 1_000_048), {"units": "hours since 1900-01-01"})
+    ds = xr.Dataset({"t": ("time", np.zeros(48))}, {"time": hours})
+    recipe = assign_block_split(ds, {"time": 12}).split.attrs["ml4cube_split"]
+    assert "split" in apply_split(ds, recipe)
+    with pytest.raises(ValueError, match="here it runs from 1000001.0"):
+        apply_split(ds.assign_coords(time=ds.time + 1), recipe)
+
+
 # --- blocks that nobody chose ---------------------------------------------------------------
 
 
