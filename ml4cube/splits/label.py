@@ -205,7 +205,8 @@ def _plain_value(value: Any) -> float | str:
     """Return a coordinate as JSON can hold it; durations in nanoseconds."""
     if isinstance(value, np.datetime64):
         return str(np.datetime_as_string(value, unit="s"))
-    if hasattr(value, "hour"):  # This is a date of another calendar (cftime).
+    # This is a date of another calendar (cftime); pandas' periods have no `isoformat`.
+    if hasattr(value, "hour") and hasattr(value, "isoformat"):
         return str(value.isoformat(timespec="seconds"))
     if isinstance(value, np.timedelta64):
         value = value.astype("timedelta64[ns]").astype(np.int64)

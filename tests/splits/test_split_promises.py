@@ -10,6 +10,7 @@ import warnings
 import dask.array as da
 import iris_sample_data
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from hypothesis import given, settings
@@ -360,8 +361,17 @@ def test_a_recipe_is_refused_one_step_away_on_an_axis_of_large_numbers() -> None
     ds = xr.Dataset({"t": ("time", np.zeros(48))}, {"time": hours})
     recipe = assign_block_split(ds, {"time": 12}).split.attrs["ml4cube_split"]
     assert "split" in apply_split(ds, recipe)
-    with pytest.raises(ValueError, match="here it runs from 1000001.0"):
+    with pytest.raises(ValueError, match="here it runs from 1000001"):
         apply_split(ds.assign_coords(time=ds.time + 1), recipe)
+
+
+def test_a_cube_with_periods_as_times_is_split() -> None:
+    months = pd.period_range("2000-01", periods=12, freq="M")
+    ds = xr.Dataset({"t": ("time", np.zeros(12))}, {"time": months})
+    label = assign_block_split(ds, {"time": 3}).split
+    recipe = label.attrs["ml4cube_split"]
+    assert json.loads(recipe)["ends"] == {"time": ["2000-01", "2000-12"]}
+    assert (apply_split(ds, recipe).split.values == label.values).all()
 
 
 # --- blocks that nobody chose ---------------------------------------------------------------
