@@ -184,7 +184,9 @@ class Sampling:
         blocks = Grid.blocks(shape, _size_of_blocks(ds, spec, options.block_size))
         labelled = split_label(ds) is not None
         ds, label = _with_label(ds, spec, options)
-        read = [*names, label, *([mask] if mask else [])]
+        reader = _reader(ds, [*names, label, *([mask] if mask else [])], spec.dims, label)
+        # a computed label has chunks too, of many chunks of a file, but is not read by them
+        read = [n for n, s in reader.sources.items() if not isinstance(s, ComputedSource)]
         extractor = Extractor(
             spec=spec,
             tiles=tiling(spec, _chunks(ds, read), sample_bytes(spec, ds), tile_bytes(spec, ds)),
@@ -196,8 +198,7 @@ class Sampling:
         )
         if mask and extractor.mask_makes_gaps:
             _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
-        reader, recipe = _reader(ds, read, spec.dims, label), _recipe(ds[label])
-        sampling = cls(ds, reader, extractor, recipe, left_out, blocks, labelled, given)
+        sampling = cls(ds, reader, extractor, _recipe(ds[label]), left_out, blocks, labelled, given)
         if given is not None:
             # refuse what cannot be scaled before any work; what a callback makes is known later
             floats = [name for name in names if ds[name].dtype.kind == "f"]
