@@ -332,7 +332,7 @@ def _file_chunks(variable: xr.Variable) -> dict[str, int]:
 
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-    """Refuse to fill variables by name that are not numbers; integers have no gaps."""
+    """Refuse to fill variables by name that are not numbers; integers pass, without gaps."""
     methods = fill_method if isinstance(fill_method, Mapping) else {}
     for name, method in methods.items():
         if method is not None and name in dtypes and dtypes[name].kind not in "fiub":

@@ -307,7 +307,7 @@ def _sample(indices: Ints, most: int, rng: np.random.Generator) -> Ints:
 
 
 def spacing(train: Cells, measured: set[str]) -> dict[str, float]:
-    """Return the median distance between neighbouring train locations, and train times."""
+    """Return the median distance between neighbouring train locations, and times of the cube."""
     medians = {"space": 0.0, "time": 0.0}
     if "space" in measured and (locations := train.locations()).size > 1:
         sample = _sample(locations, SAMPLE, np.random.default_rng(0))
