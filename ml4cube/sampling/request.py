@@ -184,7 +184,9 @@ class Sampling:
         blocks = Grid.blocks(shape, _size_of_blocks(ds, spec, options.block_size))
         labelled = split_label(ds) is not None
         ds, label = _with_label(ds, spec, options)
-        read = [*names, label, *([mask] if mask else [])]
+        reader = _reader(ds, [*names, label, *([mask] if mask else [])], spec.dims, label)
+        # a computed label has chunks too, of many chunks of a file, but is not read by them
+        read = [n for n, s in reader.sources.items() if not isinstance(s, ComputedSource)]
         extractor = Extractor(
             spec=spec,
             tiles=tiling(spec, _chunks(ds, read), sample_bytes(spec, ds), tile_bytes(spec, ds)),
@@ -196,8 +198,7 @@ class Sampling:
         )
         if mask and extractor.spec.mask_makes_gaps:
             _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
-        reader, recipe = _reader(ds, read, spec.dims, label), _recipe(ds[label])
-        sampling = cls(ds, reader, extractor, recipe, left_out, blocks, labelled, given)
+        sampling = cls(ds, reader, extractor, _recipe(ds[label]), left_out, blocks, labelled, given)
         if given is not None:
             # refuse what cannot be scaled before any work; what a callback makes is known later
             floats = [name for name in names if ds[name].dtype.kind == "f"]
@@ -303,29 +304,35 @@ def _variables(ds: xr.Dataset, options: SamplingOptions) -> tuple[list[str], dic
 
 def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
     """Refuse chunks that are too large for a worker, as the metadata declares them."""
-    in_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
-    for chunks in filter(None, (source_chunks(variable), in_file)):
-        cells = math.prod(chunks.get(str(dim), n) for dim, n in variable.sizes.items())
-        size_mb = cells * variable.dtype.itemsize / 1e6
+    for chunks in filter(None, (source_chunks(variable), _file_chunks(variable))):
+        size_mb = math.prod(chunks.values()) * variable.dtype.itemsize / 1e6
         if size_mb > limit_mb:
             raise InvalidValueError(
-                f"chunks of variable {name!r}, {dict(chunks)}, have {size_mb:,.0f} MB once "
+                f"chunks of variable {name!r}, {chunks}, have {size_mb:,.0f} MB once "
                 f"decoded, above max_chunk_mb={limit_mb:g}, and a worker holds whole chunks in "
                 "memory; rechunk the cube, or raise max_chunk_mb"
             )
 
 
 def source_chunks(variable: xr.Variable) -> dict[str, int]:
-    """Return the largest chunk along each dim, of dask or the file; nothing for memory."""
+    """Return the largest chunk along each dim, of dask or the file; nothing if not known."""
     if variable.chunks is not None:
         return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
-    if variable._in_memory:
-        return {}
-    return {str(d): int(n) for d, n in variable.encoding.get("preferred_chunks", {}).items()}
+    in_file = _file_chunks(variable)
+    dims = [str(dim) for dim in variable.dims]
+    # if dims were renamed, it is not known which one a chunk size belongs to
+    return {dim: in_file[dim] for dim in dims} if in_file.keys() >= set(dims) else {}
+
+
+def _file_chunks(variable: xr.Variable) -> dict[str, int]:
+    """Return the largest chunk along each dim of the file, by the file's names; none for memory."""
+    chunks = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
+    # of the file; along each dim one size, or one per chunk
+    return {str(dim): int(np.max(sizes)) for dim, sizes in chunks.items()}
 
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-    """Refuse to fill variables by name that are not numbers; integers have no gaps."""
+    """Refuse to fill variables by name that are not numbers; integers pass, without gaps."""
     methods = fill_method if isinstance(fill_method, Mapping) else {}
     for name, method in methods.items():
         if method is not None and name in dtypes and dtypes[name].kind not in "fiub":

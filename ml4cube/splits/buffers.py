@@ -62,6 +62,12 @@ def plan_buffer(
     """
     parsed_buffer = _parse_buffer(buffer, gap, view, cut, time_dim)
     cyclic_dims = _parse_cyclic(cyclic, view, cut)
+    for dim, value in parsed_buffer:
+        if dim in cyclic_dims and _measure("buffer", value)[0] == "time":
+            raise InvalidValueError(
+                f"a buffer along the cyclic dim {dim!r} must be in cells, got {value!r}: a length "
+                "of time is not measured around the ends"
+            )
     _reaches(parsed_buffer, cyclic_dims, view)  # Refuses unsorted times before any cell is read.
     return parsed_buffer, cyclic_dims
 

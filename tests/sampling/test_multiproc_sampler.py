@@ -41,6 +41,7 @@ from ml4cube.sampling import request as sampling
 from ml4cube.sampling import workers
 from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split
+from ml4cube.splits import cube as cube_of_splits
 from ml4cube.store.format import StoreMetadata, open_axes, open_store, verify_store
 from ml4cube.store.publishing.local import LocalDraft
 from ml4cube.store.publishing.opening import open_draft
@@ -557,6 +558,29 @@ def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     train, _ = made.get_datasets()
     used = set((train.time_index.values // 2).tolist())
     assert (used == {0, 1, 2}) != at_random
+
+
+def test_tiles_are_chunks_of_the_file_however_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers hold a tile in memory; the label of a large cube without dask has larger chunks."""
+    cell_id_cube({"time": 40, "lat": 20}, "float64").chunk(time=10, lat=10).to_zarr(tmp_path / "z")
+    monkeypatch.setattr(cube_of_splits, "_LABELS_IN_CHUNK", 400)
+    for chunks in (None, {}):
+        with xr.open_zarr(tmp_path / "z", chunks=chunks) as ds:
+            made = sampler(assign_block_split(ds, {"time": 5}), tmp_path)
+            assert made.sampling.ds.split.chunks is not None
+            assert made.sampling.extractor.tiles.tile == (10, 10)
+
+
+def test_chunks_of_a_file_whose_dims_were_renamed(tmp_path: Path) -> None:
+    """xarray keeps the file's names in the encoding: the chunk along a new name is not known."""
+    cube = cell_id_cube({"time": 40, "latitude": 40, "longitude": 40}, "float64")
+    cube.chunk(latitude=10, longitude=10).to_zarr(tmp_path / "cube.zarr")
+    with xr.open_zarr(tmp_path / "cube.zarr", chunks=None) as ds:
+        ds = ds.rename(latitude="lat", longitude="lon")
+        plan = sampler(ds, tmp_path, data_fraq=0.25, max_chunk_mb=0.04, seed=3).plan()
+    assert sum(plan.samples.values()) == pytest.approx(0.25 * 40**3, rel=0.2)
 
 
 @pytest.mark.slow

@@ -636,6 +636,29 @@ def test_distances_are_those_of_brute_force(kind):
             np.testing.assert_array_equal(lazy[domain][1][name], curve)
 
 
+def test_vertices_of_cells_are_not_their_locations():
+    """As ``decode_coords="all"`` opens them: latitudes too, along a dim that the cube lacks."""
+    cubes = placed("curvilinear", np.random.default_rng(1))[:2]
+    found = leakage_report(*cubes).distances["space"][1]
+    names = ("nav_lat", "nav_lon")
+    with_vertices = [
+        ds.assign_coords({f"{name}_vertices": ds[name].expand_dims(v=4, axis=-1) for name in names})
+        for ds in cubes
+    ]
+    for name, curve in leakage_report(*with_vertices).distances["space"][1].items():
+        np.testing.assert_array_equal(curve, found[name])
+
+
+def test_names_of_copied_members_are_written_in_full():
+    values = np.random.default_rng(0).normal(size=(3, 30, 30))
+    values[2] = values[0]
+    ds = xr.Dataset(
+        {"a": (("run", "lat", "lon"), values)}, {"run": [f"historical-{i}" for i in "abc"]}
+    )
+    report = leakage_report(ds.assign(split=("run", np.array([1, 1, 0], "u1"))))
+    assert "(run historical-c)" in report.verdict
+
+
 def test_a_hole_in_the_data_is_no_train_cell():
     field = made_field([40, 40], [30, 30], "exponential", 0)
     coords = {"lat": np.linspace(-20, 19, 40), "lon": np.linspace(0, 39, 40)}

@@ -10,6 +10,7 @@ import warnings
 import dask.array as da
 import iris_sample_data
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from hypothesis import given, settings
@@ -353,6 +354,24 @@ def test_a_recipe_is_refused_where_cells_lie_elsewhere(calendar: str) -> None:
     for other, message in elsewhere.values():
         with pytest.raises(ValueError, match=message):
             apply_split(other, recipe)
+
+
+def test_a_recipe_is_refused_one_step_away_on_an_axis_of_large_numbers() -> None:
+    hours = ("time", np.arange(1_000_000, 1_000_048), {"units": "hours since 1900-01-01"})
+    ds = xr.Dataset({"t": ("time", np.zeros(48))}, {"time": hours})
+    recipe = assign_block_split(ds, {"time": 12}).split.attrs["ml4cube_split"]
+    assert "split" in apply_split(ds, recipe)
+    with pytest.raises(ValueError, match="here it runs from 1000001"):
+        apply_split(ds.assign_coords(time=ds.time + 1), recipe)
+
+
+def test_a_cube_with_periods_as_times_is_split() -> None:
+    months = pd.period_range("2000-01", periods=12, freq="M")
+    ds = xr.Dataset({"t": ("time", np.zeros(12))}, {"time": months})
+    label = assign_block_split(ds, {"time": 3}).split
+    recipe = label.attrs["ml4cube_split"]
+    assert json.loads(recipe)["ends"] == {"time": ["2000-01", "2000-12"]}
+    assert (apply_split(ds, recipe).split.values == label.values).all()
 
 
 # --- blocks that nobody chose ---------------------------------------------------------------

@@ -632,6 +632,7 @@ def test_create_split_warns_of_a_target_whose_gaps_were_filled():
         ({"valid": "nothing"}, "nothing"),
         ({"cyclic": 3}, "cyclic must be a name or a list of names, got 3"),
         ({"cyclic": "long"}, "cyclic must be 'time', 'lat' or 'lon', got 'long'"),
+        ({"gap": "2D", "cyclic": "time"}, "cyclic dim 'time' must be in cells, got '2D'"),
         ({"valid": 3}, "valid must be the name .* got int"),
         ({"valid": np.ones((3, 9, 12), bool)}, "valid must be .* DataArray of bools, got ndarray"),
     ],

@@ -11,6 +11,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import is_time
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
@@ -363,7 +364,9 @@ def _format_span(span: tuple[str, int, int] | None, view: CubeView) -> str:
         return ""
     dim, *positions = span
     coord = view.ds.coords.get(dim)
-    ends = [str(i if coord is None else coord.values[i])[:10] for i in positions]
+    ends = [str(i if coord is None else coord.values[i]) for i in positions]
+    if coord is not None and is_time(coord):
+        ends = [end[:10] for end in ends]  # the day
     return f" ({dim} {' to '.join(dict.fromkeys(ends))})"
 
 

@@ -149,7 +149,9 @@ def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
             coords = [
                 coord
                 for coord in view.ds.coords.values()
-                if role_of(coord) == role and coord.ndim != 1 and time_dim not in coord.dims
+                if role_of(coord) == role
+                and coord.ndim != 1
+                and set(coord.dims) <= set(view.dims) - {time_dim}  # not the vertices of cells
             ]
             if not coords:
                 return None
@@ -305,7 +307,7 @@ def _sample(indices: Ints, most: int, rng: np.random.Generator) -> Ints:
 
 
 def spacing(train: Cells, measured: set[str]) -> dict[str, float]:
-    """Return the median distance between neighbouring train locations, and train times."""
+    """Return the median distance between neighbouring train locations, and times of the cube."""
     medians = {"space": 0.0, "time": 0.0}
     if "space" in measured and (locations := train.locations()).size > 1:
         sample = _sample(locations, SAMPLE, np.random.default_rng(0))
