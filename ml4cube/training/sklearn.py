@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,8 +81,9 @@ class Trainer:
         Passes over `train_data` with ``partial_fit``.
     loss : callable, optional
         ``loss(y_true, y_pred)`` → number, for the columns ``train_loss`` and ``val_loss``.
-        Default: the misclassified fraction for classifiers, none for clusterers, else the mean
-        squared error.
+        Default: the misclassified fraction for classifiers; if unsupervised, the mean squared
+        error of transformers with ``inverse_transform``, and none for others, such as clusterers;
+        else the mean squared error.
     monitor : str, optional
         Column of the History that chooses the best epoch. Default: ``val_loss``, or
         ``train_loss`` without `test_data`.
@@ -90,7 +92,8 @@ class Trainer:
     patience : int, optional
         Epochs without improvement after which to stop. Default: never.
     classes : sequence, optional
-        All classes. Default: those in `train_data`, which is read once before the first epoch.
+        All classes, in the form that ``partial_fit`` takes. Default: those in `train_data`, which
+        is read once before the first epoch; several targets need them given.
     max_samples : int, optional
         Most samples to hold in memory for ``fit`` on a loader.
     score_train : bool
@@ -169,7 +172,7 @@ class Trainer:
         self._evaluated = {"train": train_data} if score_train or test_data is None else {}
         if test_data is not None:
             self._evaluated["val"] = test_data
-        loss = _default_loss(model) if loss is None else loss
+        loss = _default_loss(model, supervised=self._is_supervised) if loss is None else loss
         self._metrics = ({} if loss is None else {"loss": loss}) | self.metrics
         self._monitor = self._pick_monitor(monitor, patience)
         self._mode, self._epochs, self._progress = mode, epochs, progress
@@ -315,6 +318,8 @@ class Trainer:
 
     def _evaluate(self, data: Any, part: str) -> dict[str, float]:
         """Return loss and metrics over all samples, by column."""
+        if not self._metrics:  # an estimator such as DBSCAN cannot predict
+            return {}
         # Batches with the prediction in place of X, so that not all inputs must fit into memory.
         batches = self._batches(data, part)
         predicted = (Batch(self._predict(x), y, weights) for x, y, weights in batches)
@@ -453,8 +458,8 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
         raise InvalidTypeError(
             "a batch must be (X, y), got X alone; use task_type='unsupervised' to train without y"
         )
-    x = arrays[0].reshape(len(arrays[0]), -1)
-    y = arrays[1].reshape(len(arrays[1]), -1) if supervised else x
+    x = _flatten(arrays[0])
+    y = _flatten(arrays[1]) if supervised else x
     weights = arrays[2] if len(arrays) == 3 else None
     if len(arrays) > 1 and len(x) != len(arrays[1]):
         raise InvalidValueError(
@@ -465,6 +470,11 @@ def _as_batch(batch: Any, *, supervised: bool) -> Batch:
     if supervised and y.shape[1] == 1:  # scikit-learn expects one target as one dim
         y = y[:, 0]
     return Batch(x, y, weights)
+
+
+def _flatten(array: Array) -> Array:
+    """Return an array, which may be empty, with one row per sample."""
+    return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
 def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Batch:
@@ -512,10 +522,13 @@ def _is_arrays(data: Any) -> bool:
     return len(items) in (1, 2, 3) and all(hasattr(item, "shape") for item in items)
 
 
-def _default_loss(model: BaseEstimator) -> Metric | None:
+def _default_loss(model: BaseEstimator, *, supervised: bool) -> Metric | None:
     if is_classifier(model):
         return zero_one_loss  # type: ignore[no-any-return]
-    return None if is_clusterer(model) else mean_squared_error
+    # What others predict of X, such as clusters or outliers, cannot be compared with X.
+    reconstructs = hasattr(model, "inverse_transform") and not hasattr(model, "predict")
+    has_error = not is_clusterer(model) if supervised else reconstructs
+    return mean_squared_error if has_error else None
 
 
 def _check_model(model: Any, *, by_batch: bool) -> None:

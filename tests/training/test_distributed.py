@@ -510,6 +510,20 @@ class Stream(IterableDataset):
         yield from self.items
 
 
+class Augmented(Dataset):
+    """Adds noise from torch's generator to every item."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        x, y = self.data[index]
+        return x + torch.rand(3), y
+
+
 @on_two_ranks
 def loaders_that_are_not_shared_out_are_shared_or_warned_of(folder):
     """What each rank trains on, and what rank 0 warns of."""
@@ -524,6 +538,8 @@ def loaders_that_are_not_shared_out_are_shared_or_warned_of(folder):
         (ours, [16, 16], shared),  # whole batches of 4, of 37 samples, one for each rank
         (told, [16, 16], None),
         (prep_dataloader(own, **of_4), [16, 16], None),
+        (prep_dataloader(Augmented(Subset(data, range(rank, 36, 2))), **of_4), [16, 16], None),
+        (prep_dataloader(Augmented(data), **of_4), [16, 16], shared),
         (DataLoader(own, batch_size=4, shuffle=True), [19, 18], None),
         (DataLoader(data, batch_size=4, sampler=DistributedSampler(data)), [19, 19], None),
         (DataLoader(Stream(data), batch_size=4), [37, 37], None),  # not a sample of it was lost

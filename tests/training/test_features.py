@@ -5,7 +5,7 @@ import math
 import signal
 import time
 from datetime import timedelta
-from functools import partial
+from functools import partial, reduce
 
 import pytest
 import torch
@@ -209,6 +209,23 @@ def test_time_limit_leaves_a_snapshot_inside_the_epoch_that_is_resumed(tmp_path)
     assert resumed.history["ranks"][0][0]["seconds"] > 0.15  # with those before the cut
 
 
+def test_the_time_of_training_is_without_that_of_a_validation_that_was_cut_off(tmp_path):
+    class SlowValidation(SaveInValidation):
+        def on_validation_start(self, loop):
+            time.sleep(0.5)
+            super().on_validation_start(loop)
+
+        def on_validation_end(self, loop, row):
+            raise Interrupt
+
+    path = tmp_path / "s.pt"
+    with pytest.raises(Interrupt):
+        trainer(epochs=1, snapshot_path=path, callbacks=[SlowValidation()]).train()
+    resumed = trainer(epochs=1, snapshot_path=path)
+    resumed.train()
+    assert resumed.history["seconds"][0] < 0.5
+
+
 @pytest.mark.parametrize("every", [None, 3])
 def test_a_validation_of_the_training_loader_that_is_cut_off_is_made_again_in_full(tmp_path, every):
     def stop(*_):
@@ -377,6 +394,26 @@ def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_p
     plain.train()
     assert losses(plain)["train_loss"] == losses(run)["train_loss"]  # training goes on unaveraged
     assert losses(plain)["val_loss"] != losses(run)["val_loss"]
+
+
+def test_complex_weights_are_averaged_too():
+    class Spectral(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 1)
+            self.scale = nn.Parameter(torch.ones(1, dtype=torch.complex64))
+
+        def forward(self, x):
+            return super().forward(x) * (self.scale * (1 + 1j)).real
+
+    model, steps = Spectral(), []
+
+    class Keep(Callback):
+        def on_step_end(self, loop):
+            steps.append(loop.model.scale.detach().clone())
+
+    trained = trainer(model=model, ema=0.8, epochs=1, callbacks=[Keep()]).train()
+    average = reduce(lambda mean, value: 0.8 * mean + 0.2 * value, steps)
+    torch.testing.assert_close(trained.scale.detach(), average)
 
 
 @on_two_ranks
@@ -631,6 +668,17 @@ def the_table_says_which_rank_is_slow_and_why(folder):
         said = RankReport.table({"epoch": 1, "train_loss": 1.0, "ranks": rows})
         cause = "waits for data" if reason == "data_wait" else "computes longer"
         assert said.endswith(f"the others wait for rank 1, which {cause}")
+
+
+def test_starting_a_loader_is_waiting_for_data():
+    class SlowStart(DataLoader):
+        def __iter__(self):
+            time.sleep(0.5)
+            return super().__iter__()
+
+    run = trainer(train=SlowStart(dataset(8), batch_size=4), epochs=1)
+    run.train()
+    assert run.history["ranks"][0][0]["data_wait"] > 0.5
 
 
 def test_one_process_waits_for_nobody():

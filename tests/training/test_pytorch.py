@@ -516,6 +516,20 @@ def test_sigterm_leaves_a_snapshot_before_the_handler_that_was_there_is_called(t
     assert losses(resumed) == losses(whole)
 
 
+def test_sigterm_after_the_last_step_is_not_lost(tmp_path):
+    class Term(Callback):
+        def on_train_end(self, loop):
+            signal.raise_signal(signal.SIGTERM)
+
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        trainer(snapshot_path=tmp_path / "s.pt", epochs=1, callbacks=[Term()]).train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM]
+
+
 # --------------------------------------------------------------------- bad input
 
 

@@ -13,7 +13,13 @@ import pytest
 import torch
 import xarray as xr
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    SequentialLR,
+    StepLR,
+)
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
@@ -129,6 +135,25 @@ def test_a_rate_that_a_scheduler_has_reached_is_a_change_when_it_is_asked_for(tm
     run, said = go_on(path, schedule=schedule, lr=0.0025)  # where the first run stands
     assert run.history["lr"][2] == pytest.approx(0.0025 / 4)
     assert "lr: 0.01 → 0.0025" in said[0]
+
+
+def test_another_first_rate_of_a_scheduler_is_no_other_rate_asked_for(tmp_path):
+    path = tmp_path / "s.pt"
+    cut(path, schedule=lambda o: LinearLR(o, start_factor=0.1, total_iters=2))
+    run, said = go_on(path, schedule=lambda o: LinearLR(o, start_factor=0.5, total_iters=2))
+    assert run.history["lr"][2:] == pytest.approx([0.01, 0.01])
+    assert "scheduler's start_factor: 0.1 → 0.5" in said[0]
+
+
+def test_a_sequence_of_fewer_schedulers_is_refused(tmp_path):
+    def schedule(o, length):
+        parts = [StepLR(o, 1, 0.5) for _ in range(length)]
+        return SequentialLR(o, parts, milestones=list(range(1, length)))
+
+    path = tmp_path / "s.pt"
+    cut(path, schedule=functools.partial(schedule, length=3))
+    with pytest.raises(InvalidValueError, match="another model, optimizer or scheduler"):
+        go_on(path, schedule=functools.partial(schedule, length=2))
 
 
 def test_settings_of_a_scheduler_are_honoured_and_another_one_starts_anew(tmp_path):
@@ -362,6 +387,10 @@ def test_other_validation_data_and_metrics_are_judged_anew(tmp_path):
     _, said = go_on(path, **go)
     assert stopping.best > 1e3
     assert "the choice of the best epoch" in said[0]
+    go["metrics"] |= {"s": nn.functional.l1_loss}  # begins alike, but is another
+    _, said = go_on(path, **(go | {"epochs": 5}))
+    assert "metric 's': None → l1_loss" in said[0]
+    assert "Restarted" not in said[0]
 
 
 def test_a_finished_run_says_that_nothing_is_left_and_keeps_its_best(tmp_path):
@@ -462,6 +491,13 @@ def test_layers_unfrozen_in_a_run_are_so_after_a_resume(tmp_path, adds):
     assert said == []
     assert weights(run.model) == wanted
     assert losses(run) == losses(whole)
+    path.unlink()
+    given, stop = settings(), At(11)
+    run = make(path, **(given | {"callbacks": [*given["callbacks"], stop]}))
+    with pytest.raises(Interrupt):
+        run.train()
+    stop.step = None
+    assert weights(run.train()) == wanted  # with the optimizer that has the layer by now
     path.unlink()
     cut(path, **settings())
     changed = settings()

@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.cluster import DBSCAN, KMeans, MiniBatchKMeans
 from sklearn.decomposition import PCA, IncrementalPCA
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import LinearRegression, SGDClassifier, SGDRegressor
 from sklearn.metrics import f1_score, max_error, mean_absolute_error, r2_score, silhouette_score
+from sklearn.mixture import GaussianMixture
 from sklearn.neural_network import MLPRegressor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -213,6 +214,13 @@ def test_a_clusterer_needs_no_score():
     ]
 
 
+@pytest.mark.parametrize("model", [DBSCAN(), GaussianMixture(2)])
+def test_what_gives_nothing_that_compares_with_x_has_no_loss(model):
+    trainer = Trainer(model, numbers(features=1)[0], task_type="unsupervised")
+    trainer.train()
+    assert trainer.history.keys() == ["epoch", "samples", "seconds"]
+
+
 # ---------------------------------------------------------------------- the ancestor's calls
 
 
@@ -339,6 +347,7 @@ def test_arguments_that_cannot_work(arguments, error, said):
     ("batches", "error", "said"),
     [
         ([], EmptyPartError, "train_data must not be empty"),
+        ([(np.ones((0, 2, 3)), np.ones(0))], EmptyPartError, "train_data must not be empty"),
         ([np.ones((2, 3))], InvalidTypeError, "X alone"),
         ([(np.ones((2, 3)), np.ones(3))], InvalidValueError, "got 3 and 2"),
         (

@@ -27,12 +27,15 @@ class Signals:
                 self._original_handlers[number] = signal.signal(number, self._record)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._restore_handlers()
+        if kind is None:  # else the error is to be seen, which may be why SIGTERM came
+            self.deliver()
 
     def deliver(self) -> None:
         """Raise SIGTERM again with its original handler, if it came."""
         if self.must_stop:
+            self.must_stop = False
             self._restore_handlers()
             signal.raise_signal(signal.SIGTERM)
 

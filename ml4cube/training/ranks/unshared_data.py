@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Sized
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.inputs.identity import digest
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.state import kept_rng
+from ml4cube.training.state import capture_rng, kept_rng, restore_rng
+
+_CPU = torch.device("cpu")
 
 
 class UnsharedData(NamedTuple):
@@ -33,6 +36,8 @@ def share_out(loader: Any, world: World) -> bool:
     if world.size == 1:
         return False
     with kept_rng(world.device):
+        # Random transforms then give the same on all ranks that have the same data.
+        restore_rng(world.broadcast(capture_rng(_CPU)), _CPU)
         own_data = find_unshared(loader)
     ranks_with = Counter(data for data in world.gather_objects(own_data) if data is not None)
     same_everywhere = own_data is not None and ranks_with[own_data] == world.size
@@ -93,8 +98,10 @@ def _describe(loader: Any, data: Any, count: str, indices: Any = None) -> Unshar
 
 
 def _item_digest(data: Any, index: int) -> str:
-    """Return the digest of an item, or "random" if it differs from call to call."""
-    first, second = digest(data[index]), digest(data[index])
+    """Return the digest of an item, or "random" if it differs with the same global generators."""
+    with kept_rng(_CPU):
+        first = digest(data[index])
+    second = digest(data[index])
     return first if first == second else "random"
 
 

@@ -16,7 +16,7 @@ _HALF = {torch.bfloat16, torch.float16}
 
 
 class Ema:
-    """Exponential moving average of a model's parameters and floating-point buffers."""
+    """Exponential moving average of a model's parameters and buffers, except integer ones."""
 
     # After every step, ``average = decay * average + (1 - decay) * value``; the first step's values
     # are the first average. The running statistics of normalization layers are averaged like
@@ -36,7 +36,7 @@ class Ema:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._weights = strategy.local_shards(tensors)
         self.average = {name: tensor.clone() for name, tensor in self._weights.items()}
-        averaged = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+        averaged = [n for n, t in tensors.items() if t.is_floating_point() or t.is_complex()]
         # Lists of the tensors that are averaged, in the same order.
         self._averaged_weights = [self._weights[name] for name in averaged]
         self._averages = [self.average[name] for name in averaged]

@@ -78,10 +78,13 @@ class Feed:
 
     def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
         """Yield the batches of each step and their total weight; start at `position` if set."""
+        now = time.perf_counter
+        started = now()
         batches = self._open_loader(state)
+        # Loaders may start workers, and skip the batches that a resumed epoch has had.
+        self.data_wait_s, self.rank_wait_s = now() - started, 0.0
         if self.ended:
             return
-        now = time.perf_counter
         batches_per_step = self._options.gradient_accumulation_steps
         needs_equal_counts = self._options.strategy == "fsdp" and not self.is_even
         while state.step < self.max_steps:
@@ -182,7 +185,6 @@ class Feed:
         """Iterate over the batches of an epoch, or over those left of it from `position`."""
         loader, position = self.loader, self.position
         self.position, self.ended, self.used_up = None, False, False
-        self.data_wait_s = self.rank_wait_s = 0.0
         set_epoch(loader, state.epoch)
         if position is None:
             self.epoch_rng = self.capture_rng()

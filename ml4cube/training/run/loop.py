@@ -50,6 +50,7 @@ class Loop(Engine):
     _epoch_is_cut = False  # True if no further step is taken in this epoch
     _epoch_started_s = 0.0  # on the clock of time.perf_counter
     _validation_s = 0.0  # the time spent on validations in this epoch
+    _validation_started_s: float | None = None  # of one that is under way
     _resumed_s = 0.0  # the training time of this epoch that a snapshot held
     _alarm_read_s = 0.0  # when an alarm was last looked for, on the clock of time.perf_counter
     _signals = Signals(active=False)
@@ -165,6 +166,7 @@ class Loop(Engine):
         self._call_hooks("on_epoch_start")
         self._prepare()
         self._epoch_started_s, self._validation_s = time.perf_counter(), 0.0
+        self._validation_started_s = None  # also after a validation that failed
         self.step.around_pass(self._train, self.feed.loader, training=True)
         validates = self._validates_now()
         with self._with_average():
@@ -188,10 +190,11 @@ class Loop(Engine):
         times = self._times()
         validation = None
         if validates:
-            started = time.perf_counter()
+            self._validation_started_s = started = time.perf_counter()
             self._call_hooks("on_validation_start")
             validation = self._validate()
             self._validation_s += time.perf_counter() - started
+            self._validation_started_s = None
         row = {"epoch": self.state.epoch + 1} | self._columns(validation)
         val_loss = None if validation is None else validation.loss
         row |= rank_columns(self.world, self.measures.loss, val_loss, times)
@@ -250,7 +253,8 @@ class Loop(Engine):
 
     def _train_seconds(self) -> float:
         """Return the time spent on training in this epoch by this process."""
-        return time.perf_counter() - self._epoch_started_s - self._validation_s
+        end = self._validation_started_s or time.perf_counter()
+        return end - self._epoch_started_s - self._validation_s
 
     def _times(self) -> dict[str, float | None]:
         """Return how this rank spent the epoch's training: its columns in the table of ranks.

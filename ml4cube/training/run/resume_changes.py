@@ -102,7 +102,11 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
             "monitor": f"{column} ({mode})",
             "loss": losses if is_loss else None,
             "validation": None if is_train else [validation, options.limit_val_batches],
-            "metrics": [value for name, value in metrics.items() if column.startswith(name)],
+            "metrics": [
+                value
+                for name, value in metrics.items()
+                if column == name or column.startswith((f"{name}/", f"{name}_"))
+            ],
         }
 
     description: dict[str, Any] = to_plain(
@@ -111,7 +115,8 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
             "fixed": {
                 **data_identity(loader),
                 "optimizer": class_name(type(run.optimizer)),
-                "parameters": group_names(run.model, run.optimizer),
+                # Callbacks of an earlier run in this process may have added groups.
+                "parameters": group_names(run.model, run.optimizer)[: len(requested["groups"])],
             },
             "settings": settings,
             # What the monitored columns are computed from.
@@ -184,11 +189,16 @@ def apply_requests(
     """Apply what users request now to parameter groups, scheduler and frozen parameters."""
     old, groups = content["run"]["requested"], run.optimizer.param_groups
     same_scheduler = "scheduler" not in changes.changed
-    for group, old_options, options in zip(
-        groups, old["groups"], requested["groups"], strict=False
+    rates = zip(_requested_rates(old), _requested_rates(requested), strict=False)
+    for group, old_options, options, (old_lr, new_lr) in zip(
+        groups, old["groups"], requested["groups"], rates, strict=False
     ):
-        # A scheduler of another class starts from the learning rate that was requested.
-        group.update(_merged_group(group, old_options, options) if same_scheduler else options)
+        merged = _merged(_options_of(group), old_options, options)
+        is_scheduled = _plain(group["lr"]) != old_options["lr"]
+        if is_scheduled and new_lr != old_lr:
+            merged["lr"] = group["lr"] * new_lr / old_lr if old_lr else new_lr
+        # A scheduler of another class starts from the rate that it set when it was made.
+        group.update(merged if same_scheduler else options)
     if run.scheduler is not None and same_scheduler:
         state = _merged(content["scheduler"], old["scheduler"], requested["scheduler"])
         if "_last_lr" in state:
@@ -219,16 +229,13 @@ def _merged(saved: Any, old: Any, new: Any) -> Any:
     return new if is_setting and _plain(new) != _plain(old) else saved
 
 
-def _merged_group(
-    saved: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return `_merged` options of a parameter group; a scheduled learning rate is scaled."""
-    options: dict[str, Any] = _merged(_options_of(saved), old, new)
-    old_lr, saved_lr, new_lr = old["lr"], saved["lr"], new["lr"]
-    is_scheduled = _plain(saved_lr) != old_lr
-    if is_scheduled and new_lr != old_lr:
-        options["lr"] = saved_lr * new_lr / old_lr if old_lr else new_lr
-    return options
+def _requested_rates(requested: Mapping[str, Any]) -> list[float]:
+    """Return the learning rate of each group that users gave, before a scheduler changed it."""
+    groups = requested["groups"]
+    first_rates = _plain([group["lr"] for group in groups])
+    set_by_scheduler = _plain((requested["scheduler"] or {}).get("_last_lr")) == first_rates
+    name = "initial_lr" if set_by_scheduler else "lr"
+    return [_plain(group.get(name, group["lr"])) for group in groups]
 
 
 def _settings_of(requested: Mapping[str, Any]) -> dict[str, Any]:

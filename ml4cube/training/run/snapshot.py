@@ -114,7 +114,7 @@ class Snapshot:
             )
         try:
             self._load_state(content, changes)
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise InvalidValueError(
                 f"{path} is a snapshot of another model, optimizer or scheduler ({error}); give "
                 "another snapshot_path, or delete it"
