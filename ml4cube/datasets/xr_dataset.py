@@ -132,8 +132,8 @@ class XrDataset:
     statistics : Statistics
         Statistics that scaled the float variables: of the train samples, or those given.
     accounting : dict of str to int
-        Windows of all blocks tried by outcome, as in `SamplePlan`; windows of other blocks are
-        counted as ``unused``.
+        Windows of the blocks used, and of those without a sample, by outcome, as in
+        `SamplePlan`; windows of other blocks are counted as ``unused``.
 
     Raises
     ------
