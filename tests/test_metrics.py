@@ -153,8 +153,10 @@ def test_masked_cells_are_gaps():
         metric = RMSE()
         metric.update(np.zeros(3), values.astype(dtype))
         assert (metric.compute(), metric.sums.gaps.item()) == (math.sqrt(5), 1)
-    sums = PairSums.of(values, np.zeros(3), groups=np.ma.masked_equal([1, 0, 1], 0), n_groups=2)
-    assert (sums.count.tolist(), sums.unpredicted.tolist()) == ([0, 1], [0, 1])
+    for dtype in ("int64", "uint8"):
+        groups = np.ma.masked_equal(np.array([1, 0, 1], dtype), 0)
+        sums = PairSums.of(values, np.zeros(3), groups=groups, n_groups=2)
+        assert (sums.count.tolist(), sums.unpredicted.tolist()) == ([0, 1], [0, 1])
 
 
 def test_batches_in_bfloat16_are_scored():

@@ -65,8 +65,9 @@ def _open_cube(source: Any, group: str) -> xr.Dataset:
             cube = xr.open_zarr(source, group=group or None, consolidated=True)
         except (ValueError, KeyError):
             cube = xr.open_zarr(source, group=group or None, consolidated=False)
-            # in this case variables come in any order
-            cube = cube[sorted(map(str, cube.data_vars))]
+            # in this case variables come in any order; by name, and with all coordinates, also
+            # those along a dim of their own, such as bounds
+            cube = cube[sorted(map(str, cube.variables))]
     except (OSError, ValueError, KeyError) as error:
         raise StoreError(f"{source!s} cannot be opened as a cube: {error}") from error
     return cube

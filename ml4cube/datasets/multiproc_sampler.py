@@ -68,11 +68,11 @@ class RunSummary:
     plan : SamplePlan
         Samples of each part, drops by reason, statistics.
     nbytes : dict of str to int
-        Bytes of samples on disk, by store.
+        Bytes of samples on disk, by store that did not exist yet.
     resumed : int
         Shards that an earlier, interrupted run of the same call had written.
     shards : int
-        Number of all shards.
+        Number of all shards of these stores.
     seconds : float
         Wall time of this run.
     """
@@ -88,10 +88,11 @@ class RunSummary:
         rows = [str(self.plan)]
         rows += [f"{size / 1e6:>14,.1f} MB on disk: {path}" for path, size in self.nbytes.items()]
         earlier = f", {self.resumed} of them by an earlier run" if self.resumed else ""
-        rate = sum(self.plan.samples.values()) / max(self.seconds, 1e-9)
-        rows.append(
-            f"{self.seconds:>14,.1f} s, {self.shards} shards{earlier}, {rate:,.0f} samples/s"
-        )
+        rate = ""
+        if not self.resumed and len(self.nbytes) == len(self.plan.parts):  # this run wrote all
+            samples = sum(self.plan.samples.values())
+            rate = f", {samples / max(self.seconds, 1e-9):,.0f} samples/s"
+        rows.append(f"{self.seconds:>14,.1f} s, {self.shards} shards{earlier}{rate}")
         return "\n".join(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError, check_whole
+from ml4cube.core.errors import (
+    EmptyPartError,
+    InvalidTypeError,
+    InvalidValueError,
+    caller_level,
+    check_whole,
+)
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
@@ -92,7 +99,8 @@ class XrDataset:
     filter_var : str, optional
         The mask variable.
     patience : int
-        Blocks in a row without a sample after which no other block is tried.
+        Blocks in a row without a sample to use after which no other block is read, with a
+        warning. Blocks in which no window starts do not count.
     block_size : mapping or pairs, optional
         Blocks, in cells by dim; by default the chunks, and for the split of a cube without a
         label few large blocks, with a warning, as in `assign_block_split`.
@@ -124,8 +132,8 @@ class XrDataset:
     statistics : Statistics
         Statistics that scaled the float variables: of the train samples, or those given.
     accounting : dict of str to int
-        Windows of all blocks tried by outcome, as in `SamplePlan`; windows of other blocks are
-        counted as ``unused``.
+        Windows of the blocks used, and of those without a sample, by outcome, as in
+        `SamplePlan`; windows of other blocks are counted as ``unused``.
 
     Raises
     ------
@@ -215,7 +223,8 @@ class XrDataset:
         extractor, ids = self._sampling.extractor, self._block_ids()
         if self._sampling.spec.fills_from_train:
             extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess()))
-        used = self._used_blocks(extractor, ids)
+        tiles = (tile for id in ids if (tile := self._tile(id)) is not None)
+        used = self._used_blocks(extractor, tiles)
         found = set().union(*(block.parts for block in used))
         empty = [part for part in self._needed_parts if PARTS[part] not in found]
         if not used or empty:
@@ -230,17 +239,24 @@ class XrDataset:
         """Parts that must not be empty."""
         return ("train", "test") if self._sampling.spec.targets else ()
 
-    def _used_blocks(self, extractor: Extractor, ids: list[int]) -> list[_BlockSamples]:
+    def _used_blocks(self, extractor: Extractor, tiles: Iterable[Block]) -> list[_BlockSamples]:
         """Return the first blocks with samples, and later ones that hold a lacking part."""
         lacking = {PARTS[part] for part in self._needed_parts}
         used: list[_BlockSamples] = []
         useless_in_row = 0
         number = self._options.num_chunks
-        for id in ids:
+        for tile in tiles:
             enough = number is not None and len(used) >= number
-            if (enough and not lacking) or useless_in_row >= self._options.patience:
+            if enough and not lacking:
                 break
-            block = self._samples_of_block(extractor, id)
+            if useless_in_row >= self._options.patience:
+                warnings.warn(
+                    f"{useless_in_row} blocks in a row gave no sample to use, so the blocks after "
+                    "them were not read (see accounting); raise patience= to read them",
+                    stacklevel=caller_level(),
+                )
+                break
+            block = self._samples_of_block(extractor, tile)
             if block is None or (enough and not block.parts & lacking):
                 useless_in_row += 1
                 continue
@@ -253,11 +269,8 @@ class XrDataset:
             self._counts += block.counts
         return used
 
-    def _samples_of_block(self, extractor: Extractor, id: int) -> _BlockSamples | None:
+    def _samples_of_block(self, extractor: Extractor, tile: Block) -> _BlockSamples | None:
         """Return the samples of one block; if there are none, count its windows and return None."""
-        tile = self._tile(id)
-        if tile is None:
-            return None
         cells = self._sampling.reader.read(extractor.cells_of(tile))
         codes = extractor.outcomes(cells, tile)
         counts = np.bincount(codes, minlength=len(OUTCOMES))
@@ -274,7 +287,14 @@ class XrDataset:
             return select_statistics(
                 given, [n for n, values in samples.items() if values.dtype.kind == "f"]
             )
-        train = self._labels == PARTS["train"]
+        train, scale_fn = self._labels == PARTS["train"], self._sampling.spec.scale_fn
+        is_scaled = scale_fn and any(values.dtype.kind == "f" for values in samples.values())
+        if is_scaled and not train.any():
+            raise EmptyPartError(
+                "the blocks used hold no train sample, so there are no statistics for "
+                f"scale_fn={scale_fn!r}; use more blocks (num_chunks, chunk_indices), or give "
+                "statistics= or scale_fn=None"
+            )
         return float_statistics({name: values[train] for name, values in samples.items()})
 
     def _count_outcomes(self) -> dict[str, int]:
@@ -303,6 +323,12 @@ class XrDataset:
         if not features:
             raise InvalidValueError(
                 f"to_pred={list(spec.targets)} leaves no variable to predict from; name fewer"
+            )
+        dates = [n for n in (*features, *spec.targets) if self._samples[n].dtype.kind == "M"]
+        if dates:
+            raise InvalidTypeError(
+                f"features and targets must be numbers or booleans, got dates {dates}; choose "
+                "others by features= and to_pred=, or leave them out with ds.drop_vars"
             )
         x, y = (
             np.stack([self._samples[name] for name in names], axis=1)

@@ -138,7 +138,8 @@ class PairSums:
                 f"prediction and truth must have the same shape, got {p.shape} and {t.shape}"
             )
         w = np.broadcast_to(1.0 if weights is None else _as_float64(weights), t.shape)
-        group = np.broadcast_to(0 if groups is None else np.ma.filled(groups, -1), t.shape)
+        ids = np.ma.asarray(0 if groups is None else groups).astype(np.intp, casting="same_kind")
+        group = np.broadcast_to(np.ma.filled(ids, -1), t.shape)
         if not (np.isfinite(w) & (w >= 0)).all():
             raise InvalidValueError("weights must be finite and not negative")
 
@@ -216,8 +217,8 @@ class PairSums:
 class _Groups:
     """Group of each pair; sums and means of values by group."""
 
-    def __init__(self, ids: NDArray[Any], n_groups: int) -> None:
-        self.ids, self.n_groups = ids.astype(np.intp), n_groups
+    def __init__(self, ids: NDArray[np.intp], n_groups: int) -> None:
+        self.ids, self.n_groups = ids, n_groups
 
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of each group."""

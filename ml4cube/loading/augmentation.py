@@ -196,10 +196,25 @@ class Rotate90(_Turn):
         self.dims = parse_names("dims", dims)
         if len(self.dims) != 2:
             raise InvalidValueError(f"dims must be two dims, got {dims!r}")
-        # Only the names of dims are known yet.
-        has_latitude = any(is_latitude(dim, {}, rotated=True) for dim in self.dims)
-        has_longitude = any(is_longitude(dim, {}, rotated=True) for dim in self.dims)
-        if has_latitude and has_longitude and not geographic:
+        self._geographic = geographic
+        self._check_geographic({})  # only the names of dims are known yet
+
+    def bind(self, data: object) -> Self:
+        """Return a copy that knows the dims of a data set's batches."""
+        bound = super().bind(data)
+        assert isinstance(data, PTXrDataset)
+        axes, cube_dims = data._source.axes, data._source.cube_dims
+        along = {dim: axes.get(cube_dims.get(dim, dim)) for dim in self.dims}
+        self._check_geographic({dim: v.attrs for dim, v in along.items() if v is not None})
+        return bound
+
+    def _check_geographic(self, attrs: Mapping[str, Mapping[Any, Any]]) -> None:
+        """Refuse latitude and longitude, by the names of dims and their attributes."""
+        has_latitude, has_longitude = (
+            any(is_role(dim, attrs.get(dim, {}), rotated=True) for dim in self.dims)
+            for is_role in (is_latitude, is_longitude)
+        )
+        if has_latitude and has_longitude and not self._geographic:
             raise InvalidValueError(
                 f"Rotate90(dims={list(self.dims)}) would swap latitude and longitude; use Flip, "
                 "or geographic=True if you want that"

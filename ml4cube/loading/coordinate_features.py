@@ -71,7 +71,7 @@ def _looked_up(
 
 def _angles(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:
     """Return the dim of a coordinate and its angle in radians at every cell."""
-    if name in _TIME_FEATURES:
+    if name in _TIME_FEATURES and name not in axes:
         dim = _only_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
         return dim, _angles_of_time(name, axes[dim])
     kinds = {

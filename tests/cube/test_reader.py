@@ -112,3 +112,12 @@ def test_cubes_in_any_form(tmp_path: Path) -> None:
             as_dataset(nameless)
     with pytest.raises(StoreError, match="cannot be opened as a cube"):
         as_dataset(tmp_path / "nothing.zarr")
+
+
+def test_bounds_among_the_coordinates_of_a_store_without_consolidated_metadata(
+    tmp_path: Path,
+) -> None:
+    ds = cell_id_cube(SHAPE)
+    ds = ds.assign_coords(lat_bnds=(("lat", "bnds"), np.stack([ds.lat, ds.lat + 1], axis=1)))
+    ds.to_zarr(tmp_path / "cube.zarr", consolidated=False)
+    xr.testing.assert_equal(as_dataset(tmp_path / "cube.zarr"), ds)

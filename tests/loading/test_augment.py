@@ -171,6 +171,14 @@ def test_turns_that_cannot_be(make: Any, message: str) -> None:
         make()
 
 
+def test_latitude_is_known_by_its_attributes_too() -> None:
+    cube = cell_id_cube({"time": 3, "lat": 4, "lon": 4}, names=("a",)).rename(lat="y", lon="x")
+    cube["y"].attrs, cube["x"].attrs = {"units": "degrees_north"}, {"units": "degrees_east"}
+    data = PTXrDataset(cube, features="a", sample_size={"y": 4, "x": 4})
+    with pytest.raises(InvalidValueError, match="swap latitude and longitude"):
+        Rotate90(("y", "x")).bind(data)
+
+
 def test_latitude_is_turned_into_longitude_when_that_is_meant() -> None:
     cube = cell_id_cube({"time": 3, "lat": 4, "lon": 4}, names=("a",))
     data = PTXrDataset(cube, features="a", sample_size={"lat": 4, "lon": 4})

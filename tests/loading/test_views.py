@@ -174,6 +174,12 @@ def test_coordinates_that_are_none(wanted: Any, message: str) -> None:
         PTXrDataset(cube(), coord_features="lat")
 
 
+def test_a_dim_called_hour_is_not_the_hour_of_the_dates() -> None:
+    ds = cube().drop_vars("lon").rename(lon="hour").assign_coords(hour=range(6))
+    with pytest.raises(InvalidValueError, match="'hour' must be an angle"):
+        PTXrDataset(ds, features="a", coord_features="hour")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "datetime64[ns]"])
 @pytest.mark.parametrize("form", ["store", "by hand"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from ml4cube.core.errors import CubeError, EmptyPartError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -116,6 +117,28 @@ def test_a_later_block_replaces_the_last_one_where_a_part_would_be_empty() -> No
     assert (made.accounting["train"], made.accounting["unused"]) == (8, 28)
 
 
+def test_blocks_in_which_no_window_starts_do_not_count_for_patience() -> None:
+    ds = cell_id_cube({"time": 40}, "float64", dask_chunks={"time": 1})
+    made = XrDataset(ds, sample_size={"time": 10}, rand_chunk=False, patience=5)
+    assert made.accounting["train"] == 4
+
+
+def test_blocks_given_up_for_patience_are_warned_of() -> None:
+    ds = cell_id_cube({"time": 40}, "float64", dask_chunks={"time": 4})
+    is_gap = xr.DataArray(np.repeat([False, True, False], [4, 28, 8]), dims="time")
+    with pytest.warns(UserWarning, match=r"5 blocks in a row .* not read .* patience="):
+        made = XrDataset(ds.where(~is_gap), rand_chunk=False, patience=5)
+    assert (made.accounting["train"], made.accounting["unused"]) == (4, 16)
+
+
+def test_dates_cannot_be_stacked_with_numbers() -> None:
+    ds = split_cube()
+    ds["when"] = ds["a"].astype("M8[s]")
+    made = XrDataset(ds, to_pred="b")
+    with pytest.raises(CubeError, match=r"got dates \['when'\]; choose others by features="):
+        made.get_datasets()
+
+
 def test_all_of_a_cube_without_label() -> None:
     data = XrDataset(cell_id_cube(SHAPE), scale_fn="normalize").get_datasets()
     assert list(data) == ["a"]
@@ -147,6 +170,15 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         XrDataset(split_cube(), **options).get_datasets()
     assert isinstance(caught.value, CubeError)
+
+
+def test_scaling_needs_a_train_sample_in_the_blocks_used() -> None:
+    ds = cell_id_cube({"time": 8}, "float64", dask_chunks={"time": 4})
+    ds["split"] = ("time", np.repeat(np.uint8([0, 1]), 4))
+    options: dict[str, Any] = {"rand_chunk": False, "num_chunks": 1}
+    with pytest.raises(EmptyPartError, match=r"no train sample, .*num_chunks"):
+        XrDataset(ds, **options)
+    assert XrDataset(ds, **options, scale_fn=None).get_datasets()["split"].tolist() == [0] * 4
 
 
 def test_all_gaps() -> None:

@@ -1140,6 +1140,7 @@ class TestTargets:
         gone.unlink()
         done = of_three_parts(tmp_path).run()
         assert 0 < done.resumed < done.shards
+        assert "samples/s" not in str(done)
         assert tree(tmp_path / "train.zarr") == tree(tmp_path / "calm/train.zarr")
 
     def test_a_place_that_cannot_be_written_leaves_no_work_folder_of_the_others(
@@ -1361,6 +1362,11 @@ def test_summary(tmp_path: Path) -> None:
     assert f" {summary.shards} shards, " in str(summary)
     assert "samples/s" in str(summary)
     assert sampler(ds, tmp_path).run() is None
+    shutil.rmtree(tmp_path / "test.zarr")
+    rest = sampler(ds, tmp_path).run()
+    assert rest is not None
+    assert list(rest.nbytes) == [str(tmp_path / "test.zarr")]
+    assert "samples/s" not in str(rest)  # most were there before
 
 
 def test_progress_with_rate_and_time_left(
