@@ -164,7 +164,7 @@ BAD = [
     ({"split": 1.4}, InvalidValueError, "1.4"),
     ({"test": ["bog", "fen", "heath", "lake", "moor"]}, EmptyPartError, "train part.*background"),
     ({"test": "fen", "background": "test"}, InvalidValueError, "'excluded' or 'train'"),
-    ({"test": "fen", "buffer": 99}, EmptyPartError, "takes every cell"),
+    ({"test": "fen", "buffer": 99}, EmptyPartError, "takes every valid cell"),
     ({"seed": 0.5}, InvalidTypeError, "seed"),
 ]
 
