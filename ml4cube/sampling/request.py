@@ -63,6 +63,8 @@ _TILE_BYTES = MIB // 2
 ORIGIN_BYTES = 12
 # Blocks of which `data_fraq` uses some, in a cube without chunks.
 _BLOCKS_WANTED = 64
+# How far the fraction of used blocks may be off `data_fraq` without a warning.
+_CLOSE_FRACTION = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,6 +433,13 @@ def shard_bytes(total: int) -> int:
 def _used_blocks(blocks: Grid, options: SamplingOptions) -> UsedBlocks | None:
     """Choose the blocks to use: the first ones in the cube's order, or some at random."""
     wanted = max(1, round(options.data_fraq * len(blocks)))
+    if abs(wanted / len(blocks) - options.data_fraq) > _CLOSE_FRACTION:
+        warnings.warn(
+            f"data_fraq={options.data_fraq:g} uses {wanted} of {len(blocks)} blocks; give smaller "
+            "ones by block_size to come closer",
+            UserWarning,
+            stacklevel=caller_level(),
+        )
     if wanted == len(blocks):
         return None
     used = np.zeros(len(blocks), bool)

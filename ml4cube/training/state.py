@@ -28,6 +28,7 @@ COLUMNS = {
     "grad_norm",
     "grad_norm_max",
     "seconds",
+    "step",
     "ranks",
 }
 

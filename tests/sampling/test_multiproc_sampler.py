@@ -539,6 +539,15 @@ def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
     assert plan.accounting["straddle"] < 0.2 * plan.accounting["total"]
 
 
+def test_too_few_blocks_for_data_fraq_are_warned_of(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 40, "lat": 6}, dask_chunks={"time": 40, "lat": 6})
+    with pytest.warns(UserWarning, match=r"data_fraq=0\.1 uses 1 of 1 blocks; give smaller ones"):
+        sampler(ds, tmp_path, data_fraq=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        sampler(ds, tmp_path, data_fraq=0.1, block_size={"time": 4})
+
+
 @pytest.mark.parametrize("at_random", [False, True])
 def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     ds = cell_id_cube({"time": 20, "x": 5}, "float64").assign(split=("time", [1, 0] * 10))

@@ -140,9 +140,9 @@ class Engine:
         training = self.model.training
         with kept_rng(self.world.device), kept_generators(named_sets(chosen).values()):
             measures, _ = self._evaluate(chosen)
-        self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
         self.model.train(training)
-        return measures.columns(self.world)
+        self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
+        return measures.columns(self.world, "test_data" if loader is None else "loader")
 
     @torch.no_grad()
     def predict(self, batches: Iterable[Any], predict: Callable[[Any], Any]) -> Iterator[Any]:
