@@ -70,7 +70,7 @@ class RegionMap:
             )
         name = "regions" if regions.name is None else str(regions.name)
         values = bare.transpose(*dims).values.ravel()
-        has_id = pd.notnull(values) if values.dtype == object else ~find_gaps(values)
+        has_id = pd.notnull(values) if values.dtype.kind in "OT" else ~find_gaps(values)
         ids_of_cells = values[has_id]
         if values.dtype == object:  # A mask with gaps still is a mask.
             is_mask = pd.api.types.infer_dtype(ids_of_cells) == "boolean"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.coordinates import dates_along
 from ml4cube.splits.cube import microseconds
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ def remove_trend_and_season(
 def _positions(array: xr.DataArray, dim: str) -> Floats:
     """Return the position of each cell, in units of the median distance of neighbours."""
     n = array.sizes[dim]
-    coord = array.coords.get(dim)
+    coord = array.coords[dim] if dim in array.coords else _coord_of_dates(array, dim)
     equally_spaced = np.arange(float(n))
     if coord is None or n < 2 or coord.isnull().any():
         return equally_spaced
@@ -167,10 +168,15 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     return equally_spaced if error <= _ABOUT_EQUAL else positions
 
 
+def _coord_of_dates(array: xr.DataArray, dim: str) -> xr.DataArray | None:
+    found: xr.DataArray | None = dates_along(array.coords.values(), dim)
+    return found
+
+
 def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
     """Return days since the first date along a dim, and the length of its calendar's year."""
-    coord = array.coords.get(dim)
-    if coord is None or coord.size < 2 or not is_time(coord) or coord.isnull().any():
+    coord = _coord_of_dates(array, dim)
+    if coord is None or coord.size < 2 or coord.isnull().any():
         return None
     days = microseconds(coord) / _MICROSECONDS_PER_DAY
     calendar = "standard" if coord.dtype.kind == "M" else coord.values[0].calendar

@@ -268,10 +268,10 @@ def _fill(array: ArrayLayout) -> Any:
 
 def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
     """Return attributes on disk: dates have their CF encoding."""
-    if samples == 0:
+    if samples == 0 and "calendar" in array.attrs:
         # xarray cannot decode an empty array of dates in a non-standard calendar
         return {k: v for k, v in array.attrs.items() if k not in ("units", "calendar")}
-    if np.dtype(array.dtype).kind != "M":
+    if samples == 0 or np.dtype(array.dtype).kind != "M":
         return dict(array.attrs)
     unit, _ = np.datetime_data(np.dtype(array.dtype))
     return {

@@ -212,6 +212,11 @@ def test_a_season_and_a_trend_are_taken_off():
         values = noise + season + 0.01 * np.arange(n) + 0 * rng.normal()
         ds = xr.Dataset({"a": ("time", values)}, coords)
         assert estimate_range(ds, "a")["time"] == pytest.approx(12, rel=0.25)
+        # Dates may lie beside the dim.
+        beside = ds.rename_dims(time="step").drop_indexes("time")
+        assert estimate_range(beside, "a")["step"] == estimate_range(ds, "a")["time"]
+        beside = beside.assign_coords(step=np.arange(n))
+        assert estimate_range(beside, "a")["step"] == pytest.approx(12, rel=0.25)
         assert not estimate_range(ds, "a", deseason=False, detrend=False)["time"] < 40
 
 

@@ -115,6 +115,13 @@ def test_a_mask_with_gaps_is_the_test_part():
     assert assign_region_split(ds, mask).split[:, 0].values.tolist() == [0, 1, 255, 0, 0, 0]
 
 
+def test_a_missing_text_is_no_region():
+    texts = np.array(["bog", "fen", np.nan], np.dtypes.StringDType(na_object=np.nan))
+    ds = xr.Dataset({"a": (("y", "x"), np.zeros((3, 2)))})
+    label = assign_region_split(ds, xr.DataArray(texts, dims="y"), test="fen").split
+    assert label[:, 0].values.tolist() == [1, 0, 255]
+
+
 def test_the_recipe_says_what_is_left_out():
     cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 4})
     ids, _ = map_of("word")

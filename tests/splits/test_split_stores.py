@@ -143,6 +143,24 @@ def test_stores_of_other_cubes_are_judged_by_their_values_alone(
     assert leakage_report(*constant).table.status["duplicate samples"] == "unknown"
 
 
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_windows_of_one_value_are_no_copies(tmp_path: Path, value: float) -> None:
+    ds = xr.full_like(cube(), value)
+    ds = ds.assign(dict.fromkeys("bcd", ds["a"]))
+    found = stores(tmp_path, ds, {"time": 2}, drop_nan=None)
+    assert leakage_report(*found).table.status["duplicate samples"] == "unknown"
+
+
+def test_neighbours_along_categories_do_not_touch(tmp_path: Path) -> None:
+    texts = np.array(list("abcdefgh"), np.dtypes.StringDType())
+    for name, values in {"member": np.arange(8), "crop": texts}.items():
+        ds = cube().rename(time=name).assign_coords({name: values})
+        train, test = stores(tmp_path / name, ds, {name: 2})
+        assert leakage_report(train, test).table.found["touching samples"] == 0
+        labelled = assign_block_split(ds, {name: 2}, 0.6, seed=1)
+        assert leakage_report(labelled).table.found["touching cells"] == 0
+
+
 def test_paths_of_stores_are_opened(apart: list[xr.Dataset], tmp_path: Path) -> None:
     made = stores(tmp_path, cube(), {"time": 2, "lat": 6})
     report = leakage_report(str(tmp_path / "train.zarr"), tmp_path / "test.zarr")

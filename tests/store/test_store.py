@@ -129,6 +129,7 @@ def test_empty_store(tmp_path: Path) -> None:
     ds = open_store(write(tmp_path / "s", layout(samples=0)), verify=True)
     assert ds.sizes["samples"] == 0
     assert ds.sst.values.shape == (0, 3, 2)
+    assert ds.sst.attrs["units"] == "K"
 
 
 def test_metadata_round_trip(store: Path) -> None:

@@ -10,7 +10,13 @@ from abc import ABC
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
 from ml4cube.training.addons import (
@@ -452,6 +458,9 @@ def test_loaders_are_shared_out_without_doubles():
     picks = DataLoader(Numbers(), sampler=WeightedRandomSampler([1.0] * 13, 13))
     with pytest.raises(InvalidTypeError, match="got DataLoader with WeightedRandomSampler"):
         share_loader(picks, world, exact=False)
+    some = DataLoader(Numbers(), sampler=RandomSampler(Numbers(), num_samples=4))
+    with pytest.raises(InvalidTypeError, match="got DataLoader with RandomSampler"):
+        share_loader(some, world, exact=False)
     assert share_loader(picks, world, exact=True) is picks
 
     class Stream(IterableDataset):

@@ -33,7 +33,7 @@ from ml4cube.splits.leakage.deployment import (
 )
 from ml4cube.splits.leakage.duplicates import find_duplicates, map_dims
 from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
-from ml4cube.splits.leakage.stores import is_store, part_of_pair
+from ml4cube.splits.leakage.stores import is_category, is_store, part_of_pair
 from ml4cube.splits.ranges import estimate_range
 from ml4cube.splits.validity import has_value
 
@@ -41,11 +41,6 @@ logger = logging.getLogger(__name__)
 
 Cube = xr.Dataset | xr.DataArray
 
-# Dims along which neighbours are no nearer than other indices.
-_CATEGORIES = {
-    "scenario", "member", "ensemble", "realization", "model", "experiment", "run", "source",
-    "variable", "band", "channel",
-}  # fmt: skip
 # Fewer effective pieces than this are regions; this many or more are blocks scattered among train.
 _SCATTERED_PIECES = 3.5
 # A label with at least this many runs along each dim is ragged: it does not consist of a few
@@ -242,7 +237,9 @@ def leakage_report(
 
     # The dims along which the label changes, and those of them whose neighbours are alike.
     cut = [dim for dim, starts in layout.run_starts.items() if starts.size > 1]
-    unordered = {dim for dim in view.dims if dim == axes.station_dim or _is_category(view, dim)}
+    unordered = {
+        dim for dim in view.dims if dim == axes.station_dim or is_category(dim, view.dim_coord(dim))
+    }
     unordered -= {time_dim}
     ordered = [dim for dim in cut if dim not in unordered]
     ranges = _longest_ranges(view, names, ordered)
@@ -345,15 +342,6 @@ def _part_to_judge(layout: Layout, name: str) -> str:
         if layout.counts[PARTS[part]]:
             return part
     raise InvalidValueError(f"the label {name!r} must have test cells (0), got none")
-
-
-def _is_category(view: CubeView, dim: str) -> bool:
-    """Return True if a dim lists scenarios, bands or the like, by its name or its texts."""
-    if dim.lower() in _CATEGORIES or dim not in view.ds.coords:
-        return dim.lower() in _CATEGORIES
-    coord = view.ds.coords[dim]
-    is_date = hasattr(coord.values.flat[0], "year")  # dates of cftime are objects, as texts may be
-    return coord.dtype.kind in "USO" and not is_date
 
 
 def _with_values(

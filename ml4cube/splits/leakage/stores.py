@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -18,6 +19,7 @@ from ml4cube.core.fingerprint import (
     words_of,
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.cube import LonCircle
 from ml4cube.splits.folds.samples import Samples, store_spec
 
@@ -25,8 +27,22 @@ Ints = NDArray[np.int64]
 
 # Cells whose fingerprints are computed at once.
 _CELLS_AT_ONCE = 1 << 21
-# Samples with fewer distinct values (no rain, one class, a point) may be equal by chance.
+# Samples with fewer distinct values, added up over the variables, may be equal by chance.
 _FEWEST_VALUES = 4
+
+# Dims along which neighbours are no nearer than other indices.
+_CATEGORIES = {
+    "scenario", "member", "ensemble", "realization", "model", "experiment", "run", "source",
+    "variable", "band", "channel",
+}  # fmt: skip
+
+
+def is_category(dim: str, coord: xr.DataArray | None) -> bool:
+    """Return True if a dim lists scenarios, bands or the like, by its name or its texts."""
+    if dim.lower() in _CATEGORIES or coord is None:
+        return dim.lower() in _CATEGORIES
+    is_date = hasattr(coord.values.flat[0], "year")  # dates of cftime are objects, as texts may be
+    return coord.dtype.kind in "OUST" and not is_date and dim.lower() not in TIME_NAMES
 
 
 def is_store(ds: object) -> TypeGuard[xr.Dataset]:
@@ -58,12 +74,16 @@ def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | Non
     from scipy.spatial import KDTree
 
     spec, circle = train.attrs["spec"], _lon_circle(train, held_out)
-    # In units of the window size, samples share cells below a distance of 1, and touch at 1.
-    periods = [
-        circle.columns / size if circle and circle.dim == dim else 0
+    # In units of the window size, samples share cells below a distance of 1, and touch at 1. Along
+    # categories they do not touch: in units of half a cell less, neighbours are farther than 1.
+    units = {
+        dim: size - 0.5 if is_category(dim, train.coords.get(_origin_name(train, dim))) else size
         for dim, size in zip(spec["dims"], spec["size"], strict=True)
+    }
+    periods = [
+        circle.columns / unit if circle and circle.dim == dim else 0 for dim, unit in units.items()
     ]
-    train_origins, origins = _origins(train), _origins(held_out)
+    train_origins, origins = _origins(train, units), _origins(held_out, units)
     for axis, period in enumerate(periods):
         if period:
             train_origins[:, axis] %= period
@@ -97,7 +117,7 @@ def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
 
 def _same_coordinates(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
     """Return True if equal positions along a dim have equal coordinates."""
-    name = dim if dim in train.coords else f"{dim}_origin"
+    name = _origin_name(train, dim)
     if name not in train.coords or name not in held_out.coords:
         return name not in train.coords and name not in held_out.coords
     at_position = []
@@ -108,11 +128,14 @@ def _same_coordinates(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool
     return all(ours[i] == theirs[i] for i in ours.keys() & theirs.keys())
 
 
-def _origins(store: xr.Dataset) -> NDArray[np.float64]:
-    """Return the first cell of each sample along every dim, in units of the window size."""
-    spec = store.attrs["spec"]
-    along = zip(spec["dims"], spec["size"], strict=True)
-    return np.stack([store[f"{dim}_index"].values / size for dim, size in along], axis=-1)
+def _origin_name(store: xr.Dataset, dim: str) -> str:
+    """Return the name of the coordinate of the first cells of samples along a dim."""
+    return dim if dim in store.coords else f"{dim}_origin"
+
+
+def _origins(store: xr.Dataset, units: Mapping[str, float]) -> NDArray[np.float64]:
+    """Return the first cell of each sample along every dim, in the unit of the dim."""
+    return np.stack([store[f"{dim}_index"].values / unit for dim, unit in units.items()], axis=-1)
 
 
 def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
@@ -153,8 +176,12 @@ def _fingerprints(variables: list[xr.DataArray]) -> tuple[NDArray[Any], NDArray[
             values = np.asarray(variable.isel({SAMPLE_DIM: some}).values)
             for column, words in enumerate(fingerprint_columns(values, offsets)):
                 table[some, column] = words.reshape(len(words), -1).sum(-1, dtype=np.uint64)
-            cells = np.sort(words_of(values)[0].reshape(len(values), -1), axis=-1)
-            n_values[some] += (cells[:, 1:] != cells[:, :-1]).sum(-1) + 1
+            words, known = words_of(values)
+            cells = np.sort(words.reshape(len(values), -1), axis=-1)
+            n_changes = (cells[:, 1:] != cells[:, :-1]).sum(-1)
+            # A window with a single value in all its cells counts as none.
+            is_point = cells.shape[1] == 1 and known.reshape(len(values))
+            n_values[some] += np.where(n_changes > 0, n_changes + 1, is_point)
         tables.append(table)
     # Both hashes of a sample are joined to one sortable value.
     pairs = np.ascontiguousarray(combine(tables)[:, [FIRST, SECOND]])

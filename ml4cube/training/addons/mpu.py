@@ -186,12 +186,12 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
 
 def _is_divisible(loader: DataLoader[Any]) -> bool:
     """Return True if ranks can share the samples: each has an index, and comes once an epoch."""
-    return (
-        not isinstance(loader.dataset, IterableDataset)
-        and loader.batch_size is not None
-        and type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
-        and not getattr(loader.sampler, "replacement", False)
-    )
+    sampler = loader.sampler
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return False
+    if type(sampler) is RandomSampler:  # it may draw fewer samples than there are, or more
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) in (SequentialSampler, DistributedSampler)
 
 
 def _as_devices(device: Any) -> list[torch.device]:
