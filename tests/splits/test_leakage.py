@@ -379,7 +379,7 @@ def test_nearest_box_is_that_of_brute_force():
 def test_runs_and_pieces():
     part = np.array([[1, 1, 0, 1], [0, 1, 0, 1]], bool)
     widths = [np.array([2, 3]), np.array([1, 1, 1, 4])]
-    rows, columns = run_lengths(part, widths)
+    rows, columns = run_lengths(part, widths, [0, 0])
     assert rows.tolist() == [[2, 5, 0, 5], [0, 5, 0, 5]]
     assert columns.tolist() == [[2, 2, 0, 4], [0, 1, 0, 4]]
     left, right = 2 + 2 + 3, 8 + 12
@@ -388,6 +388,19 @@ def test_runs_and_pieces():
     winding = np.ones((41, 41), bool)
     winding[1::4, :-1] = winding[3::4, 1:] = False
     assert effective_pieces(winding, np.ones(winding.shape, int)) == 1
+    # Around the globe; the last column may repeat the first.
+    part = np.array([[1, 0, 1, 0, 1], [0, 1, 1, 0, 0]], bool)
+    widths = [np.array([1, 1]), np.array([2, 3, 1, 3, 1])]
+    for period, across in {10: 3, 9: 2}.items():
+        _, columns = run_lengths(part, widths, [0, period])
+        assert columns.tolist() == [[across, 0, 1, 0, across], [0, 4, 4, 0, 0]]
+    assert (
+        run_lengths(np.ones((1, 2), bool), [np.array([1]), np.array([4, 6])], [0, 10])[1].max()
+        == 10
+    )
+    sizes = np.multiply.outer(*widths)
+    assert effective_pieces(part, sizes, [1]) == pytest.approx(8**2 / (3**2 + 5**2))
+    assert effective_pieces(part, sizes) == pytest.approx(8**2 / (2**2 + 1 + 5**2))
 
 
 def test_separation_is_counted_in_cells():

@@ -56,11 +56,11 @@ def _cells_apart(point: Ints, low: Ints, high: Ints, period: int) -> Ints:
     return np.asarray(np.maximum(apart, 0))
 
 
-def run_lengths(part: Bools, widths: Sequence[Ints]) -> list[Ints]:
+def run_lengths(part: Bools, widths: Sequence[Ints], period: Sequence[int]) -> list[Ints]:
     """Return, along each axis, the length in cells of the run of boxes of a part at each box.
 
     `part` is True for the boxes of the part; others have length 0. `widths` are the cells of the
-    boxes along each axis.
+    boxes along each axis, `period` is as for `nearest_box`.
     """
     lengths = []
     for axis, width in enumerate(widths):
@@ -71,7 +71,13 @@ def run_lengths(part: Bools, widths: Sequence[Ints]) -> list[Ints]:
         run_start = np.maximum.accumulate(np.where(part, 0, stop), axis)
         backwards = np.flip(np.where(part, width.sum(), start), axis)
         run_stop = np.flip(np.minimum.accumulate(backwards, axis), axis)
-        lengths.append(np.where(part, run_stop - run_start, 0))
+        length = np.where(part, run_stop - run_start, 0)
+        # Runs at both ends of a whole cyclic axis are one; the last cells may repeat the first.
+        if period[axis] and (repeated := width.sum() - period[axis]) >= 0:
+            first, last = length.take([0], axis), length.take([-1], axis)
+            at_end = part & ((run_start == 0) | (run_stop == width.sum())) & (first * last > 0)
+            length = np.where(at_end, np.minimum(first + last - repeated, period[axis]), length)
+        lengths.append(length)
     return lengths
 
 

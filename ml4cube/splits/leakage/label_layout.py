@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +142,10 @@ def separate(
 ) -> Separation:
     """Measure the separation of test cells from train cells, both with a value (`valued`)."""
     circle = view.lon_circle()
-    period = [circle.columns if circle and dim == circle.dim else 0 for dim in valued.run_starts]
+    columns = {circle.dim: circle.columns} if circle else {}
+    period, label_period = (
+        [columns.get(dim, 0) for dim in of.run_starts] for of in (valued, layout)
+    )
     windows = _sample_windows(valued, part)
     # With gaps inside, the runs and pieces of the test part would be shorter than its label's.
     labelled_windows = windows if valued is layout else _sample_windows(layout, part)
@@ -160,25 +164,34 @@ def separate(
         # Without a sill no distance is enough, but a buffer is assumed to be wide enough.
         ranges = {dim: cells for dim, cells in ranges.items() if not math.isinf(cells)}
     distances_in_ranges, cells = nearest(ranges)
-    lengths = np.concatenate([window.run_lengths() for window in labelled_windows])
+    lengths = np.concatenate([window.run_lengths(label_period) for window in labelled_windows])
     return Separation(
         touching=float(is_touching.mean()),
         cells_to_train=dict(zip(valued.run_starts, np.median(cells, axis=0).tolist(), strict=True)),
         within_range=float((distances_in_ranges < 1).mean()),
         run_length=dict(zip(layout.run_starts, np.median(lengths, axis=0).tolist(), strict=True)),
-        pieces=sum(effective_pieces(window.is_test, window.cells) for window in labelled_windows),
+        pieces=sum(window.effective_pieces(label_period) for window in labelled_windows),
     )
 
 
-def effective_pieces(part: Bools, sizes: Ints) -> float:
+def effective_pieces(part: Bools, sizes: Ints, cyclic_axes: Sequence[int] = ()) -> float:
     """Count the pieces of a part, made of boxes that share a side; small ones count less.
 
     This is the inverse Simpson index of their sizes: n for n equal pieces, and about 1 for a large
-    piece with some small ones. `sizes` are the cells of each box.
+    piece with some small ones. `sizes` are the cells of each box. The first boxes along cyclic axes
+    follow the last.
     """
     from scipy import ndimage
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    number, _ = ndimage.label(part)
+    number, n = ndimage.label(part)
+    for axis in cyclic_axes:
+        first, last = number.take(0, axis).ravel(), number.take(-1, axis).ravel()
+        meet = (first > 0) & (last > 0)
+        pairs = (first[meet], last[meet])
+        same = coo_array((np.ones(meet.sum()), pairs), shape=(n + 1, n + 1))
+        number = connected_components(same, directed=False)[1][number]
     volume = np.bincount(number[part], weights=sizes[part])
     return float(volume.sum() ** 2 / (volume**2).sum()) if part.any() else 0.0
 
@@ -237,10 +250,15 @@ class _Window:
         width = np.stack([self.width[axis][i] for axis, i in enumerate(boxes)], axis=1)
         return nearest_box(self.points, low, low + width - 1, unit, period)
 
-    def run_lengths(self) -> Ints:
+    def run_lengths(self, period: list[int]) -> Ints:
         """Return the length of the run of test cells around each point, along each dim."""
-        by_axis = run_lengths(self.is_test, self.width)
+        by_axis = run_lengths(self.is_test, self.width, period)
         return np.stack([lengths[self.point_boxes] for lengths in by_axis], axis=1)
+
+    def effective_pieces(self, period: list[int]) -> float:
+        """Count the pieces of the test part."""
+        whole = [a for a, n in enumerate(period) if n and self.width[a].sum() >= n]
+        return effective_pieces(self.is_test, self.cells, whole)
 
 
 def _choose_windows(layout: Layout, part: int, rng: np.random.Generator) -> list[list[slice]]:
