@@ -127,7 +127,7 @@ def assign_block_split(
     seed = check_whole("seed", seed)
     fractions = check_fractions(split, val)
     sizes = block_sizes(block_size, view, list(fractions.values()))
-    grid = Grid.blocks(view.canonical, sizes)
+    grid = Grid.blocks(view.sorted_sizes, sizes)
     parsed_buffer, cyclic_dims = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
     mask = valid_mask(valid, view)
     weights, strata = weigh_blocks(view, mask, grid, stratify)
@@ -199,7 +199,7 @@ def assign_rand_split(
     check_name(name, view)
     seed = check_whole("seed", seed)
     fractions = check_fractions(split, val)
-    plan = CellPlan(tuple(view.canonical.items()), tuple(fractions.items()), seed)
+    plan = CellPlan(tuple(view.sorted_sizes.items()), tuple(fractions.items()), seed)
     warnings.warn(
         "assign_rand_split puts neighbouring cells, which are nearly equal, into different "
         "parts, so the test score will be too optimistic. Use assign_block_split with a buffer, "
@@ -265,7 +265,7 @@ def assign_time_split(
     dim = view.time_dim("dim", dim)
     time_ranks = view.time_ranks(dim)
     buffer, _ = plan_buffer(None, gap, False, view, [dim], dim)
-    grid = Grid.blocks(view.canonical, {dim: 1})
+    grid = Grid.blocks(view.sorted_sizes, {dim: 1})
     mask = valid_mask(valid, view)
     weights = count_by_block(mask, grid).ravel()
     # A time may have several steps, which share a part.

@@ -50,11 +50,11 @@ def _choose(view: CubeView, shares: Sequence[float], windows: Grid | None) -> La
     """Choose blocks on the map or in time; cut other dims only if the cube is too small."""
     times = _ordered_time_dims(view)
     on_map = [dim for dim in _map_dims(view) if dim not in times]
-    others = [dim for dim in view.canonical if dim not in (*on_map, *times)]
+    others = [dim for dim in view.sorted_sizes if dim not in (*on_map, *times)]
     circle = view.lon_circle()
     cut = partial(
         large_blocks,
-        view.canonical,
+        view.sorted_sizes,
         wanted=blocks_wanted(shares),
         fewest=len(shares),
         windows=windows,

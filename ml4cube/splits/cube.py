@@ -73,7 +73,7 @@ class CubeView:
         return self.ds.coords
 
     @property
-    def canonical(self) -> dict[str, int]:
+    def sorted_sizes(self) -> dict[str, int]:
         """Number of cells along each dim, sorted by name."""
         return {dim: self.ds.sizes[dim] for dim in sorted(self.dims)}
 

@@ -69,10 +69,10 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
     view = CubeView.of(ds)
     check_name(name, view)
     plan, made_by, coord_ends = read_recipe(recipe)
-    if plan.cube_shape != view.canonical:
+    if plan.cube_shape != view.sorted_sizes:
         raise InvalidValueError(
             f"the recipe is for a cube of {plan.cube_shape}, but this cube has "
-            f"{view.canonical}; select the same cells, or make a new split"
+            f"{view.sorted_sizes}; select the same cells, or make a new split"
         )
     _check_coord_ends(coord_ends, view)
     return with_label(view, plan, name, made_by)
@@ -160,7 +160,7 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
         return None
     plan, _, _ = read_recipe(label.attrs[RECIPE_ATTR])
     view = CubeView.of(ds)
-    if plan.cube_shape != view.canonical or label.dims != view.dims:
+    if plan.cube_shape != view.sorted_sizes or label.dims != view.dims:
         return None
     try:
         reaches = reaches_of(plan, view)
@@ -194,7 +194,7 @@ def check_name(name: str, view: CubeView) -> None:
 def _coord_ends(view: CubeView) -> dict[str, list[float | str]]:
     """Return the first and last coordinate of each dim, which identify the cube."""
     ends = {}
-    for dim in view.canonical:
+    for dim in view.sorted_sizes:
         if dim in view.ds.coords:
             values = view.ds[dim].values
             ends[dim] = [_plain_value(values[0]), _plain_value(values[-1])]

@@ -59,7 +59,7 @@ class RegionMap:
                 f"the cube, got {type(regions).__name__}"
             )
         bare = on_cube(regions, view, "regions")
-        dims = [dim for dim in view.canonical if dim in bare.dims]
+        dims = [dim for dim in view.sorted_sizes if dim in bare.dims]
         if not dims:
             raise InvalidValueError(f"regions must have dims of the cube {view.dims}, got none")
         if bare.size > MAX_MAP_CELLS:
@@ -80,7 +80,7 @@ class RegionMap:
             raise InvalidValueError(f"{name!r} must have region ids, got only gaps")
         region = np.full(values.size, -1, dtype=np.intp)
         region[has_id] = index.ravel()
-        grid = Grid.blocks(view.canonical, dict.fromkeys(dims, 1))
+        grid = Grid.blocks(view.sorted_sizes, dict.fromkeys(dims, 1))
         return cls(grid, region, ids, name)
 
     def find(self, argument: str, wanted: Any) -> list[int]:

@@ -45,7 +45,7 @@ class _BlockSplitter(CubeSplitter):
 
     def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         sizes = block_sizes(self.block_size, view, self._shares())
-        grid = Grid.blocks(view.canonical, sizes)
+        grid = Grid.blocks(view.sorted_sizes, sizes)
         buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
         weights, strata = count(grid, self.stratify)
         class_weights = strata.counts if strata else None
@@ -241,7 +241,7 @@ class ForwardChaining(CubeSplitter):
     def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         dim = view.time_dim("dim", self.dim)
         buffer, _ = plan_buffer(None, self.gap, False, view, [dim], dim)
-        grid = Grid.blocks(view.canonical, {dim: 1})
+        grid = Grid.blocks(view.sorted_sizes, {dim: 1})
         weights, _ = count(grid, None)
         time_ranks = view.time_ranks(dim)
         n_periods = self.n_splits + 1

@@ -74,7 +74,7 @@ def _sample(view: CubeView, layout: Layout, dim: str) -> dict[str, Ints]:
         more = rng.integers(1, steps.size, _STEPS // 2 - edges.size)
         later = np.concatenate([edges, more])
         steps = np.unique(np.concatenate([later - 1, later]))
-    sizes = {d: n for d, n in view.canonical.items() if d != dim}
+    sizes = {d: n for d, n in view.sorted_sizes.items() if d != dim}
     share = min(_CELLS / steps.size / math.prod(sizes.values()), 1.0) ** (1 / max(len(sizes), 1))
     others = {
         d: np.sort(rng.permutation(n)[: max(int(n * share), 1)]).astype(np.int64)

@@ -122,7 +122,7 @@ class _Tiling:
     @classmethod
     def of(cls, view: CubeView, blocks: Mapping[str, int]) -> _Tiling:
         """Choose tiles of some hundred cells, or the blocks of the split if these are smaller."""
-        sizes = view.canonical
+        sizes = view.sorted_sizes
         inner = map_dims(view)
         time_dim = find_time_dim(view.ds.coords.values(), view.dims)
         outer = [dim for dim in sizes if dim not in inner]
@@ -185,7 +185,7 @@ def map_dims(view: CubeView) -> tuple[str, ...]:
         if time_dim is None and len(view.dims) > 2:
             time_dim = view.dims[0]  # without any hint, the first dim counts fields
         found = set([dim for dim in view.dims if dim != time_dim][-2:])
-    return tuple(dim for dim in view.canonical if dim in found)
+    return tuple(dim for dim in view.sorted_sizes if dim in found)
 
 
 def _equal_tile_sizes(sizes: dict[str, int], cells: int) -> dict[str, int]:
