@@ -171,6 +171,22 @@ def test_buffer_on_the_sphere_is_that_of_brute_force(
     assert (found[most != 255] != 255).all()
 
 
+@pytest.mark.parametrize("km", [1150.0, 2500.0])
+def test_a_buffer_on_a_fine_grid_is_a_circle_on_the_sphere(km: float) -> None:
+    lats, lons = np.arange(40.0, 81, 4), np.arange(0.0, 360, 3)
+    grid = Grid.blocks({"lat": lats.size, "lon": lons.size}, {"lat": 1, "lon": 1})
+    labels = np.ones(grid.counts, np.uint8)
+    labels[5, 30] = 0  # a test cell at 60 degrees north
+    plan = SplitPlan(grid, labels.tobytes())
+    everywhere = {"lat": np.arange(lats.size), "lon": np.arange(lons.size)}
+    found = plan.label_cells(everywhere, [SphereReach("lat", "lon", lats, lons, km)])
+    apart = np.array(
+        [[oracle.great_circle_km(lats[5], lons[30], y, x) for x in lons] for y in lats]
+    )
+    labels[(apart <= km) & (apart > 0)] = 255
+    assert np.array_equal(found, labels)
+
+
 @given(case=_labelled_grid())
 @settings(deadline=None)
 def test_plan_survives_json_pickle_and_hash(case: tuple[Grid, SplitPlan]) -> None:

@@ -81,13 +81,16 @@ def test_dims_and_variables_of_a_cube() -> None:
             "code": ("time", list("abc")),
             "long": (("time", "lat"), np.zeros((3, 2), np.longdouble)),
             "covariance": xr.Variable(("lat", "lat"), np.eye(2)),
+            "spectrum": (("time", "lat", "wave"), np.zeros((3, 2, 4), complex)),
+            "age": (("time", "lat", "member"), np.zeros((3, 2, 5), "m8[s]")),
         },
         coords={"time": ("time", np.arange(3), {"bounds": "named"})},
     )
     assert cube_dims(ds) == ("time", "lat")
     kept, others = cube_variables(ds)
     assert kept == ["t", "area"]
-    assert set(others) == {"time_bnds", "named", "crs", "code", "long", "covariance"}
+    described = {"time_bnds", "named", "crs", "code", "long", "covariance"}
+    assert set(others) == described | {"spectrum", "age"}
     assert "covariance" not in data_variables(ds)
     with pytest.raises(
         InvalidValueError, match=r"'covariance' must have every dim once, got \('lat', 'lat'\)"

@@ -245,10 +245,11 @@ def test_statistics_that_do_not_fit_are_refused_by_name(tmp_path):
             PTXrDataset(given, statistics=statistics, **arguments)
 
 
-def test_a_value_without_statistics_is_refused_and_does_not_become_a_gap(tmp_path):
+@pytest.mark.parametrize("per", [("lat", "lon"), ("lat",)])
+def test_a_value_without_statistics_is_refused_and_does_not_become_a_gap(tmp_path, per):
     cube = labelled(made_cube()[["t"]])
     holes = cube.assign(t=cube.t.where((cube.lat < 50) | (cube.split != 1)))
-    scaler = CubeScaler(per=("lat", "lon")).fit(holes)
+    scaler = CubeScaler(per=per).fit(holes)
     sampler, _ = sampled(holes, tmp_path, "x", statistics=scaler)
     with pytest.raises(CubeError, match=r"'t' has values without statistics .* lat 3"):
         sampler.run()

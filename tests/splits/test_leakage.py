@@ -25,10 +25,11 @@ from ml4cube.splits import (
     audit,
     leakage_report,
     residuals,
+    validity,
 )
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.duplicates import find_duplicates
-from ml4cube.splits.leakage.label_layout import effective_pieces
+from ml4cube.splits.leakage.label_layout import Layout, effective_pieces
 from tests.cubes import cell_id_cube, coordinates
 from tests.splits.test_ranges import made_field
 
@@ -401,6 +402,21 @@ def test_runs_and_pieces():
     sizes = np.multiply.outer(*widths)
     assert effective_pieces(part, sizes, [1]) == pytest.approx(8**2 / (3**2 + 5**2))
     assert effective_pieces(part, sizes) == pytest.approx(8**2 / (2**2 + 1 + 5**2))
+
+
+@pytest.mark.parametrize("cells_at_once", [1, 4, 24, 10**6])
+def test_a_label_looked_at_in_slabs_has_the_runs_and_counts_of_the_whole(
+    monkeypatch, cells_at_once
+):
+    monkeypatch.setattr(validity, "_CELLS_AT_ONCE", cells_at_once)
+    label = np.ones((9, 12), "u1")
+    label[3:6, 4:], label[6, 8:] = 0, 255
+    layout = Layout.of(xr.DataArray(label, dims=("lat", "lon")), ("lat", "lon"))
+    assert {dim: starts.tolist() for dim, starts in layout.run_starts.items()} == {
+        "lat": [0, 3, 6, 7],
+        "lon": [0, 4, 8],
+    }
+    assert layout.counts == {1: 80, 2: 0, 0: 24, 255: 4}
 
 
 def test_separation_is_counted_in_cells():
