@@ -112,6 +112,12 @@ def test_infinite_values_do_not_change_the_colours():
         assert axes.collections[0].get_clim()[1] == pytest.approx(1.995)
 
 
+def test_the_colours_of_errors_cover_those_below_zero_too():
+    errors = xr.DataArray([[-3.0, -3.0, 1.0]], dims=("lat", "lon"))
+    axes = rendered(field_maps({"a": errors}, {"error": errors})).axes[1]
+    assert axes.collections[0].get_clim() == (-3, 3)
+
+
 def test_gaps_do_not_count():
     label = label_of_time()
     valid = xr.DataArray(np.arange(8) < 4, dims="lat")
