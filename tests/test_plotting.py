@@ -85,6 +85,13 @@ def test_aggregated_maps_show_fractions_where_cells_change_their_part():
     np.testing.assert_allclose(share, 100 * (label == 1).mean("time"))
 
 
+def test_cells_without_a_value_do_not_make_parts_change_over_time():
+    valid = xr.DataArray(np.arange(8) < 4, dims="lat")
+    figure = rendered(split_map(label_of_blocks(), aggregated=True, valid=valid))
+    assert [axes.get_title(loc="left") for axes in figure.axes[1:]] == ["all steps"]
+    assert np.ma.getmaskarray(figure.axes[1].collections[0].get_array()).sum() == 40
+
+
 def test_a_label_without_time_is_one_map():
     figure = rendered(split_map(label_of_blocks()[0].drop_vars("time")))
     assert len(figure.axes) == 1
