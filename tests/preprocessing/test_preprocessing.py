@@ -182,6 +182,7 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
         lambda d: pp.standardize(d, {"a": [0, 1]}),
         pp.fill_nan_values,
         pp.drop_nan_values,
+        lambda d: pp.drop_nan_values(d, mode="if_all_nan"),
         lambda d: pp.apply_filter(pp.assign_mask(d, d.a > 3)),
         lambda d: pp.fill_nan_values(d, ["a"], **fills),
         lambda d: pp.fill_nan_values(d["a"], **fills),
