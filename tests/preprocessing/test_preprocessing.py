@@ -573,6 +573,16 @@ def test_samples_that_are_refused(more: dict[str, Any], said: str) -> None:
             stage(samples)
 
 
+def test_a_value_per_sample_is_told_from_one_per_cell_of_an_equally_long_window() -> None:
+    samples = {"a": np.arange(9.0).reshape(3, 3), "filter_mask": np.array([True, False, True])}
+    samples["split"] = np.array([1, 0, 0], "u1")
+    blanked = pp.apply_filter(samples)["a"]
+    np.testing.assert_array_equal(blanked, [[0, 1, 2], [np.nan] * 3, [6, 7, 8]])
+    assert pp.get_statistics(samples)["a"][0] == 1  # of the only train sample: 0, 1, 2
+    with pytest.raises(InvalidValueError, match="ambiguous"):
+        pp.apply_filter({"a": np.ones((3, 3, 3)), "filter_mask": np.ones((3, 3), bool)})
+
+
 @pytest.mark.parametrize("stage", [pp.apply_filter, pp.drop_nan_values, pp.fill_nan_values])
 def test_samples_that_come_back_are_copies(stage: Any) -> None:
     samples = {"a": np.ones((2, 3)), "b": np.ones(2, "M8[s]")}
