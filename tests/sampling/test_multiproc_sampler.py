@@ -313,6 +313,20 @@ def test_statistics_are_those_after_the_callback(tmp_path: Path) -> None:
     assert train.sign.dtype == bool
 
 
+def test_what_a_callback_returns_is_stored_also_where_the_last_cells_make_no_sample(
+    tmp_path: Path,
+) -> None:
+    ds = cell_id_cube({"time": 900}, "float64")  # of several tiles
+    ds["split"] = ("time", np.repeat(np.array([1, 0, 255], "u1"), 300))
+
+    def halved(samples: dict[str, Any]) -> dict[str, Any]:
+        return {"half": (samples["a"] / 2).astype("f4")}
+
+    for store in sampler(ds, tmp_path, callback=halved).get_datasets():
+        assert {name: v.dtype for name, v in store.data_vars.items()} == {"half": np.float32}
+        np.testing.assert_array_equal(store.half, store.time_index / 2)
+
+
 def test_the_order_in_which_workers_end_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
