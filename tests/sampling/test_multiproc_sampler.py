@@ -385,6 +385,23 @@ def test_the_mean_that_fills_is_that_of_train_cells_inside_the_mask(tmp_path: Pa
     assert train.a.values[0].tolist() == [0.0, mean, 2.0, mean]
 
 
+def test_samples_with_a_missing_date_or_a_gap_that_the_mask_makes_are_dropped(
+    tmp_path: Path,
+) -> None:
+    ds = cell_id_cube({"time": 4, "x": 6}, "float64").assign(split=("time", [1, 1, 1, 0]))
+    options = {"sample_size": {"x": 3}, "drop_nan": "auto", "order": "grid"}
+    seen = np.arange("2000-01-01", "2000-01-05", dtype="M8[D]").astype("M8[ns]")
+    seen[1] = "NaT"
+    dated, _ = sampler(ds.assign(seen=("time", seen)), tmp_path / "d", **options).get_datasets()
+    assert dated.time_index.values.tolist() == [0, 0, 2, 2]
+    assert dated.attrs["accounting"]["gap"] == 2
+    ds["filter_mask"] = ("x", [True, True, True, True, False, True])
+    options["drop_sample"] = False
+    masked, _ = sampler(ds, tmp_path / "m", **options).get_datasets()
+    assert masked.x_index.values.tolist() == [0, 0, 0]
+    assert masked.attrs["accounting"]["gap"] == 4
+
+
 def test_the_byte_order_of_a_cube_is_nothing_to_a_store(tmp_path: Path) -> None:
     """Also where some tiles have gaps to fill and others none."""
     ds = cell_id_cube({"time": 16, "x": 4}, "float32").assign(split=("time", [1] * 12 + [0] * 4))
