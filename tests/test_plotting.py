@@ -85,6 +85,13 @@ def test_aggregated_maps_show_fractions_where_cells_change_their_part():
     np.testing.assert_allclose(share, 100 * (label == 1).mean("time"))
 
 
+def test_cells_without_a_value_do_not_make_parts_change_over_time():
+    valid = xr.DataArray(np.arange(8) < 4, dims="lat")
+    figure = rendered(split_map(label_of_blocks(), aggregated=True, valid=valid))
+    assert [axes.get_title(loc="left") for axes in figure.axes[1:]] == ["all steps"]
+    assert np.ma.getmaskarray(figure.axes[1].collections[0].get_array()).sum() == 40
+
+
 def test_a_label_without_time_is_one_map():
     figure = rendered(split_map(label_of_blocks()[0].drop_vars("time")))
     assert len(figure.axes) == 1
@@ -110,6 +117,12 @@ def test_infinite_values_do_not_change_the_colours():
     rain = xr.DataArray(np.array([[-np.inf, 1.0, 2.0]]), dims=("lat", "lon"))
     for axes in rendered(field_maps({"a": rain}, {"error": rain})).axes[:2]:
         assert axes.collections[0].get_clim()[1] == pytest.approx(1.995)
+
+
+def test_the_colours_of_errors_cover_those_below_zero_too():
+    errors = xr.DataArray([[-3.0, -3.0, 1.0]], dims=("lat", "lon"))
+    axes = rendered(field_maps({"a": errors}, {"error": errors})).axes[1]
+    assert axes.collections[0].get_clim() == (-3, 3)
 
 
 def test_gaps_do_not_count():

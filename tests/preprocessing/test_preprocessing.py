@@ -182,6 +182,7 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
         lambda d: pp.standardize(d, {"a": [0, 1]}),
         pp.fill_nan_values,
         pp.drop_nan_values,
+        lambda d: pp.drop_nan_values(d, mode="if_all_nan"),
         lambda d: pp.apply_filter(pp.assign_mask(d, d.a > 3)),
         lambda d: pp.fill_nan_values(d, ["a"], **fills),
         lambda d: pp.fill_nan_values(d["a"], **fills),
@@ -570,6 +571,16 @@ def test_samples_that_are_refused(more: dict[str, Any], said: str) -> None:
     for stage in (pp.apply_filter, pp.drop_nan_values, pp.fill_nan_values, pp.get_statistics):
         with pytest.raises(InvalidValueError, match=said):
             stage(samples)
+
+
+def test_a_value_per_sample_is_told_from_one_per_cell_of_an_equally_long_window() -> None:
+    samples = {"a": np.arange(9.0).reshape(3, 3), "filter_mask": np.array([True, False, True])}
+    samples["split"] = np.array([1, 0, 0], "u1")
+    blanked = pp.apply_filter(samples)["a"]
+    np.testing.assert_array_equal(blanked, [[0, 1, 2], [np.nan] * 3, [6, 7, 8]])
+    assert pp.get_statistics(samples)["a"][0] == 1  # of the only train sample: 0, 1, 2
+    with pytest.raises(InvalidValueError, match="ambiguous"):
+        pp.apply_filter({"a": np.ones((3, 3, 3)), "filter_mask": np.ones((3, 3), bool)})
 
 
 @pytest.mark.parametrize("stage", [pp.apply_filter, pp.drop_nan_values, pp.fill_nan_values])

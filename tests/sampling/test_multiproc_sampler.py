@@ -313,6 +313,20 @@ def test_statistics_are_those_after_the_callback(tmp_path: Path) -> None:
     assert train.sign.dtype == bool
 
 
+def test_what_a_callback_returns_is_stored_also_where_the_last_cells_make_no_sample(
+    tmp_path: Path,
+) -> None:
+    ds = cell_id_cube({"time": 900}, "float64")  # of several tiles
+    ds["split"] = ("time", np.repeat(np.array([1, 0, 255], "u1"), 300))
+
+    def halved(samples: dict[str, Any]) -> dict[str, Any]:
+        return {"half": (samples["a"] / 2).astype("f4")}
+
+    for store in sampler(ds, tmp_path, callback=halved).get_datasets():
+        assert {name: v.dtype for name, v in store.data_vars.items()} == {"half": np.float32}
+        np.testing.assert_array_equal(store.half, store.time_index / 2)
+
+
 def test_the_order_in_which_workers_end_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +383,23 @@ def test_the_mean_that_fills_is_that_of_train_cells_inside_the_mask(tmp_path: Pa
     train, _ = sampler(ds, tmp_path, fill_method="mean", **options).get_datasets()
     mean = np.nanmean(ds.a.values[:3, :3])
     assert train.a.values[0].tolist() == [0.0, mean, 2.0, mean]
+
+
+def test_samples_with_a_missing_date_or_a_gap_that_the_mask_makes_are_dropped(
+    tmp_path: Path,
+) -> None:
+    ds = cell_id_cube({"time": 4, "x": 6}, "float64").assign(split=("time", [1, 1, 1, 0]))
+    options = {"sample_size": {"x": 3}, "drop_nan": "auto", "order": "grid"}
+    seen = np.arange("2000-01-01", "2000-01-05", dtype="M8[D]").astype("M8[ns]")
+    seen[1] = "NaT"
+    dated, _ = sampler(ds.assign(seen=("time", seen)), tmp_path / "d", **options).get_datasets()
+    assert dated.time_index.values.tolist() == [0, 0, 2, 2]
+    assert dated.attrs["accounting"]["gap"] == 2
+    ds["filter_mask"] = ("x", [True, True, True, True, False, True])
+    options["drop_sample"] = False
+    masked, _ = sampler(ds, tmp_path / "m", **options).get_datasets()
+    assert masked.x_index.values.tolist() == [0, 0, 0]
+    assert masked.attrs["accounting"]["gap"] == 4
 
 
 def test_the_byte_order_of_a_cube_is_nothing_to_a_store(tmp_path: Path) -> None:
