@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -1147,6 +1148,24 @@ class TestTargets:
         LocalDraft(tmp_path / "train.zarr", "call").close()
         child.kill()
         child.wait()
+
+    def test_a_lock_that_was_removed_and_made_anew_meanwhile_is_that_of_another_run(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        target, lock = tmp_path / "train.zarr", fcntl.flock
+        others: list[LocalDraft] = []
+
+        def late(*args: Any) -> None:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            LocalDraft(target, "one").close()
+            others.append(LocalDraft(target, "two"))
+            lock(*args)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        with pytest.raises(RunError, match=r"another run is writing .*train\.zarr"):
+            LocalDraft(target, "call")
+        others[0].close()
+        assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
     def test_a_disk_without_locks_is_named_and_nothing_left_there(

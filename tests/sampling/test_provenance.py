@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import importlib.util
 import io
 import os
@@ -342,6 +343,18 @@ def test_a_module_of_the_users_with_the_name_of_a_library_counts(tmp_path: Path)
         spec.loader.exec_module(module)
         found.append(identity_of(closing_over(module.work)))
     assert found[0] != found[1]
+
+
+def test_a_callback_that_wraps_a_function_of_a_library_counts_by_its_own_code() -> None:
+    def lowered(samples: Any) -> Any:
+        return {k: np.clip(v, 0, 1) for k, v in samples.items()}
+
+    def raised(samples: Any) -> Any:
+        return {k: np.clip(v, 1, 2) for k, v in samples.items()}
+
+    one, other = functools.wraps(np.clip)(lowered), functools.wraps(np.clip)(raised)
+    assert (other.__module__, other.__qualname__) == (np.clip.__module__, "clip")
+    assert len({identity_of(f) for f in (np.clip, one, other)}) == 3
 
 
 def test_the_mask_of_a_masked_array_behind_dask_counts() -> None:

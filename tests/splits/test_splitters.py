@@ -307,6 +307,11 @@ def test_regions_without_samples_make_no_fold():
     assert search.fit(table[["a"]], table["b"]).n_splits_ == 2
 
 
+def test_regions_without_valid_cells_make_no_fold():
+    folds = LeaveRegionOut(BIOME, cube=cube_of(), valid=BIOME.isin(["bog", "heath"]))
+    assert folds.get_n_splits() == len(list(folds.split_cube())) == 2
+
+
 # --- sample stores --------------------------------------------------------------------------
 
 

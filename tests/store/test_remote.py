@@ -383,6 +383,28 @@ def test_a_run_that_slept_while_publishing_spares_its_successor(
     assert contents(place) == dict.fromkeys(old, b"new")
 
 
+def test_an_interrupted_copy_is_replaced_also_after_a_run_that_finished_no_task(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(remote_draft, "_COPIED_AT_ONCE", 1)
+    place = f"memory://{tmp_path.name}/train.zarr"
+    with RemoteDraft(place, "one") as cut_off, monkeypatch.context() as patch:
+        cut_off.begin()
+        cut_off.record(0, {})
+        written(cut_off, b"old")
+        patch.setattr(RemoteFolder, "copy_from", counted(RemoteFolder.copy_from, [1]))
+        with pytest.raises(ConnectionError):
+            cut_off.publish()
+    assert contents(place) == {"a/c/0": b"old"}
+    with RemoteDraft(place, "two") as held:
+        held.begin()
+    with RemoteDraft(place, "three") as held:
+        held.begin()
+        new = written(held, b"new")
+        held.publish()
+    assert contents(place) == new
+
+
 def test_a_released_lock_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> None:
     memory = type(fsspec.filesystem("memory"))
     put = memory.pipe_file

@@ -164,6 +164,17 @@ def test_any_missing_emptied_or_cut_file_is_refused(tmp_path: Path) -> None:
     open_store(store, verify=True)
 
 
+@pytest.mark.parametrize("missing", [3, 4, 6])
+def test_the_first_three_faults_are_named_and_the_others_counted(store: Path, missing: int) -> None:
+    for path in every_file(store)[-missing:]:
+        path.unlink()
+    with pytest.raises(StoreError) as raised:
+        verify_store(store)
+    more = {3: "", 4: " and 1 more", 6: " and 3 more"}[missing]
+    assert str(raised.value).count("is missing") == 3
+    assert str(raised.value).endswith(f" is missing{more}; make it again")
+
+
 def flip(raw: bytes, rng: np.random.Generator, within: bytes = b"") -> bytes:
     """Flip one bit, anywhere or after some text."""
     start = raw.index(within)
