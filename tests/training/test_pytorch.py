@@ -213,6 +213,7 @@ def test_global_random_state_is_left_alone_when_seeded():
         (torch.ones(4, 3), (4, 3)),
         ([torch.ones(4, 3)], (4, 3)),
         ({"a": torch.ones(4), "b": torch.ones(4), "c": torch.ones(4)}, (4, 3)),
+        ({"a": torch.ones(2, 3), "b": torch.ones(2, 3)}, (2, 2, 3)),  # windows: channels first
     ],
 )
 def test_inputs_alone_are_reconstructed(batch, shape):
