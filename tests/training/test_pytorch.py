@@ -121,12 +121,14 @@ def test_losses_and_metrics_are_means_over_samples():
 def test_metric_objects_reduce_themselves():
     torchmetrics = pytest.importorskip("torchmetrics")
     given = torchmetrics.R2Score()
-    run = trainer(metrics={"r2": given, "rmse": RMSE()}, epochs=1)
+    vector = torchmetrics.R2Score(multioutput="raw_values")
+    run = trainer(metrics={"r2": given, "rmse": RMSE(), "of_one": vector}, epochs=1)
     model = run.train()
     x, y = dataset(17, seed=1).tensors
     pred = model(x).detach()
     assert run.history["r2"][0] == pytest.approx(torchmetrics.R2Score()(pred, y).item())
     assert run.history["rmse"][0] == pytest.approx(((pred - y) ** 2).mean().sqrt().item())
+    assert run.history["of_one"] == run.history["r2"]  # a vector of one entry is a number
     assert not given.update_called  # what the user passed keeps its state
 
 
