@@ -147,6 +147,15 @@ def test_what_an_override_passes_on_is_used():
     assert run.history["val_loss"] == plain.history["val_loss"]
 
 
+def test_every_batch_of_a_step_is_used_as_an_override_passes_it_on():
+    run = make(Twice, model=nn.Linear(3, 1), gradient_accumulation_steps=2)
+    plain = make(model=nn.Linear(3, 1))
+    plain.model.load_state_dict(run.model.state_dict())
+    run.run(1, loader(8))
+    plain.run(1, [[2 * x, 2 * y] for x, y in loader(8, batch_size=8)])
+    torch.testing.assert_close(run.model.state_dict(), plain.model.state_dict())
+
+
 def test_add_ons_see_single_batches_when_gradients_are_accumulated():
     run = make(Diary, gradient_accumulation_steps=2)
     run.run(1, loader(16))

@@ -118,15 +118,23 @@ def test_losses_and_metrics_are_means_over_samples():
     assert run.history["bias"][0] == pytest.approx((pred - y).mean().item(), rel=1e-4)
 
 
+class OfOne(RMSE):
+    """A vector of one entry."""
+
+    def compute(self):
+        return torch.tensor([super().compute()], dtype=torch.float64)
+
+
 def test_metric_objects_reduce_themselves():
     torchmetrics = pytest.importorskip("torchmetrics")
     given = torchmetrics.R2Score()
-    run = trainer(metrics={"r2": given, "rmse": RMSE()}, epochs=1)
+    run = trainer(metrics={"r2": given, "rmse": RMSE(), "of_one": OfOne()}, epochs=1)
     model = run.train()
     x, y = dataset(17, seed=1).tensors
     pred = model(x).detach()
     assert run.history["r2"][0] == pytest.approx(torchmetrics.R2Score()(pred, y).item())
     assert run.history["rmse"][0] == pytest.approx(((pred - y) ** 2).mean().sqrt().item())
+    assert run.history["of_one"] == run.history["rmse"]
     assert not given.update_called  # what the user passed keeps its state
 
 
@@ -213,6 +221,7 @@ def test_global_random_state_is_left_alone_when_seeded():
         (torch.ones(4, 3), (4, 3)),
         ([torch.ones(4, 3)], (4, 3)),
         ({"a": torch.ones(4), "b": torch.ones(4), "c": torch.ones(4)}, (4, 3)),
+        ({"a": torch.ones(2, 3), "b": torch.ones(2, 3)}, (2, 2, 3)),  # windows: channels first
     ],
 )
 def test_inputs_alone_are_reconstructed(batch, shape):
@@ -732,6 +741,8 @@ def test_history_columns_and_json(tmp_path):
     assert History.from_json(text).to_dict() == columns
     with pytest.raises(InvalidValueError, match="equal lengths"):
         History({"a": [1], "b": []})
+    History(columns).append({"epoch": 4})
+    assert len(columns["epoch"]) == 3  # the lists of the caller are left alone
 
 
 def test_logger_that_fails_is_dropped_and_training_goes_on(caplog):

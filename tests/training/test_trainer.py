@@ -303,6 +303,13 @@ def test_metric_on_epoch_end_sees_the_logs_and_lands_in_the_history():
     assert np.mean(run.log_test["loss"]) > 0  # as users of numpy read it
 
 
+def test_what_a_step_returns_stands_in_the_history_beside_the_norms_of_gradients():
+    run, plain = make(seed=3, log_grad_norm=True), make(seed=3)
+    history, without = (one.run(2, loader(), loader(9)) for one in (run, plain))
+    assert set(history) - set(without) == {"grad_norm", "grad_norm_max"}
+    assert history["train_mae"] == without["train_mae"]
+
+
 def test_logs_survive_loaders_that_use_their_memory_again():
     class Reuses:
         def __iter__(self):
