@@ -343,6 +343,10 @@ def test_fingerprints_know_their_values():
     assert are_informative(table).tolist() == [False, False, True]
     swapped = np.array([[c.sum() for c in fingerprint_columns(cells[2][::-1].copy(), place)]])
     assert swapped[0, 0] != table[2, 0]  # the same values in another order
+    field, axes = cells[2].reshape(10, 10), [np.arange(10)] * 2
+    for other in (field.T, field[::-1], field[:, ::-1], np.roll(field, 1, axis=1)):
+        first, second = ([c.sum() for c in fingerprint_columns(f, axes)] for f in (field, other))
+        assert [a == b for a, b in zip(first, second, strict=True)] == [False] * 2 + [True] * 3
     assert (combine([table, swapped.repeat(3, 0)]) != combine([swapped.repeat(3, 0), table])).any()
 
 
