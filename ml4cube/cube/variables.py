@@ -136,10 +136,13 @@ def _named_by_attributes(ds: xr.Dataset) -> dict[str, str]:
     ):
         for variable in ds.variables.values():
             value = variable.attrs.get(attribute, variable.encoding.get(attribute, ""))
-            # a grid mapping may be written "crs: x y"
-            names = (word.rstrip(":") for word in str(value).split())
-            found.update({name: kind for name in names if name in ds.data_vars})
+            found.update({name: kind for name in names_in(value) if name in ds.data_vars})
     return found
+
+
+def names_in(attribute: object) -> list[str]:
+    """Return the variables that a CF attribute names; a grid mapping may be "crs: x y"."""
+    return [word.rstrip(":") for word in str(attribute).split()]
 
 
 def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> set[str]:

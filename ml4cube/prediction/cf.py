@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from ml4cube.cube.variables import cube_dims
+from ml4cube.cube.variables import cube_dims, names_in
 from ml4cube.preprocessing.counts import is_count
 from ml4cube.sampling.cf_encoding import as_json, as_texts, in_numpy_dtype
 
@@ -66,13 +66,14 @@ def empty_prediction(
     auxiliary = {
         name: _in_memory(cube[name].variable)
         for variable in referring
-        for name in _referred(variable, *_REFERENCES)
+        for key in _REFERENCES
+        for name in names_in(variable.attrs.get(key, ""))
         if name in cube.variables and name not in {*coords, *targets}
     }
     result = xr.Dataset({**targets, **auxiliary}, coords)
     for variable in result.variables.values():
         for key in _REFERENCES:
-            if not result.variables.keys() >= set(_referred(variable, key)):
+            if not result.variables.keys() >= set(names_in(variable.attrs.get(key, ""))):
                 del variable.attrs[key]
     version = importlib.metadata.version("ml4cube")
     return result.assign_attrs(
@@ -83,11 +84,6 @@ def empty_prediction(
             PREDICTION_ATTR: json.dumps({"version": version, **description}),
         }
     )
-
-
-def _referred(variable: xr.Variable, *keys: str) -> list[str]:
-    """Return the names of variables in attributes; a grid mapping may be written "crs: x y"."""
-    return [word.rstrip(":") for key in keys for word in str(variable.attrs.get(key, "")).split()]
 
 
 def _empty_target(

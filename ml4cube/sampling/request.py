@@ -29,6 +29,7 @@ from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics, check_decoded
+from ml4cube.cube.chunks.blocks import file_chunks
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import ComputedSource, CubeReader
@@ -306,7 +307,7 @@ def _variables(ds: xr.Dataset, options: SamplingOptions) -> tuple[list[str], dic
 
 def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
     """Refuse chunks that are too large for a worker, as the metadata declares them."""
-    for chunks in filter(None, (source_chunks(variable), _file_chunks(variable))):
+    for chunks in filter(None, (source_chunks(variable), file_chunks(variable))):
         size_mb = math.prod(chunks.values()) * variable.dtype.itemsize / 1e6
         if size_mb > limit_mb:
             raise InvalidValueError(
@@ -320,17 +321,10 @@ def source_chunks(variable: xr.Variable) -> dict[str, int]:
     """Return the largest chunk along each dim, of dask or the file; nothing if not known."""
     if variable.chunks is not None:
         return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
-    in_file = _file_chunks(variable)
+    in_file = file_chunks(variable)
     dims = [str(dim) for dim in variable.dims]
     # if dims were renamed, it is not known which one a chunk size belongs to
     return {dim: in_file[dim] for dim in dims} if in_file.keys() >= set(dims) else {}
-
-
-def _file_chunks(variable: xr.Variable) -> dict[str, int]:
-    """Return the largest chunk along each dim of the file, by the file's names; none for memory."""
-    chunks = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
-    # of the file; along each dim one size, or one per chunk
-    return {str(dim): int(np.max(sizes)) for dim, sizes in chunks.items()}
 
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.cube.chunks.blocks import file_chunks
 from ml4cube.cube.coordinates import TIME_NAMES, dates_along, find_time_dim, role_of, time_dims
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables
@@ -229,7 +230,7 @@ def _chunks(dims: tuple[str, ...], ds: xr.Dataset) -> Chunks | None:
         return None
     # Labels are small, so a chunk of labels covers several chunks of the file.
     sizes = {dim: ds.sizes[dim] for dim in dims}
-    return _join_file_chunks(sizes, _file_chunks(unread), _LABELS_IN_CHUNK)
+    return _join_file_chunks(sizes, file_chunks(unread), _LABELS_IN_CHUNK)
 
 
 def in_chunks(array: xr.DataArray) -> xr.DataArray:
@@ -238,29 +239,18 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
     if array.chunks is not None or array.size <= largest:
         return array
     sizes = {str(dim): n for dim, n in array.sizes.items()}
-    return array.chunk(_join_file_chunks(sizes, _file_chunks(array.variable), _CELLS_IN_CHUNK))
+    return array.chunk(_join_file_chunks(sizes, file_chunks(array.variable), _CELLS_IN_CHUNK))
 
 
-def _file_chunks(variable: xr.Variable) -> dict[str, int]:
-    """Return the chunk sizes of the file that a variable was opened from."""
-    return {
-        str(name): int(size)
-        for name, size in (variable.encoding.get("preferred_chunks") or {}).items()
-        if name in variable.sizes and isinstance(size, int | np.integer) and size > 0
-    }
-
-
-def _join_file_chunks(
-    sizes: Mapping[str, int], file_chunks: Mapping[str, int], cells: int
-) -> Chunks:
+def _join_file_chunks(sizes: Mapping[str, int], in_file: Mapping[str, int], cells: int) -> Chunks:
     """Return chunks of about `cells` cells that consist of whole chunks of the file."""
     chunks = normalize_chunks(  # type: ignore[no-untyped-call]
         "auto",
         shape=tuple(sizes.values()),
         limit=cells,
         dtype=np.dtype(np.uint8),
-        previous_chunks=tuple(min(file_chunks.get(dim, n), n) for dim, n in sizes.items())
-        if file_chunks
+        previous_chunks=tuple(min(in_file.get(dim, n), n) for dim, n in sizes.items())
+        if in_file.keys() & sizes.keys()
         else None,
     )
     return dict(zip(sizes, chunks, strict=True))

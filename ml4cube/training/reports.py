@@ -215,7 +215,7 @@ class LossPlot(Callback):
 
         history = loop.history.to_dict()
         # With validations between steps, several rows belong to one epoch.
-        by = "step" if "step" in history else "epoch"
+        by = "epoch" if None in history.get("step", [None]) else "step"
         curves = history["train_loss"], history.get("val_loss")
         figure = loss_curve(*curves, x=history[by], xlabel=by)
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from functools import partial, reduce
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.figure import Figure
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import (
@@ -167,6 +168,21 @@ def test_fast_dev_run_tries_everything_and_writes_nothing(several, tmp_path):
     assert len(run.history) == 1
     assert not list(tmp_path.iterdir())
     assert seen == []
+
+
+def test_losses_are_drawn_by_epoch_where_only_a_later_run_counts_steps(tmp_path, monkeypatch):
+    files = {"snapshot_path": tmp_path / "s.pt", "best_model_path": tmp_path / "b.pt"}
+    drawn = {}
+    monkeypatch.setattr(
+        "ml4cube.plotting.loss_curve", lambda *_, **by: drawn.update(by) or Figure()
+    )
+    trainer(val=batches(2), epochs=1, **files).train()
+    later = {"val": batches(2), "validate_every_steps": 2, "create_loss_plot": True}
+    trainer(epochs=2, **later, **files).train()
+    assert drawn["xlabel"] == "epoch"
+    assert None not in drawn["x"]
+    trainer(epochs=1, **later, best_model_path=tmp_path / "c.pt").train()
+    assert drawn["xlabel"] == "step"
 
 
 # ------------------------------------------------------------------------- time limit

@@ -19,12 +19,18 @@ V = TypeVar("V", "xr.Variable", "xr.DataArray")
 _BLOCK_CELLS = 2**21
 
 
+def file_chunks(variable: xr.Variable) -> dict[str, int]:
+    """Return the largest chunk along each dim of the file, by the file's names; none for memory."""
+    chunks = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
+    # along each dim one size, or one per chunk
+    return {str(dim): int(np.max(sizes)) for dim, sizes in chunks.items()}
+
+
 def block_shape(variable: xr.Variable) -> dict[str, int]:
     """Return the shape of the blocks in which an array without dask chunks is read."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
-    # of the file; along each dim one size, or one per chunk
-    chunks = variable.encoding.get("preferred_chunks", {})
-    block = {dim: min(int(np.max(chunks.get(dim, 1))), n) for dim, n in sizes.items()}
+    chunks = file_chunks(variable)
+    block = {dim: min(chunks.get(dim, 1), n) for dim, n in sizes.items()}
     # grow by whole chunks, first along the last dim, in which cells lie side by side
     for dim in reversed(sizes):
         affordable = _BLOCK_CELLS // math.prod(block.values())
