@@ -123,16 +123,18 @@ class _Workers(TaskEngine):
         queue = enumerate(tasks)
         running: dict[Any, int] = {}  # position of the task by its future
         try:
-            with self._explain_failures():
-                while True:
-                    free = max(self._n_workers() * _TASKS_PER_WORKER - len(running), 0)
-                    for position, task in itertools.islice(queue, free):
-                        running[self._submit(shared_part, _pickled(task))] = position
-                    if not running:
-                        return
-                    for future in self._wait(running):
-                        position = running.pop(future)
-                        yield position, future.result()
+            while True:
+                free = max(self._n_workers() * _TASKS_PER_WORKER - len(running), 0)
+                for position, task in itertools.islice(queue, free):
+                    running[self._submit(shared_part, _pickled(task))] = position
+                if not running:
+                    return
+                for future in self._wait(running):
+                    position = running.pop(future)
+                    yield position, future.result()
+        except Exception as error:
+            self._explain(error)
+            raise
         finally:
             self._cancel(running)
 
@@ -152,8 +154,8 @@ class _Workers(TaskEngine):
         """Wait for at least one task to end."""
 
     @abstractmethod
-    def _explain_failures(self) -> contextlib.AbstractContextManager[None]:
-        """Raise `RunError` where workers die or cannot be reached."""
+    def _explain(self, error: Exception) -> None:
+        """Raise `RunError` if workers died or cannot be reached."""
 
     @abstractmethod
     def _cancel(self, running: Iterable[Any]) -> None: ...
@@ -188,14 +190,11 @@ class LocalProcesses(_Workers):
 
         return wait(running, return_when=FIRST_COMPLETED).done
 
-    @contextlib.contextmanager
-    def _explain_failures(self) -> Iterator[None]:
+    def _explain(self, error: Exception) -> None:
         from concurrent.futures.process import BrokenProcessPool
 
-        try:
-            yield
-        # by a result, or by a pool that accepts no more tasks
-        except BrokenProcessPool as error:
+        # raised by a result, or by a pool that accepts no more tasks
+        if isinstance(error, BrokenProcessPool):
             raise RunError(
                 f"a worker process died: {_first_line(error)}; if memory ran out, use a smaller "
                 "nproc, then run again: finished work is kept"
@@ -248,18 +247,13 @@ class DaskCluster(_Workers):
     def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
         return [next(self._futures)]
 
-    @contextlib.contextmanager
-    def _explain_failures(self) -> Iterator[None]:
+    def _explain(self, error: Exception) -> None:
         from distributed import CancelledError, KilledWorker
 
-        try:
-            yield
-        except CubeError:
-            raise
-        except Exception as error:
-            self._check_connected(error)
-            if not isinstance(error, KilledWorker | CancelledError):
-                raise
+        if isinstance(error, CubeError):
+            return
+        self._check_connected(error)
+        if isinstance(error, KilledWorker | CancelledError):
             raise RunError(
                 f"the cluster gave up a task: {_first_line(error)}; if its workers ran out of "
                 "memory, give them more, then run again: finished work is kept"
