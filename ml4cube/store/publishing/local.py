@@ -41,12 +41,6 @@ class LocalDraft(Draft):
         self.finished_tasks = {}
         self._lock = _lock_and_restore(target)
 
-    def begin(self, resume: bool = True) -> None:
-        """Read the finished tasks, or start over."""
-        # the lock was taken, so an old store that is still here has been replaced
-        shutil.rmtree(_replaced_path(self.target), ignore_errors=True)
-        super().begin(resume)
-
     def _clear(self, keep_this_call: bool) -> None:
         if not keep_this_call:
             self.journal.clear()
@@ -54,7 +48,8 @@ class LocalDraft(Draft):
         journals, ours = self.journal.root.parent, (self.store_folder.root, self.journal.root)
         for path in (*self.work_folder.root.glob(f"{OUR_PREFIX}*"), *journals.glob("*")):
             if path.is_dir() and path not in (journals, *ours):
-                # tasks of stopped runs may still write some files there
+                # the lock was taken, so an old store that is still here has been replaced; tasks
+                # of stopped runs may still write some files into unfinished ones
                 shutil.rmtree(path, ignore_errors=True)
         for path in ours:
             path.mkdir(parents=True, exist_ok=True)
