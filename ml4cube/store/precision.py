@@ -91,10 +91,8 @@ class Precision:
         if values.dtype.kind != "f":
             return values
         target = np.dtype(self.dtype(name, values.dtype))
-        if target.itemsize < values.dtype.itemsize:
-            values = _narrowed(name, values, target)
-        elif target != values.dtype:
-            values = values.astype(target)
+        if target != values.dtype:
+            values = _cast(name, values, target)
         bits = self._keepbits(name, values.dtype)
         return values if bits is None else _rounded(values, bits)
 
@@ -120,7 +118,7 @@ def _float_dtype(dtype: Any) -> str:
     return str(found.newbyteorder("<").str)
 
 
-def _narrowed(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _cast(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         cast = values.astype(dtype)
     lost = np.isinf(cast) & np.isfinite(values)
@@ -135,8 +133,6 @@ def _narrowed(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[
 def _rounded(values: NDArray[Any], bits: int) -> NDArray[Any]:
     from numcodecs.bitround import BitRound  # type: ignore[import-untyped]
 
-    if bits >= np.finfo(values.dtype).nmant:
-        return values
     # it supports only native byte order
     native = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
     rounded = np.asarray(BitRound(bits).encode(native)).view(native.dtype)
