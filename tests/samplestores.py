@@ -11,13 +11,12 @@ import xarray as xr
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.store.folders import LocalFolder
+from ml4cube.store.folders import Files, LocalFolder
 from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
     StoreMetadata,
-    write_array_metadata,
-    write_group_and_manifest,
+    write_metadata,
     write_shard,
 )
 from ml4cube.store.shard_encoding import Compressor
@@ -61,7 +60,7 @@ def write_store(
     index = {f"{dim}_index": np.arange(n) * size for dim, size in window.items()}
     layout = StoreLayout(n, shard, tuple(arrays), Compressor())
     root.mkdir(parents=True, exist_ok=True)
-    files = write_array_metadata(LocalFolder(root), layout)
+    files: Files = {}
     for k in range(layout.shard_count):
         first, last = layout.bounds(k)
         rows = {name: v[first:last] for name, v in (values | index).items()}
@@ -77,5 +76,5 @@ def write_store(
         provenance={"variables": {name: {} for name in names}},
         variables=names,
     )
-    write_group_and_manifest(LocalFolder(root), layout, metadata.to_attrs(), files)
+    write_metadata(LocalFolder(root), layout, metadata.to_attrs(), files)
     return root

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +28,6 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
-from ml4cube.cube.reader import CubeReader
 from ml4cube.progress import Stage
 from ml4cube.sampling.extractor import Callback, Extractor
 from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
@@ -36,16 +36,10 @@ from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_task
 from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import entries_of
-from ml4cube.sampling.shards import Piece, ShardJob, make_shard
+from ml4cube.sampling.shards import ShardJob, make_shard
 from ml4cube.sampling.workers import DaskCluster, TaskEngine, check_client, choose_engine
 from ml4cube.store.folders import Files
-from ml4cube.store.format import (
-    StoreMetadata,
-    open_store,
-    write_array_metadata,
-    write_axes,
-    write_group_and_manifest,
-)
+from ml4cube.store.format import StoreMetadata, open_store, write_axes, write_metadata
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.precision import Precision
 from ml4cube.store.publishing.draft import Draft, work_location
@@ -114,8 +108,7 @@ class _SamplerOptions(SamplingOptions):
         """Check the arguments."""
         super().__post_init__()
         check_client(self.client)
-        check_whole("nproc", self.nproc, 1)
-        object.__setattr__(self, "nproc", int(self.nproc))
+        object.__setattr__(self, "nproc", check_whole("nproc", self.nproc, 1))
         check_choice("order", self.order, ORDERS)
         if self.chunk_batch is not None:
             check_whole("chunk_batch", self.chunk_batch, 1)
@@ -428,8 +421,7 @@ class MultiProcSampler:
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
             stored_plan = plan.stored_as(self._precision)
             if self.sampling.spec.scale_fn is None:
-                dtypes = {name: dtype for name, (_, dtype) in plan.schema.items()}
-                self._precision.check_unscaled(plan.statistics, dtypes)
+                self._precision.check_unscaled(plan.statistics, plan.dtypes)
             self._planned = {call.id: _Planned(extractor, stored_plan, scaling)}
         return self._planned[call.id]
 
@@ -517,8 +509,7 @@ class MultiProcSampler:
                 check_overwritable(target)
                 return False
         try:
-            open_store(target)
-            found = StoreMetadata.of(target).provenance
+            found = StoreMetadata.of(open_store(target)).provenance
         except CubeError as error:
             raise StoreExistsError(
                 f"{target} exists and is not a complete store of this call ({error}); move it "
@@ -579,11 +570,8 @@ class MultiProcSampler:
                 places=entries_of(scaling),
             )
             with WriteErrors.of(draft.target):
-                files = write_array_metadata(draft.store_folder, jobs[part].layout)
-                files |= write_axes(draft.store_folder, self._compressor, axes)
-                write_group_and_manifest(
-                    draft.store_folder, jobs[part].layout, metadata.to_attrs(), files | draft.files
-                )
+                files = draft.files | write_axes(draft.store_folder, self._compressor, axes)
+                write_metadata(draft.store_folder, jobs[part].layout, metadata.to_attrs(), files)
         for draft in drafts.values():
             with WriteErrors.of(draft.target):
                 draft.publish(self._overwrite)
@@ -604,7 +592,13 @@ class MultiProcSampler:
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
         ):
             stage.update(sum(len(draft.finished_tasks) for draft in drafts.values()))
-            tasks = self._shard_tasks(plan, jobs, drafts)
+            order = self._options.order
+            tasks = itertools.chain.from_iterable(
+                shard_tasks(
+                    self.sampling, plan, part, jobs[part].layout, order, draft.finished_tasks
+                )
+                for part, draft in drafts.items()
+            )
             for _, (part, shard, files) in engine.run(make_shard, jobs, tasks):
                 recorded.append(recorder.submit(_record, drafts[part], shard, files))
                 while recorded and recorded[0].done():
@@ -613,17 +607,6 @@ class MultiProcSampler:
             for done in recorded:
                 done.result()
                 stage.update(1)
-
-    def _shard_tasks(
-        self, plan: SamplePlan, jobs: Mapping[str, ShardJob], drafts: Mapping[str, Draft]
-    ) -> Iterator[tuple[str, int, list[Piece], list[CubeReader]]]:
-        """Yield the shards that are still to be written, as `make_shard` takes them."""
-        for part, job in jobs.items():
-            done, order = set(drafts[part].finished_tasks), self._options.order
-            for shard, pieces in shard_tasks(self.sampling, plan, part, job.layout, order):
-                if shard not in done:
-                    readers = self.sampling.tile_tasks(piece.tile for piece in pieces)
-                    yield part, shard, pieces, [reader for _, reader in readers]
 
     def get_datasets(self) -> tuple[xr.Dataset, ...]:
         """Open the stores, after writing those that do not exist yet.

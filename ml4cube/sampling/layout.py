@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -92,9 +92,14 @@ def _variable_attrs(
 
 
 def shard_tasks(
-    sampling: Sampling, plan: SamplePlan, part: str, layout: StoreLayout, order: str
-) -> Iterator[tuple[int, list[Piece]]]:
-    """Yield every shard of a part, with the pieces of tiles that it consists of.
+    sampling: Sampling,
+    plan: SamplePlan,
+    part: str,
+    layout: StoreLayout,
+    order: str,
+    done: Container[int] = (),
+) -> Iterator[tuple[str, int, list[Piece]]]:
+    """Yield the shards of a part that are not done, with the pieces of tiles they consist of.
 
     The samples of all tiles, one tile after the other in the store's order, are cut into shards.
     """
@@ -105,7 +110,7 @@ def shard_tasks(
     tiles = tiles[samples_in_tile[tiles] > 0]
     # in the store, one past the last sample of each tile
     tile_ends = np.cumsum(samples_in_tile[tiles])
-    for shard in range(layout.shard_count):
+    for shard in (shard for shard in range(layout.shard_count) if shard not in done):
         shard_start, shard_end = layout.bounds(shard)
         first_tile = int(np.searchsorted(tile_ends, shard_start, side="right"))
         last_tile = int(np.searchsorted(tile_ends, shard_end, side="left"))
@@ -115,8 +120,8 @@ def shard_tasks(
             n = int(samples_in_tile[tile])
             tile_start = tile_end - n
             first, stop = max(shard_start - tile_start, 0), min(shard_end, tile_end) - tile_start
-            pieces.append(Piece(tile, first, stop, expected=n))
-        yield shard, pieces
+            pieces.append(Piece(tile, first, stop, expected=n, reader=sampling.reader_of(tile)))
+        yield part, shard, pieces
 
 
 def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:

@@ -70,12 +70,17 @@ class SamplePlan:
 
     def stored_as(self, precision: Precision) -> SamplePlan:
         """Return the plan with the dtypes that samples have on disk."""
-        precision.check_names({name: dtype for name, (_, dtype) in self.schema.items()})
+        precision.check_names(self.dtypes)
         schema = {
             name: (window, precision.dtype(name, dtype))
             for name, (window, dtype) in self.schema.items()
         }
         return replace(self, schema=schema)
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Dtype of every stored variable."""
+        return {name: dtype for name, (_, dtype) in self.schema.items()}
 
     @property
     def samples(self) -> dict[str, int]:
@@ -144,13 +149,13 @@ def make_plan(
         reader = sampling.reader.only(extractor.outcome_variables(dtypes))
         sampling = replace(sampling, reader=reader)
     ids_by_task = _divide(len(extractor.tiles), sampling, tiles_per_task)
-    tasks = (list(sampling.tile_tasks(ids)) for ids in ids_by_task)
+    tasks = ([(id, sampling.reader_of(id)) for id in ids] for ids in ids_by_task)
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
     statistics: Statistics | None = None
     schema: Schema | None = None
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
-    # What all tasks need is sent once; `tile_tasks` adds what only one of them reads.
+    # What all tasks need is sent once; `reader_of` adds what only one of them reads.
     shared = extractor, sampling.reader.shared(), looks_at_samples
     for results in _in_order(engine.run(count_tiles, shared, tasks)):
         for result in results:

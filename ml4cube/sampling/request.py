@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from ml4cube.core.errors import (
     check_flags,
     check_whole,
 )
-from ml4cube.core.grid import Grid, SizesLike, parse_sizes
+from ml4cube.core.grid import Grid, SizesLike, cell_ids, parse_sizes
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of_filled
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import FillLike, SampleSpec
@@ -246,11 +246,9 @@ class Sampling:
                 )
         return scaling
 
-    def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
-        """Yield each tile with a reader for a worker."""
-        for id in ids:
-            cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
-            yield int(id), self.reader.unshared(cells)
+    def reader_of(self, tile: int) -> CubeReader:
+        """Return a reader of one tile for a worker, which has the shared sources already."""
+        return self.reader.unshared(self.extractor.cells_of(self.extractor.tiles.block(tile)))
 
 
 def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
@@ -447,15 +445,10 @@ def block_order(blocks: Grid, at_random: bool, seed: int) -> NDArray[np.intp]:
         return np.arange(len(blocks))
     # the split uses the seed itself, and must be independent of this draw; no block has the id -1
     order_seed = int(hash_ids(seed, [-1])[0])
-    return np.argsort(hash_ids(order_seed, _canonical_ids(blocks)), kind="stable")
-
-
-def _canonical_ids(grid: Grid) -> NDArray[np.int64]:
-    """Return the id that each tile has in the grid of sorted dims."""
-    dims = sorted(grid.dims)
-    counts = dict(zip(grid.dims, grid.counts, strict=True))
-    ids = np.arange(len(grid)).reshape([counts[dim] for dim in dims])
-    return ids.transpose([dims.index(dim) for dim in grid.dims]).reshape(-1)
+    counts = dict(zip(blocks.dims, blocks.counts, strict=True))
+    # as if blocks were cells: these ids do not depend on the order of dims
+    ids = cell_ids(counts, {dim: slice(0, n) for dim, n in counts.items()})
+    return np.argsort(hash_ids(order_seed, ids.reshape(-1)), kind="stable")
 
 
 def _warn_of_unmasked_targets(targets: Iterable[str], mask: str, ds: xr.Dataset) -> None:

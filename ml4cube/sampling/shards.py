@@ -38,6 +38,8 @@ class Piece:
     stop: int
     # Samples of the part in the tile, as counted in pass 1.
     expected: int
+    # Reads the cells of the tile, but for the variables of `ShardJob.shared_reader`.
+    reader: CubeReader
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,10 @@ class ShardJob:
 
 
 def make_shard(
-    jobs: Mapping[str, ShardJob], task: tuple[str, int, list[Piece], list[CubeReader]]
+    jobs: Mapping[str, ShardJob], task: tuple[str, int, list[Piece]]
 ) -> tuple[str, int, Files]:
     """Make one shard and write it; doing it again gives the same bytes."""
-    part, shard, pieces, readers = task
+    part, shard, pieces = task
     job = jobs[part]
     first, stop = job.layout.bounds(shard)
     values: Arrays = {
@@ -72,8 +74,8 @@ def make_shard(
     positions = np.arange(stop - first)  # in the shard, of the samples of all pieces
     if job.is_shuffled:
         positions = _mixed_positions(job.layout, stop - first, _shard_seed(job, shard))
-    for piece, reader in zip(pieces, readers, strict=True):
-        samples = _piece_samples(job, piece, reader.joined(job.shared_reader))
+    for piece in pieces:
+        samples = _piece_samples(job, piece)
         positions_of_piece, positions = np.split(positions, [piece.stop - piece.first])
         for name, array in values.items():
             array[positions_of_piece] = samples[name]
@@ -81,10 +83,10 @@ def make_shard(
         return part, shard, write_shard(job.folder, job.layout, shard, values)
 
 
-def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
+def _piece_samples(job: ShardJob, piece: Piece) -> Arrays:
     extractor = job.extractor
     tile = extractor.tiles.block(piece.tile)
-    cells = reader.read(extractor.cells_of(tile))
+    cells = piece.reader.joined(job.shared_reader).read(extractor.cells_of(tile))
     keep = np.flatnonzero(extractor.outcomes(cells, tile) == PARTS[job.part])
     if len(keep) != piece.expected:
         raise RunError(

@@ -203,10 +203,11 @@ def write_shard(
     return {path: future.result() for path, future in written.items()}
 
 
-def write_group_and_manifest(
+def write_metadata(
     folder: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: Files
 ) -> None:
-    """Write the metadata of the group and, last of all, the manifest of these files."""
+    """Write the metadata of arrays and group; last of all the manifest, with the given files."""
+    listed = files | write_array_metadata(folder, layout)
     # CF separates these names by spaces, so names with spaces are left out; see `open_store`
     coordinates = [a.name for a in layout.arrays if a.is_coordinate and len(a.name.split()) == 1]
     arrays = {a.name: json.loads(folder.read(f"{a.name}/zarr.json")) for a in layout.arrays}
@@ -214,7 +215,7 @@ def write_group_and_manifest(
         {"ml4cube_format": FORMAT, **attrs, "coordinates": " ".join(coordinates)},
         consolidated_metadata={"kind": "inline", "must_understand": False, "metadata": arrays},
     )
-    listed = dict(sorted(files.items()))
+    listed = dict(sorted(listed.items()))
     listed["zarr.json"] = folder.write("zarr.json", group)
     folder.make_durable()
     folder.write(MANIFEST, _manifest_bytes(listed))

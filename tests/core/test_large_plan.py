@@ -58,7 +58,7 @@ layout = layout_of(
     Precision.parse(None, None), Compressor(),
 )
 shards, blocks_of_a_shard = 0, []
-for shard, pieces in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"):
+for _, shard, pieces in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"):
     shards += 1
     if shard + 1 < layout.shard_count:
         tiles = [sampler.sampling.extractor.tiles.block(piece.tile) for piece in pieces]

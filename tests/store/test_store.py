@@ -26,9 +26,8 @@ from ml4cube.store.format import (
     open_store,
     read_manifest,
     verify_store,
-    write_array_metadata,
     write_axes,
-    write_group_and_manifest,
+    write_metadata,
     write_shard,
 )
 from ml4cube.store.locations import folder_of, location_of
@@ -84,15 +83,14 @@ def metadata(samples: int = N) -> StoreMetadata:
 
 def write(root: Path, plan: StoreLayout) -> Path:
     root.mkdir(exist_ok=True)
-    files = write_array_metadata(LocalFolder(root), plan)
+    axes = {"lat": (np.arange(3.0), {"units": "degrees_north"})}
+    files = write_axes(LocalFolder(root), plan.compressor, axes)
     for k in range(plan.shard_count):
         first, last = plan.bounds(k)
         files |= write_shard(
             LocalFolder(root), plan, k, {n: v[first:last] for n, v in VALUES.items()}
         )
-    axes = {"lat": (np.arange(3.0), {"units": "degrees_north"})}
-    files |= write_axes(LocalFolder(root), plan.compressor, axes)
-    write_group_and_manifest(LocalFolder(root), plan, metadata(plan.samples).to_attrs(), files)
+    write_metadata(LocalFolder(root), plan, metadata(plan.samples).to_attrs(), files)
     return root
 
 
@@ -235,7 +233,7 @@ def test_later_format_is_refused(store: Path) -> None:
     plan = layout()
     files = {n: f for n, f in read_manifest(store).items() if n != "zarr.json"}
     attrs = group["attributes"]
-    write_group_and_manifest(LocalFolder(store), plan, attrs, files)
+    write_metadata(LocalFolder(store), plan, attrs, files)
     with pytest.raises(StoreError, match="format 99"):
         open_store(store)
 

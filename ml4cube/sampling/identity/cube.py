@@ -181,10 +181,10 @@ def hash_cells(sampling: Sampling, name: str) -> str:
         "earlier call",
         name,
     )
-    reader, blocks = sampling.reader.only([name]), sampling.blocks
+    reader = sampling.reader.only([name])
     digest = hashlib.sha256()
-    for id in range(len(blocks)):
-        digest.update(hash_of(reader.read(blocks.block(id).slices)[name]).encode())
+    for block in sampling.blocks:
+        digest.update(hash_of(reader.read(block.slices)[name]).encode())
     return digest.hexdigest()
 
 
