@@ -49,15 +49,13 @@ def identity_of_variable(variable: xr.Variable, state: State) -> str | None:
 
 def _array_behind(variable: xr.Variable) -> Any:
     """Return what holds the cells: numpy's array, xarray's view of a file or a dask array."""
+    from xarray.core.indexing import ExplicitlyIndexed
+
+    data: Any = variable._data  # because `data` would load a file
     if variable.chunks is not None:
-        file = file_behind(variable.data)
-        return variable.data if file is None else file
-    # Only `chunk` shows whether there is a file. Because it copies cells in memory, it is asked
-    # about a selection without cells first.
-    empty = variable[(slice(0),) * variable.ndim]
-    if not variable.ndim or file_behind(empty.chunk(name="none").data) is None:
-        return variable.values
-    return file_behind(variable.chunk(name="file").data)
+        file = file_behind(data)
+        return data if file is None else file
+    return data if variable.ndim and isinstance(data, ExplicitlyIndexed) else variable.values
 
 
 def _of_array(array: Any, state: State) -> str | None:
