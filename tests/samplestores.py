@@ -24,11 +24,16 @@ from ml4cube.store.shard_encoding import Compressor
 WINDOW = {"lat": 2, "lon": 3}
 
 
+def paths(place: Path | str, val: bool = False) -> dict[str, str]:
+    """Arguments of the sampler: where the store of each part goes."""
+    parts = ("train", "test", "val") if val else ("train", "test")
+    return {f"{part}_cube": f"{place}/{part}.zarr" for part in parts}
+
+
 def sampled(cube: xr.Dataset, folder: Path, **options: Any) -> Path:
     """Sample a cube into one train store, without a split."""
-    paths = {"train_cube": folder / "train.zarr", "test_cube": folder / "test.zarr"}
-    MultiProcSampler(cube, data_split=1.0, nproc=1, **paths, **options).run()
-    return paths["train_cube"]
+    MultiProcSampler(cube, data_split=1.0, nproc=1, **paths(folder), **options).run()
+    return folder / "train.zarr"
 
 
 def numbered(n: int, offset: int = 0, window: tuple[int, ...] = (2, 3)) -> np.ndarray:

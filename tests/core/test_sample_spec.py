@@ -62,6 +62,7 @@ def test_windows_are_those_that_fit(spec: SampleSpec) -> None:
     [
         ({"sample_size": {"latitude": 2}}, r"sample_size: unknown dim 'latitude'"),
         ({"sample_size": {"lat": 99}}, r"sample_size..lat.* from 1 to 8.* got 99"),
+        ({"sample_size": {"lat": 0}}, r"sample_size..lat.* from 1 to 8.* got 0"),
         ({"overlap": {"lat": 1}, "sample_size": {"lat": 2}}, "below 1"),
         ({"drop_nan": "all"}, "drop_nan must be .*, got 'all'"),
         ({"fill_method": "zero"}, "fill_method must be .*, got 'zero'"),

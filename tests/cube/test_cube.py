@@ -18,6 +18,7 @@ from ml4cube.plotting import fold_bars
 from ml4cube.prediction import predict_cube
 from ml4cube.preprocessing import CubeScaler, assign_mask, get_statistics
 from ml4cube.splits import assign_block_split, create_split, leakage_report
+from tests.samplestores import paths
 
 TIME = np.arange("2001-01-01", "2001-01-09", dtype="M8[D]").astype("M8[ns]")
 
@@ -136,9 +137,8 @@ def test_every_stage_has_the_same_data_and_dims(name: str, tmp_path: Path) -> No
     assert len(fold_bars({"a": split}).axes[0].texts) == 2  # bars of train and test
 
     stores = MultiProcSampler(
-        split, nproc=1, filter_var=None, drop_nan=None, progress=False,
-        train_cube=tmp_path / "train.zarr", test_cube=tmp_path / "test.zarr",
-    ).get_datasets()  # fmt: skip
+        split, nproc=1, filter_var=None, drop_nan=None, progress=False, **paths(tmp_path)
+    ).get_datasets()
     assert [list(store.data_vars) for store in stores] == [data, data]
     assert sum(store.sizes["samples"] for store in stores) == cells
     main = data[-1] if name == "static" else data[0]

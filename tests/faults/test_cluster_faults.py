@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from ml4cube.core.errors import RunError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling import request as sampling
+from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
+from tests.samplestores import paths
 
 pytestmark = pytest.mark.slow
 
@@ -25,8 +27,7 @@ def sample(folder: Path, callback: Any, client: Any = None) -> None:
     cube = cell_id_cube({"time": 48, "lat": 8}, "float64", dask_chunks={"time": 4, "lat": 8})
     MultiProcSampler(
         cube,
-        train_cube=folder / "train.zarr",
-        test_cube=folder / "test.zarr",
+        **paths(folder),
         sample_size={"lat": 2},
         block_size={"time": 4},
         callback=callback,
@@ -58,13 +59,7 @@ def test_a_killed_worker(tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPa
     undisturbed = os.path.getsize(calls)
     env = {"DASK_WORKER_FAULT": "1", "CALLS": f"{calls} on the cluster"}
     with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            dashboard_address=None,
-            host="127.0.0.1",
-            env=env,
-        ) as cluster,
+        local_cluster(2, processes=True, env=env) as cluster,
         Client(cluster) as client,
     ):
         sample(tmp_path / "out", work, client)
@@ -80,9 +75,7 @@ def test_a_task_that_kills_every_worker(tmp_path: Path) -> None:
         return samples
 
     with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-        ) as cluster,
+        local_cluster(2, processes=True) as cluster,
         Client(cluster) as client,
         pytest.raises(RunError, match=r"the cluster gave up a task.*run again"),
     ):

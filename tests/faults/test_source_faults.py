@@ -18,6 +18,7 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.format import open_store
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
+from tests.samplestores import paths
 
 SHAPE = {"time": 24, "lat": 8}
 CHUNK = {"time": 4, "lat": 8}
@@ -43,8 +44,7 @@ def chunk_file(cube: Path, number: int = 1) -> Path:
 
 def sampler(cube: Any, folder: Path, **options: Any) -> MultiProcSampler:
     given: dict[str, Any] = {"nproc": 1, "sample_size": {"lat": 2}, "data_split": 0.5}
-    paths = {f"{part}_cube": folder / f"{part}.zarr" for part in ("train", "test")}
-    return MultiProcSampler(cube, **paths, **{**given, "scale_fn": None, **options})
+    return MultiProcSampler(cube, **paths(folder), **{**given, "scale_fn": None, **options})
 
 
 def all_samples(folder: Path) -> np.ndarray:

@@ -15,17 +15,18 @@ from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.sampling.workers import choose_engine
 from ml4cube.store.format import open_store
+from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
+from tests.samplestores import paths
 
 
 def sampler(place: Any, ds: Any = None, **options: Any) -> MultiProcSampler:
     return MultiProcSampler(
         cell_id_cube({"time": 8, "lat": 6}, "float64") if ds is None else ds,
-        train_cube=f"{place}/train",
-        test_cube=f"{place}/test",
         block_size={"time": 2},
         nproc=1,
         scale_fn=None,
+        **paths(place),
         **options,
     )
 
@@ -52,19 +53,19 @@ def test_memory_is_seen_by_workers_of_this_process_only(client: Any, named: bool
             made.run()
     else:
         made.run()
-        assert open_store(f"{place}/train", verify=True).sizes["samples"] == 36
+        assert open_store(f"{place}/train.zarr", verify=True).sizes["samples"] == 36
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_an_asynchronous_client_is_refused(tmp_path: Path, named: bool) -> None:
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     async def work(address: str) -> None:
         async with Client(address, asynchronous=True) as client:
             sampler(tmp_path, client=client if named else None).run()
 
     with (
-        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        local_cluster() as cluster,
         pytest.raises(InvalidValueError, match=r"asynchronous=False"),
     ):
         asyncio.run(asyncio.wait_for(work(cluster.scheduler_address), 30))
@@ -74,10 +75,7 @@ def test_an_asynchronous_client_is_refused(tmp_path: Path, named: bool) -> None:
 @pytest.fixture
 def scheduler() -> Iterator[Any]:
     """A cluster on loopback, to be stopped by the test."""
-    from distributed import LocalCluster
-
-    options = {"processes": False, "dashboard_address": None, "protocol": "tcp"}
-    with LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", **options) as cluster:
+    with local_cluster() as cluster:
         yield cluster
 
 

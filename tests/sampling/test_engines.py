@@ -11,6 +11,7 @@ import pytest
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError
 from ml4cube.sampling.workers import choose_engine
+from tests.clusters import local_cluster
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
@@ -104,15 +105,7 @@ def test_a_worker_that_dies_between_tasks_is_noticed() -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Any:
     """Two workers that listen on loopback only."""
-    from distributed import LocalCluster
-
-    options = {
-        "processes": False,
-        "dashboard_address": None,
-        "protocol": "tcp",
-        "host": "127.0.0.1",
-    }
-    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
+    with local_cluster(2) as cluster:
         yield cluster
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import functools
-import importlib.util
+import importlib.machinery
 import io
 import os
 import subprocess
 import sys
 import threading
 import tracemalloc
+import types
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -30,11 +31,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.zip import ZipFileSystem
 from scipy.spatial import KDTree
 from xarray.core import indexing
-from zarr.storage import (
-    LocalStore,
-    MemoryStore,
-    StorePath,
-)
+from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -50,6 +47,7 @@ from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.store.format import StoreMetadata
 from tests.cubes import cell_id_cube
+from tests.samplestores import paths
 
 SCRIPT = """
 import functools
@@ -204,16 +202,20 @@ def importing(samples: Any) -> Any:
     return samples if cubes else None
 
 
+def work_in(file: Path, name: str, returned: Any) -> Any:
+    """A function of a file that is loaded by its path, as a module of some name."""
+    file.write_text(f"def work(samples): return {returned}\n")
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+    module = types.ModuleType(name)
+    loader.exec_module(module)
+    return module.work
+
+
 def edited(folder: Path) -> Any:
     """A function whose file was changed after it was imported."""
-    (folder / "edited.py").write_text("def work(samples): return samples\n")
-    spec = importlib.util.spec_from_file_location("edited", folder / "edited.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    work = work_in(folder / "edited.py", "edited", "samples")
     (folder / "edited.py").write_text("def work(samples): return 2 * samples\n")
-    return module.work
+    return work
 
 
 PAIR = (lambda samples: samples, lambda samples: None)
@@ -244,8 +246,7 @@ def test_a_callback_that_cannot_be_identified_is_refused(tmp_path: Path, of: str
 
 
 def sampler(cube: Any, folder: Path, **options: Any) -> MultiProcSampler:
-    places = {f"{part}_cube": folder / f"{part}.zarr" for part in ("train", "test")}
-    given = {"nproc": 1, "block_size": {"time": 2}, "scale_fn": None, **places}
+    given = {"nproc": 1, "block_size": {"time": 2}, "scale_fn": None, **paths(folder)}
     return MultiProcSampler(cube, **(given | options))
 
 
@@ -333,15 +334,10 @@ def test_a_closure_without_a_value_yet_is_no_error() -> None:
 
 
 def test_a_module_of_the_users_with_the_name_of_a_library_counts(tmp_path: Path) -> None:
-    found = []
-    for number in (1, 2):
-        (tmp_path / "h.py").write_text(f"def work(): return {number}\n" + "#" * number)
-        spec = importlib.util.spec_from_file_location("profile", tmp_path / "h.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found.append(identity_of(closing_over(module.work)))
+    found = [
+        identity_of(closing_over(work_in(tmp_path / "h.py", "profile", number)))
+        for number in (1, 22)
+    ]
     assert found[0] != found[1]
 
 
@@ -364,11 +360,7 @@ def test_the_mask_of_a_masked_array_behind_dask_counts() -> None:
         array = da.from_array(values, chunks=4, name="given")
         return xr.Dataset({"a": (("time", "x"), array)})
 
-    def call(rows: int) -> str:
-        sampling = Sampling.of(cube(rows), SamplingOptions(block_size={"time": 2}, scale_fn=None))
-        return Call.of(sampling, {}).id
-
-    assert call(0) == call(0) != call(3)
+    assert call(cube(0)) == call(cube(0)) != call(cube(3))
 
 
 @pytest.mark.parametrize("held", [threading.Lock(), (k for k in "ab")])

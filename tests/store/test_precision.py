@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as npst
 from ml4cube.core.errors import CubeError, InvalidValueError, RunError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.precision import Precision
+from tests.samplestores import paths
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
@@ -71,8 +72,7 @@ def test_a_number_is_never_made_infinite() -> None:
 def test_fluxes_that_would_become_0_are_refused(tmp_path: Path) -> None:
     flux = np.random.default_rng(0).uniform(0, 1e-8, (20, 4)).astype("float32")
     cube = xr.Dataset({"nbp": (("time", "lat"), flux)})
-    paths = {part: str(tmp_path / part) for part in ("train_cube", "test_cube")}
-    options: Any = {"block_size": {"time": 5}, "nproc": 1, "progress": False, **paths}
+    options: Any = {"block_size": {"time": 5}, "nproc": 1, "progress": False, **paths(tmp_path)}
     with pytest.raises(InvalidValueError, match=r"'nbp'.*at most 9.*e-09.*float16 loses digits"):
         MultiProcSampler(cube, dtype="float16", scale_fn=None, **options).run()
     train, _ = MultiProcSampler(cube, dtype="float16", **options).get_datasets()

@@ -33,6 +33,7 @@ from ml4cube.store.publishing.remote import RemoteDraft
 from ml4cube.store.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
+from tests.samplestores import paths
 
 OPTIONS: dict[str, Any] = {"sample_size": {"lat": 2}, "block_size": {"time": 4}, "progress": False}
 
@@ -70,13 +71,7 @@ def cube() -> xr.Dataset:
 
 
 def sample(source: Any, place: str, nproc: int, **more: Any) -> MultiProcSampler:
-    return MultiProcSampler(
-        source,
-        train_cube=f"{place}/train.zarr",
-        test_cube=f"{place}/test.zarr",
-        nproc=nproc,
-        **(OPTIONS | more),
-    )
+    return MultiProcSampler(source, nproc=nproc, **paths(place), **(OPTIONS | more))
 
 
 def contents(place: str) -> dict[str, bytes]:
@@ -130,14 +125,19 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 def test_stores_on_s3_are_the_same_bytes(bucket: str, tmp_path: Path) -> None:
     train, _ = sample(cube(), bucket, 2).get_datasets()
     assert contents(bucket) == local_bytes(cube(), tmp_path / "local")
+    loaded(f"{bucket}/train.zarr", train)
+
+
+def loaded(place: Any, train: xr.Dataset) -> Any:
+    """Load all samples of a store, which are those of `train`; return what loads them."""
     pytest.importorskip("torch")
     from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 
-    loader = prep_dataloader(
-        PTXrDataset(f"{bucket}/train.zarr", features="a"), batch_size=8, drop_last=False
-    )
+    samples = PTXrDataset(place, features="a")
+    loader = prep_dataloader(samples, batch_size=8, drop_last=False)
     seen = np.concatenate([np.asarray(batch) for batch in loader])
     assert sorted(seen[:, 0, 0]) == sorted(train["a"].values[:, 0])
+    return samples
 
 
 def test_stores_in_memory(tmp_path: Path) -> None:
@@ -503,6 +503,11 @@ def inside(kind: str) -> tuple[Any, Any]:
     return session.store, lambda: session.commit("samples")
 
 
+def files_in(store: Any) -> dict[str, bytes]:
+    folder = ZarrFolder(store)
+    return {name: folder.read(name) for name in folder.list()}
+
+
 def into(store: Any, source: Any, nproc: int = 1, **more: Any) -> MultiProcSampler:
     return MultiProcSampler(
         source,
@@ -521,24 +526,16 @@ def test_stores_inside_zarr_stores_are_the_same_bytes(
     store, commit = inside(kind)
     train, _ = into(store, cube(), nproc).get_datasets()
     commit()
-    folder = ZarrFolder(store)
-    # without the group above the stores, which is made too
-    found = {name: folder.read(name) for name in folder.list() if name != "zarr.json"}
+    found = files_in(store)
+    del found["zarr.json"]  # the group above the stores, which is made too
     assert found == local_bytes(cube(), tmp_path / "local")
     place = StorePath(store, "train.zarr")
     assert into(store, cube()).run() is None  # they exist already
     plain = xr.open_zarr(store, group="train.zarr", consolidated=False)
     for opened in (open_store(place, verify=True), plain):
         np.testing.assert_array_equal(opened["a"].values, train["a"].values)
-    pytest.importorskip("torch")
-    from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-
-    samples = PTXrDataset(place, features="a")
-    loader = prep_dataloader(samples, batch_size=8, drop_last=False)
-    seen = np.concatenate([np.asarray(batch) for batch in loader])
-    assert sorted(seen[:, 0, 0]) == sorted(train["a"].values[:, 0])
-    local = PTXrDataset(tmp_path / "local/train.zarr", features="a")
-    for name, values in samples.coords(range(9)).items():
+    here, local = loaded(place, train), loaded(tmp_path / "local/train.zarr", train)
+    for name, values in here.coords(range(9)).items():
         np.testing.assert_array_equal(values, local.coords(range(9))[name])
     with pytest.raises(StoreExistsError, match=r"at 'train.zarr' exists and was made by another"):
         into(store, cube(), seed=5).run()
@@ -549,14 +546,14 @@ def test_stores_inside_zarr_stores_are_the_same_bytes(
 def test_a_zarr_store_is_overwritten_only_by_whole_stores(kind: str) -> None:
     store, _ = inside(kind)
     into(store, cube()).run()
-    before = {name: ZarrFolder(store).read(name) for name in ZarrFolder(store).list()}
+    before = files_in(store)
 
     def fail(sample: Any) -> Any:
         raise ValueError("no such luck")
 
     with pytest.raises(RunError, match="no such luck"):
         into(store, cube(), callback=fail, overwrite=True).run()
-    assert {name: ZarrFolder(store).read(name) for name in ZarrFolder(store).list()} == before
+    assert files_in(store) == before
     into(store, cube(), overwrite=True, seed=5).run()
     assert open_store(StorePath(store, "train.zarr"), verify=True).sizes["samples"] == 60
     zarr.create_group(store, path="train.zarr/notes")

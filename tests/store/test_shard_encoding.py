@@ -17,6 +17,7 @@ from ml4cube.store.folders import LocalFolder
 from ml4cube.store.format import ArrayLayout, StoreLayout, write_array_metadata, write_shard
 from ml4cube.store.shard_encoding import Compressor
 from tests.cubes import cell_id_cube
+from tests.samplestores import paths
 
 CHOICES: list[Any] = [
     "lz4",
@@ -69,9 +70,8 @@ def test_values_are_shuffled_by_default(
     tmp_path: Path, options: dict[str, Any], shuffle: str
 ) -> None:
     cube = cell_id_cube({"time": 24, "lat": 6}, "float32")
-    paths = {p: tmp_path / f"{p}.zarr" for p in ("train_cube", "test_cube")}
-    MultiProcSampler(cube, **paths, block_size={"time": 4}, nproc=1, **options).run()
-    blosc = zarr.open_array(paths["train_cube"] / "a", mode="r").compressors[0]
+    MultiProcSampler(cube, **paths(tmp_path), block_size={"time": 4}, nproc=1, **options).run()
+    blosc = zarr.open_array(tmp_path / "train.zarr/a", mode="r").compressors[0]
     assert isinstance(blosc, BloscCodec)
     assert str(getattr(blosc.shuffle, "value", blosc.shuffle)) == shuffle
 
@@ -80,9 +80,8 @@ def test_rounding_is_recorded_and_reaches_the_loader(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     cube = cell_id_cube({"time": 24, "lat": 6}, "float32")
     cube = cube.assign(t=(("time", "lat"), rng.normal(280, 5, (24, 6)).astype("float32")))
-    paths = {p: tmp_path / f"{p}.zarr" for p in ("train_cube", "test_cube")}
     sampler = MultiProcSampler(
-        cube, **paths, nproc=1, dtype={"t": "float16"}, bitround={"t": 4, "a": 8}
+        cube, **paths(tmp_path), nproc=1, dtype={"t": "float16"}, bitround={"t": 4, "a": 8}
     )
     plan = sampler.plan()
     assert plan.schema["t"][1] == "<f2"
@@ -110,6 +109,5 @@ def test_chunks_too_large_for_a_worker_are_refused_unread(tmp_path: Path) -> Non
         fill_value=0.0,
     )
     assert array.nbytes == 3_200_000_000
-    paths = {p: tmp_path / f"{p}.zarr" for p in ("train_cube", "test_cube")}
     with pytest.raises(CubeError, match=r"chunks of variable 't'.*3,200 MB.*max_chunk_mb"):
-        MultiProcSampler(tmp_path / "bomb.zarr", **paths)
+        MultiProcSampler(tmp_path / "bomb.zarr", **paths(tmp_path))

@@ -139,11 +139,6 @@ def test_metadata_round_trip(store: Path) -> None:
     assert wanted.features == ("flag", "count", "when")
 
 
-def test_manifest_lists_every_other_file(store: Path) -> None:
-    found = {p.relative_to(store).as_posix() for p in store.rglob("*") if p.is_file()}
-    assert found == set(read_manifest(store)) | {"manifest/zarr.json"}
-
-
 def every_file(store: Path) -> list[Path]:
     return sorted(p for p in store.rglob("*") if p.is_file())
 
