@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidValueError
@@ -195,6 +195,7 @@ def test_fifteen_chunks_in_every_batch_with_the_default_buffer(
 
 
 @settings(max_examples=200, deadline=None)
+@example(counts=[5] * 40, sample_bytes=100, buffer_kb=10, world=2, shuffle=True)
 @given(
     counts=st.lists(st.integers(1, 50), min_size=1, max_size=60),
     sample_bytes=st.integers(1, 4000),
@@ -221,8 +222,13 @@ def test_no_rank_holds_more_than_its_buffer(
                 assert sum(counts[chunk] for chunk in chunks) * sample_bytes <= limit
                 assert {*np.repeat(range(len(counts)), counts)[samples]} == {*chunks}
             else:
-                slots = memory.slots(ChunkSchedule(order, 0, share.positions()))
+                schedule = ChunkSchedule(order, 0, share.positions())
+                slots = memory.slots(schedule)
                 assert slots * max(counts) * sample_bytes <= limit
+                # Where each stream belongs to one rank, so does its part of the buffer.
+                part = limit * schedule.in_use / order.streams
+                least = schedule.in_use + 1
+                assert slots == least or slots * max(counts) * sample_bytes <= part
 
 
 def test_order_without_seed_is_the_order_of_samples() -> None:

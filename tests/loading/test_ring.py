@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.core.rank_shares import ChunkOrder, ChunkSchedule, TrainShare
 from ml4cube.loading.ring.arrays import Field
+from ml4cube.loading.ring.gathering import BatchQueue
 from ml4cube.loading.ring.ring import Ring
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))
@@ -143,3 +144,16 @@ def test_batches_are_handed_out_before_chunks_that_later_ones_need() -> None:
     assert found == [positions.tolist() for positions in itertools.islice(share.batches(), 7)]
     source.let_go.set()
     assert [int(out[0, 0, 0]) for (out,) in batches] == [*range(35, 100, 5)]
+
+
+def test_slots_that_the_first_of_several_batches_still_needs_are_known() -> None:
+    let_go = threading.Event()
+    with BatchQueue(threads=1) as queue:
+        for first in (0, 4):
+            queue.append(take(range(4)))
+            queue.fill(np.arange(first, first + 4), slice(0, 4), lambda rows: let_go.wait(60))
+        position, _ = queue.first_unfilled()
+        let_go.set()
+        assert position == 0
+        assert [len(queue.pop()) for _ in range(2)] == [1, 1]
+        assert queue.first_unfilled() is None
