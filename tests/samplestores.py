@@ -42,6 +42,14 @@ def numbered(n: int, offset: int = 0, window: tuple[int, ...] = (2, 3)) -> np.nd
     return (np.arange(n).reshape(-1, *(1 for _ in window)) + offset + cells).astype("f4")
 
 
+def numbers(batch: Any) -> list[int]:
+    """Which numbered samples a batch holds, of its first array."""
+    if isinstance(batch, dict):
+        batch = batch["a"]
+    x = batch[0] if isinstance(batch, list | tuple) else batch
+    return x.reshape(len(x), -1)[:, 0].long().tolist()
+
+
 def write_store(
     root: Path,
     n: int,

@@ -52,21 +52,22 @@ class _Share(ABC):
     @property
     def num_samples(self) -> int:
         """Samples of this rank in an epoch."""
-        return len(self._positions(0))
+        return len(self.positions())
 
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
     def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
         """Yield this rank's positions from `start` on, `together` batches at a time."""
-        positions = self._positions(start)
+        positions = self.positions(start)
         width = self.batch_size * together
         for first in range(0, len(positions), width):
             some = positions[first : first + width]
             yield np.arange(some.start, some.stop, some.step, dtype=np.int64)
 
     @abstractmethod
-    def _positions(self, start: int) -> range: ...
+    def positions(self, start: int = 0) -> range:
+        """Return this rank's positions, if the epoch continues at `start`."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,11 @@ class TrainShare(_Share):
         """Samples in a batch of all ranks together."""
         return self.batch_size * self.world
 
-    def stop(self, start: int = 0) -> int:
-        """Return the end of the positions that are used, if the epoch continues at `start`."""
+    def positions(self, start: int = 0) -> range:
+        """Return this rank's positions, if the epoch continues at `start`."""
         unit = self.global_batch if self.drop_last else self.world
-        return start + (self.n - start) // unit * unit
-
-    def _positions(self, start: int) -> range:
-        return range(start + self.rank, self.stop(start), self.world)
+        stop = start + (self.n - start) // unit * unit
+        return range(start + self.rank, stop, self.world)
 
 
 @dataclass(frozen=True)
@@ -103,18 +102,10 @@ class EvalShare(_Share):
     may have different numbers of batches, or none. `start` counts positions of this rank.
     """
 
-    @property
-    def begin(self) -> int:
-        """First position of this rank."""
-        return self.n * self.rank // self.world
-
-    @property
-    def end(self) -> int:
-        """One past the last position of this rank."""
-        return self.n * (self.rank + 1) // self.world
-
-    def _positions(self, start: int) -> range:
-        return range(self.begin + start, self.end)
+    def positions(self, start: int = 0) -> range:
+        """Return this rank's positions, without the first `start` of them."""
+        begin, end = (self.n * rank // self.world for rank in (self.rank, self.rank + 1))
+        return range(begin + start, end)
 
 
 def stream_count(chunks: int, slots: int) -> int:
@@ -163,31 +154,23 @@ class ChunkOrder:
             return np.arange(count, dtype=np.int64)
         return permutation(count, self.seed, epoch, chunk)
 
-    def schedule(
-        self, epoch: int, start: int = 0, stop: int | None = None, rank: int = 0, world: int = 1
-    ) -> ChunkSchedule:
-        """Return the chunks that a rank reads for the positions `start` to `stop` of an epoch."""
-        return ChunkSchedule(self, epoch, start, self.n if stop is None else stop, rank, world)
-
     def samples(self, epoch: int) -> Ints:
         """Return the sample at every position of an epoch."""
         shuffled = [self.chunk_permutation(epoch, chunk) for chunk in range(len(self.counts))]
-        schedule = self.schedule(epoch)
+        schedule = ChunkSchedule(self, epoch, range(self.n))
         visits, offsets = schedule.locate(np.arange(self.n, dtype=np.int64))
         first_of_chunk = self.first_samples[schedule.chunks[visits]]
         return first_of_chunk + np.concatenate(shuffled)[first_of_chunk + offsets]
 
 
 class ChunkSchedule:
-    """The chunks that one rank reads in one epoch; made by `ChunkOrder.schedule`.
+    """The chunks that are read for some positions of an epoch, such as those of one rank.
 
     `chunks` are in the order in which they are first needed, `first` and `last` are the first and
     last position at which each is. At most `in_use` chunks are needed at one position.
     """
 
-    def __init__(
-        self, order: ChunkOrder, epoch: int, start: int, stop: int, rank: int, world: int
-    ) -> None:
+    def __init__(self, order: ChunkOrder, epoch: int, positions: range) -> None:
         self.order, self.epoch = order, epoch
         chunks = np.flatnonzero(order.counts)
         if order.seed is not None:
@@ -197,11 +180,11 @@ class ChunkSchedule:
         self._find_sections()
         # All streams, unless each belongs to one rank. A run resumed on another number of ranks may
         # start anywhere.
-        own_streams = range(order.streams)
-        if order.streams % world == 0:
-            own_streams = range((start + rank) % world, order.streams, world)
+        streams, world = order.streams, positions.step
+        shared = streams % world != 0
+        own_streams = range(streams) if shared else range(positions.start % world, streams, world)
         self.in_use = len(own_streams)
-        self._find_chunks(chunks, own_streams, start, stop)
+        self._find_chunks(chunks, own_streams, positions)
 
     def _find_sections(self) -> None:
         """Find where each stream begins in the shuffled sequence, and its direction (1 or -1)."""
@@ -213,21 +196,21 @@ class ChunkSchedule:
         self._step = np.where(section % 2 == 0, 1, -1)
         self._origin = np.where(section % 2 == 0, begin, begin + length - 1)
 
-    def _find_chunks(self, chunks: Ints, own_streams: range, start: int, stop: int) -> None:
-        """Find the chunks that some streams cross between two positions of the epoch."""
+    def _find_chunks(self, chunks: Ints, own_streams: range, positions: range) -> None:
+        """Find the chunks that some streams cross from the first position to the last."""
         # Stream s takes its k-th sample at position k * streams + s.
-        streams, starts = self.order.streams, self._starts
+        streams, starts, start = self.order.streams, self._starts, positions.start
         first = np.full(len(chunks), np.iinfo(np.int64).max)
         last = np.full(len(chunks), -1, np.int64)
         for stream in own_streams:
-            positions = range(start + (stream - start) % streams, stop, streams)
-            if not positions:
+            of_stream = range(start + (stream - start) % streams, positions.stop, streams)
+            if not of_stream:
                 continue
             origin, step = int(self._origin[stream]), int(self._step[stream])
             # Lowest and highest index in the sequence: of all these samples, then of those in each
             # chunk.
             lowest, highest = sorted(
-                origin + step * (position // streams) for position in (positions[0], positions[-1])
+                origin + step * (position // streams) for position in (of_stream[0], of_stream[-1])
             )
             first_crossed, last_crossed = np.searchsorted(starts, (lowest, highest), "right") - 1
             crossing = slice(first_crossed, last_crossed + 1)

@@ -15,7 +15,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.handover import Augment
-from ml4cube.loading.lead_time import Lead
+from ml4cube.loading.sources import SampleSource
 from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -62,26 +62,20 @@ class _Turn(ABC):
                 f"{type(self).__name__} needs a PTXrDataset, which knows its dims, got a "
                 f"{type(data).__name__}; write an augmentation for its tensors"
             )
-        layout = tuple(data._source.variables[f.variables[0]].sizes for f in data._fields)
-        self._check_layout(layout)
-        self._check_lead(data._source.lead)
-        bound = copy.copy(self)
-        bound._layout = layout
+        source, bound = data._source, copy.copy(self)
+        bound._layout = tuple(source.variables[f.variables[0]].sizes for f in data._fields)
+        bound._check(source)
         return bound
 
-    def _check_lead(self, lead: Lead) -> None:
-        """Refuse windows of X and y that have different centres, about which they would turn."""
-        for dim, (offset, input_size, target_size) in lead.items():
+    def _check(self, source: SampleSource) -> None:
+        """Refuse dims that cannot be turned, as those of X and y with different centres."""
+        for dim, (offset, input_size, target_size) in source.lead.items():
             if dim in self.dims and 2 * offset + target_size != input_size:
                 raise InvalidValueError(
                     f"{type(self).__name__}(dims={list(self.dims)}): along {dim!r} the centre of "
                     f"the targets ({target_size} cells, {offset} after the first of the "
                     f"{input_size} of the inputs) is not that of the inputs; choose other dims"
                 )
-
-    @abstractmethod
-    def _check_layout(self, layout: Layout) -> None:
-        """Refuse dims that the augmentation cannot turn."""
 
     def __call__(self, batch: Any, generator: torch.Generator) -> Any:
         """Turn each sample of a batch at random, X and y and weights alike."""
@@ -144,13 +138,14 @@ class Flip(_Turn):
         super().__init__(p)
         self.dims = parse_names("dims", dims)
 
-    def _check_layout(self, layout: Layout) -> None:
-        known = {dim for axes in layout for dim in axes}
+    def _check(self, source: SampleSource) -> None:
+        known = {dim for axes in self._layout for dim in axes}
         missing = [dim for dim in self.dims if dim not in known]
         if missing or not self.dims:
             raise InvalidValueError(
                 f"Flip(dims={list(self.dims)}): unknown dims; the samples have {sorted(known)}"
             )
+        super()._check(source)
 
     def _turned(self, tensors: list[Tensor], generator: torch.Generator) -> list[Tensor]:
         for dim in self.dims:
@@ -199,14 +194,17 @@ class Rotate90(_Turn):
         self._geographic = geographic
         self._check_geographic({})  # only the names of dims are known yet
 
-    def bind(self, data: object) -> Self:
-        """Return a copy that knows the dims of a data set's batches."""
-        bound = super().bind(data)
-        assert isinstance(data, PTXrDataset)
-        axes, cube_dims = data._source.axes, data._source.cube_dims
-        along = {dim: axes.get(cube_dims.get(dim, dim)) for dim in self.dims}
+    def _check(self, source: SampleSource) -> None:
+        for number, axes in enumerate(self._layout):
+            found = {dim: axes[dim] for dim in self.dims if dim in axes}
+            if (number == 0 and len(found) != 2) or len(found) == 1 or len({*found.values()}) > 1:
+                raise InvalidValueError(
+                    f"Rotate90(dims={list(self.dims)}): samples must have both dims, of one size, "
+                    f"and have {dict(axes)}; use Flip for windows that are not square"
+                )
+        super()._check(source)
+        along = {dim: source.axes.get(source.cube_dim(dim)) for dim in self.dims}
         self._check_geographic({dim: v.attrs for dim, v in along.items() if v is not None})
-        return bound
 
     def _check_geographic(self, attrs: Mapping[str, Mapping[Any, Any]]) -> None:
         """Refuse latitude and longitude, by the names of dims and their attributes."""
@@ -219,15 +217,6 @@ class Rotate90(_Turn):
                 f"Rotate90(dims={list(self.dims)}) would swap latitude and longitude; use Flip, "
                 "or geographic=True if you want that"
             )
-
-    def _check_layout(self, layout: Layout) -> None:
-        for number, axes in enumerate(layout):
-            found = {dim: axes[dim] for dim in self.dims if dim in axes}
-            if (number == 0 and len(found) != 2) or len(found) == 1 or len({*found.values()}) > 1:
-                raise InvalidValueError(
-                    f"Rotate90(dims={list(self.dims)}): samples must have both dims, of one size, "
-                    f"and have {dict(axes)}; use Flip for windows that are not square"
-                )
 
     def _turned(self, tensors: list[Tensor], generator: torch.Generator) -> list[Tensor]:
         first = tensors[0]

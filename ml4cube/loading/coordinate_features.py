@@ -28,8 +28,7 @@ _TIME_FEATURES = ("dayofyear", "hour")
 
 def add_coordinates(source: SampleSource, names: str | Sequence[str], like: str) -> View:
     """Add sine and cosine of coordinates, repeated over the window of the variable `like`."""
-    sizes = source.variables[like].sizes
-    window = {source.cube_dims.get(dim, dim): n for dim, n in sizes.items()}
+    sizes, window = source.variables[like].sizes, source.window_in_cube(like)
     computed = {}
     for name in parse_names("coord_features", names):
         dim, angles = _angles(name, source.axes)

@@ -34,7 +34,7 @@ from ml4cube.loading.lead_time import (
     target_name,
     with_lead,
 )
-from ml4cube.loading.sources import SampleSource, SampleVariable, known_scaling, windows_in_cube
+from ml4cube.loading.sources import SampleSource, SampleVariable, first_cells_of, known_scaling
 from ml4cube.progress import Stage
 from ml4cube.sampling.extractor import Arrays, Extractor
 from ml4cube.sampling.identity.callback import identity_of, name_of
@@ -115,15 +115,11 @@ class CubeSource(SampleSource):
             cells = self._classify(chunk, extractor.sample_variables)
         keep = self._sample_windows(chunk)
         samples = extractor.samples(cells, tile, keep)
-        origins: Arrays = {}
         for name, target in out.items():
             values, scaling = samples[name], self._scaling.get(base_name(name))
             if scaling is not None:
-                if scaling.dims and not origins:
-                    coords = extractor.origins(tile, keep)
-                    origins = {dim: coords[f"{dim}_index"] for dim in extractor.spec.dims}
-                first_cells, window = windows_in_cube(self, name, origins)
-                values = scaling.scaled(values, first_cells, window)
+                first_cells = first_cells_of(self, name, self.rows(chunk), scaling.dims)
+                values = scaling.scaled(values, first_cells, self.window_in_cube(name))
             target[...] = values
 
     def _sample_windows(self, chunk: int) -> NDArray[np.intp]:

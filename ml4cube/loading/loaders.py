@@ -20,6 +20,7 @@ from ml4cube.core.errors import (
     needs_torch,
 )
 from ml4cube.core.rank_shares import (
+    ChunkSchedule,
     EvalShare,
     Ints,
     ShuffleReport,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 Share = TrainShare | EvalShare
 
-# Most batches that are gathered together.
-_MOST_IN_GROUP = 1024
 # Remote reads mostly wait, so up to this many run at once.
 _REMOTE_READS = 64
 # More threads copy no faster.
@@ -145,13 +144,8 @@ class EpochPlan:
         """Count a batch as handed out, in training those of all ranks, else of this one."""
         if epoch != self._now[0]:
             return  # Another iteration has begun.
-        last = int(positions[-1])
-        if isinstance(share, TrainShare):
-            # The last positions of all ranks are neighbours, in the order of the ranks.
-            done = last - share.rank + share.world
-        else:
-            done = last + 1 - share.begin
-        self._now = (epoch, done)
+        of_rank = share.positions()
+        self._now = (epoch, int(positions[-1]) + of_rank.step - of_rank.start)
 
     def finish(self, epoch: int) -> None:
         """Note the end of an epoch."""
@@ -351,10 +345,7 @@ class SampleLoader(EpochLoader):
         # The ring of an epoch that ended, so that no thread writes into its slots, by their number.
         # A dict, because `pop` is atomic and threads may share a loader.
         self._idle_rings: dict[int, Ring] = {}
-        batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
-        # Several small batches are gathered at once, which takes as long as one.
-        fit = self._memory.group_bytes // max(batch_bytes, 1)
-        self._batches_in_group = max(1, min(fit, _MOST_IN_GROUP))
+        self._batches_in_group = self._memory.batches_together(self.batch_size)
         rows = min(self.batch_size * self._batches_in_group, plan.n)
         self._buffers = [Buffers(field, rows) for field in dataset._fields]
         # The order of the epoch whose batch `samples` was last asked about.
@@ -500,7 +491,8 @@ class SampleLoader(EpochLoader):
             return [tensor.numpy() for tensor in tensors]
 
         positions = share.batches(start, self._batches_in_group)
-        chunks = self._memory.resident_chunks(share)
+        needed = range(self.plan.n) if self.plan.train else share.positions()
+        chunks = self._memory.resident_chunks(needed)
         if chunks is None:
             filled = self._through_ring(share, epoch, start, positions, make_arrays)
         else:
@@ -546,11 +538,8 @@ class SampleLoader(EpochLoader):
     ) -> Generator[list[Array]]:
         """Gather batches from chunks that pass through a ring."""
         order = self._memory.order(self.plan.seed if self.plan.shuffle else None)
-        if isinstance(share, TrainShare):
-            schedule = order.schedule(epoch, start, share.stop(start), share.rank, share.world)
-        else:
-            schedule = order.schedule(epoch, share.begin + start, share.end)
-        slots = self._memory.slots(order, share)
+        schedule = ChunkSchedule(order, epoch, share.positions(start))
+        slots = self._memory.slots(schedule)
         ring = self._idle_rings.pop(slots, None)
         if ring is None:
             source, fields = self.dataset._source, self.dataset._fields

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.rank_shares import ChunkOrder, EvalShare, Ints, TrainShare, stream_count
+from ml4cube.core.rank_shares import ChunkOrder, ChunkSchedule, Ints, stream_count
 
 _MB = 1 << 20
 # Most bytes of small batches that are gathered together, also as a part of the buffer.
 _GROUP_BYTES = 4 << 20
 _GROUP_PART = 16
+# Most batches that are gathered together.
+_MOST_IN_GROUP = 1024
 
 
 def check_megabytes(argument: str, value: object) -> None:
@@ -38,10 +40,11 @@ class Memory:
                 f"give at least {2 * chunk_bytes / _MB:.3g}, or store smaller chunks"
             )
 
-    @property
-    def group_bytes(self) -> int:
-        """Most bytes of small batches that are gathered together."""
-        return min(_GROUP_BYTES, self._bytes // _GROUP_PART)
+    def batches_together(self, batch_size: int) -> int:
+        """Return how many batches are gathered at once: small ones, which takes as long as one."""
+        group_bytes = min(_GROUP_BYTES, self._bytes // _GROUP_PART)
+        fit = group_bytes // (batch_size * self._sample_bytes)
+        return max(1, min(fit, _MOST_IN_GROUP))
 
     @property
     def streams(self) -> int:
@@ -53,14 +56,12 @@ class Memory:
         """The kind of shuffle, for the loader's state."""
         return "whole" if self.fits else f"{self.streams} streams"
 
-    def resident_chunks(self, share: TrainShare | EvalShare) -> range | None:
-        """Return the chunks to hold in memory all the time; None if they do not fit."""
-        if isinstance(share, TrainShare):
-            return range(len(self._counts)) if self.fits else None
-        if share.begin == share.end:
+    def resident_chunks(self, samples: range) -> range | None:
+        """Return the chunks of some samples, to be held all the time; None if they do not fit."""
+        if not samples:
             return range(0)
-        first = int(np.searchsorted(self._starts, share.begin, side="right")) - 1
-        stop = int(np.searchsorted(self._starts, share.end, side="left"))
+        first = int(np.searchsorted(self._starts, samples.start, side="right")) - 1
+        stop = int(np.searchsorted(self._starts, samples.stop, side="left"))
         held = int(self._starts[stop] - self._starts[first])
         return range(first, stop) if held * self._sample_bytes <= self._bytes else None
 
@@ -68,9 +69,7 @@ class Memory:
         """Return the order of samples that pass through a ring."""
         return ChunkOrder(self._counts, 1 if seed is None else self.streams, seed)
 
-    def slots(self, order: ChunkOrder, share: TrainShare | EvalShare) -> int:
+    def slots(self, schedule: ChunkSchedule) -> int:
         """Return the number of chunks in one rank's ring: its share of the memory, if enough."""
-        in_use, fit = order.streams, self._chunks_that_fit
-        if isinstance(share, TrainShare) and in_use % share.world == 0:
-            in_use, fit = in_use // share.world, fit // share.world
-        return max(in_use + 1, min(fit, len(self._counts)))
+        fit = self._chunks_that_fit * schedule.in_use // schedule.order.streams
+        return max(schedule.in_use + 1, min(fit, len(self._counts)))

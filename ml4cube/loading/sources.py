@@ -69,6 +69,14 @@ class SampleSource(ChunkSource, Protocol):
     # Cube dim of each sample dim whose name differs from it.
     cube_dims: Mapping[str, str]
 
+    def cube_dim(self, dim: str) -> str:
+        """Return the cube dim of a sample dim."""
+        return self.cube_dims.get(dim, dim)
+
+    def window_in_cube(self, name: str) -> dict[str, int]:
+        """Return the cells of a variable's windows along dims of the cube."""
+        return {self.cube_dim(dim): n for dim, n in self.variables[name].sizes.items()}
+
     def rows(self, chunk: int) -> Ints:
         """Return the numbers of a chunk's samples."""
         return np.arange(self.starts[chunk], self.starts[chunk + 1])
@@ -106,23 +114,23 @@ def unscaled(
     scaling: Scaling, name: str, values: NDArray[Any], source: SampleSource, samples: Ints
 ) -> NDArray[Any]:
     """Undo the scaling of a variable's samples."""
-    origins = source.first_cells(samples, scaling.dims) if scaling.dims else {}
-    first_cells, window = windows_in_cube(source, name, origins)
-    return scaling.unscaled(values, first_cells, window)
+    first_cells = first_cells_of(source, name, samples, scaling.dims)
+    return scaling.unscaled(values, first_cells, source.window_in_cube(name))
 
 
-def windows_in_cube(
-    source: SampleSource, name: str, origins: Mapping[str, NDArray[Any]]
-) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-    """Return the first cells of a variable's windows and the window's size, by cube dim.
+def first_cells_of(
+    source: SampleSource, name: str, samples: Ints, dims: Collection[str]
+) -> dict[str, Ints]:
+    """Return the first cells of a variable's windows along dims of the cube.
 
     Windows begin at the origins of the samples, or later if they are targets at a lead time.
     """
-    cube_dims, sizes = source.cube_dims, source.variables[name].sizes
+    if not dims:
+        return {}
     lead = source.lead if is_target(name) else {}
-    offsets = {cube_dims.get(dim, dim): along.offset for dim, along in lead.items()}
-    first_cells = {dim: cells + offsets.get(dim, 0) for dim, cells in origins.items()}
-    return first_cells, {cube_dims.get(dim, dim): n for dim, n in sizes.items()}
+    offsets = {source.cube_dim(dim): along.offset for dim, along in lead.items()}
+    origins = source.first_cells(samples, dims)
+    return {dim: cells + offsets.get(dim, 0) for dim, cells in origins.items()}
 
 
 class DatasetSource(SampleSource):
@@ -191,8 +199,7 @@ class DatasetSource(SampleSource):
                 continue
             if origin.attrs.get("long_name") == NUMBERED:
                 continue  # The dim has no coordinate.
-            windows = (windows_in_cube(self, name, {})[1] for name in self.variables)
-            window = max((sizes.get(dim, 1) for sizes in windows), default=1)
+            window = max((self.window_in_cube(v).get(dim, 1) for v in self.variables), default=1)
             index, axis = np.asarray(coords[name].values), stored.get(dim)
             if axis is None or not _has_origins(axis, index, window, np.asarray(origin.values)):
                 axis = _axis_from_origins(dim, index, origin.variable, window)

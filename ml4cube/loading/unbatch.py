@@ -61,7 +61,7 @@ def to_dataset(
     for dim, along in source.lead.items():
         if along.offset and f"{dim}_target" not in windows:
             # Targets without an axis along the dim; the coordinate still says where they lie.
-            windows[f"{dim}_target"] = _WindowDim(source.cube_dims.get(dim, dim), 0, along.offset)
+            windows[f"{dim}_target"] = _WindowDim(source.cube_dim(dim), 0, along.offset)
     return ds.assign_coords(_coords_of_cells(source, windows, coords))
 
 
@@ -91,7 +91,7 @@ def _window_dims(source: SampleSource, name: str) -> dict[str, _WindowDim]:
         along = lead.get(dim, DimLead(0, cells, cells))
         differs = along.offset or along.input_size != along.target_size
         shown = f"{dim}_target" if differs else dim
-        dims[shown] = _WindowDim(source.cube_dims.get(dim, dim), cells, along.offset)
+        dims[shown] = _WindowDim(source.cube_dim(dim), cells, along.offset)
     return dims
 
 

@@ -105,7 +105,7 @@ def cut_windows(
     targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.items()}
     computed = {name: _cut(source, name, inputs) for name in source.variables}
     computed |= {target_name(name): _cut(source, name, targets) for name in options.scored}
-    axes = {dim: source.axes.get(source.cube_dims.get(dim, dim)) for dim in lead}
+    axes = {dim: source.axes.get(source.cube_dim(dim)) for dim in lead}
     warn_of_uneven_steps(lead, {dim: axis for dim, axis in axes.items() if axis is not None})
     view = View(source, computed)
     view.lead = lead

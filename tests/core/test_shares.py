@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.rank_shares import (
     ChunkOrder,
+    ChunkSchedule,
     EvalShare,
     TrainShare,
     effective_batch_size,
@@ -31,16 +32,14 @@ def train_shares(n: int, batch: int, world: int, drop_last: bool = True) -> list
     return [TrainShare(n, batch, rank, world, drop_last) for rank in range(world)]
 
 
+def batches_of(share: TrainShare | EvalShare, *options: int) -> list[list[int]]:
+    return [positions.tolist() for positions in share.batches(*options)]
+
+
 def global_batches(shares: list[TrainShare], start: int = 0) -> list[list[int]]:
     """What all ranks read in each step together, sorted."""
     steps = zip(*(share.batches(start) for share in shares), strict=True)
     return [sorted(np.concatenate(step).tolist()) for step in steps]
-
-
-def reads(order: ChunkOrder, share: TrainShare | EvalShare, epoch: int) -> list[list[int]]:
-    """The samples of each batch, the slow way: through the whole order."""
-    samples = order.samples(epoch)
-    return [samples[positions].tolist() for positions in share.batches()]
 
 
 @pytest.mark.parametrize(("n", "batch", "world"), GEOMETRIES)
@@ -49,7 +48,7 @@ def test_train_ranks_are_equal_and_read_nothing_twice(
     n: int, batch: int, world: int, drop_last: bool
 ) -> None:
     shares = train_shares(n, batch, world, drop_last)
-    read = [[b.tolist() for b in share.batches()] for share in shares]
+    read = [batches_of(share) for share in shares]
     assert {tuple(map(len, batches)) for batches in read} == {tuple(map(len, read[0]))}
     assert {(len(s), s.num_samples) for s in shares} == {(len(read[0]), sum(map(len, read[0])))}
     flat = [p for batches in read for b in batches for p in b]
@@ -62,7 +61,7 @@ def test_train_ranks_are_equal_and_read_nothing_twice(
 @pytest.mark.parametrize(("n", "batch", "world"), GEOMETRIES)
 def test_evaluation_reads_every_sample_exactly_once(n: int, batch: int, world: int) -> None:
     shares = [EvalShare(n, batch, rank, world) for rank in range(world)]
-    read = [[b.tolist() for b in share.batches()] for share in shares]
+    read = [batches_of(share) for share in shares]
     assert [p for batches in read for b in batches for p in b] == list(range(n))
     assert [len(s) for s in shares] == [len(batches) for batches in read]
     sizes = [s.num_samples for s in shares]
@@ -131,7 +130,7 @@ def test_a_schedule_has_the_chunks_of_its_rank_when_they_are_needed(
     rank = data.draw(st.integers(0, world - 1))
     share = TrainShare(order.n, batch, rank, world)
     start = data.draw(st.integers(0, order.n))  # not always a whole number of global batches
-    schedule = order.schedule(2, start, share.stop(start), rank, world)
+    schedule = ChunkSchedule(order, 2, share.positions(start))
     samples = order.samples(2)
     assert (np.diff(schedule.first) >= 0).all()
     assert len(set(schedule.chunks.tolist())) == len(schedule)
@@ -148,7 +147,7 @@ def test_a_schedule_has_the_chunks_of_its_rank_when_they_are_needed(
 @pytest.mark.parametrize("streams", [8, 16, 24, 48])
 def test_one_rank_reads_every_chunk_once_and_holds_few(chunks: int, streams: int) -> None:
     order = ChunkOrder([100] * chunks, streams, seed=3)
-    schedule = order.schedule(epoch=1)
+    schedule = ChunkSchedule(order, 1, range(order.n))
     assert sorted(schedule.chunks.tolist()) == list(range(chunks))
     held = [int(((schedule.first <= p) & (p <= schedule.last)).sum()) for p in range(0, order.n, 7)]
     assert max(held) <= streams
@@ -157,42 +156,17 @@ def test_one_rank_reads_every_chunk_once_and_holds_few(chunks: int, streams: int
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_ranks_together_read_few_chunks_twice(world: int) -> None:
     order = ChunkOrder([100] * 130, 24, seed=3)
-    reads = sum(len(order.schedule(0, rank=rank, world=world)) for rank in range(world))
+    reads = sum(len(ChunkSchedule(order, 0, range(rank, order.n, world))) for rank in range(world))
     assert 130 <= reads <= 130 + 23
     if world in (2, 4, 8):  # neighbouring sections belong to one rank
         assert reads <= 130 + world - 1
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("epoch", [0, 5])
-def test_same_samples_in_every_global_batch_for_any_world(world: int, epoch: int) -> None:
-    order = ChunkOrder([50] * 31 + [17], 24, seed=1)
-
-    def batches(size: int) -> list[list[int]]:
-        ranks = [
-            reads(order, TrainShare(order.n, 48 // size, rank, size), epoch) for rank in range(size)
-        ]
-        return [sorted(i for batch in step for i in batch) for step in zip(*ranks, strict=True)]
-
-    assert batches(world) == batches(1)
-
-
-def test_epochs_and_seeds_differ_and_the_left_out_change() -> None:
-    order = ChunkOrder([40] * 25 + [13], 12, seed=1)
-    share = TrainShare(order.n, 64)
-    used = [set(np.concatenate(reads(order, share, epoch)).tolist()) for epoch in range(4)]
-    left = [frozenset(range(order.n)) - u for u in used]
-    assert all(len(x) == order.n % 64 for x in left)
-    assert len(set(left)) == 4
-    assert not np.array_equal(order.samples(0), order.samples(1))
-    assert not np.array_equal(order.samples(0), ChunkOrder(order.counts, 12, seed=2).samples(0))
-
-
 def test_batches_mix_as_many_chunks_as_there_are_streams() -> None:
     order = ChunkOrder([256] * 200, 48, seed=0)
     chunk_of_sample = np.repeat(np.arange(200), 256)
-    for batch in reads(order, TrainShare(order.n, 256), epoch=0):
-        blocks = chunk_of_sample[batch]
+    for positions in TrainShare(order.n, 256).batches():
+        blocks = chunk_of_sample[order.samples(0)[positions]]
         # at the epoch's two ends neighbouring streams share a chunk
         assert len(set(blocks.tolist())) >= 24
         assert effective_batch_size(blocks) >= 0.95 * 24
@@ -213,7 +187,7 @@ def test_fifteen_chunks_in_every_batch_with_the_default_buffer(
     assert not memory.fits
     order = memory.order(seed=5)
     share = TrainShare(order.n, batch // world, 0, world)
-    schedule = order.schedule(3)
+    schedule = ChunkSchedule(order, 3, range(order.n))
     steps = len(share)
     for step in {*range(20), *range(0, steps, max(1, steps // 50)), *range(steps - 20, steps)}:
         whole = np.arange(step * share.global_batch, (step + 1) * share.global_batch)
@@ -221,6 +195,7 @@ def test_fifteen_chunks_in_every_batch_with_the_default_buffer(
 
 
 @settings(max_examples=200, deadline=None)
+@example(counts=[5] * 40, sample_bytes=100, buffer_kb=10, world=2, shuffle=True)
 @given(
     counts=st.lists(st.integers(1, 50), min_size=1, max_size=60),
     sample_bytes=st.integers(1, 4000),
@@ -240,19 +215,26 @@ def test_no_rank_holds_more_than_its_buffer(
         return
     order = memory.order(3 if shuffle else None)
     for rank in range(world):
-        for share in (TrainShare(order.n, 1, rank, world), EvalShare(order.n, 1, rank, world)):
-            chunks = memory.resident_chunks(share)
+        train, evaluation = (kind(order.n, 1, rank, world) for kind in (TrainShare, EvalShare))
+        for share, samples in ((train, range(order.n)), (evaluation, evaluation.positions())):
+            chunks = memory.resident_chunks(samples)
             if chunks is not None:
                 assert sum(counts[chunk] for chunk in chunks) * sample_bytes <= limit
+                assert {*np.repeat(range(len(counts)), counts)[samples]} == {*chunks}
             else:
-                slots = memory.slots(order, share)
+                schedule = ChunkSchedule(order, 0, share.positions())
+                slots = memory.slots(schedule)
                 assert slots * max(counts) * sample_bytes <= limit
+                # Where each stream belongs to one rank, so does its part of the buffer.
+                part = limit * schedule.in_use / order.streams
+                least = schedule.in_use + 1
+                assert slots == least or slots * max(counts) * sample_bytes <= part
 
 
 def test_order_without_seed_is_the_order_of_samples() -> None:
     order = ChunkOrder([3, 0, 4], 1, None)
     assert order.samples(epoch=9).tolist() == list(range(7))
-    schedule = order.schedule(0, start=2, stop=5)
+    schedule = ChunkSchedule(order, 0, range(2, 5))
     assert schedule.chunks.tolist() == [0, 2]
     assert schedule.first.tolist() == [2, 3]
     assert schedule.last.tolist() == [2, 4]
@@ -283,8 +265,7 @@ def test_several_batches_at_once_are_the_same_batches(
     evals = [EvalShare(n, batch, rank, world) for rank in range(world)]
     for share in (*shares, *evals):
         for start in {0, min(batch * world, share.num_samples)}:
-            one = [b.tolist() for b in share.batches(start)]
-            many = [b.tolist() for b in share.batches(start, together)]
+            one, many = batches_of(share, start), batches_of(share, start, together)
             cut = [run[k : k + batch] for run in many for k in range(0, len(run), batch)]
             assert cut == one
             assert len(many) == -(-len(one) // together)

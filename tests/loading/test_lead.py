@@ -31,6 +31,12 @@ def labelled(label: Any, gaps: float = 0.0, dim_order: Any = None, chunks: Any =
     return cube.assign(split=("time", np.asarray(label, np.uint8)))
 
 
+def maps(cube: xr.Dataset, **options: Any) -> PTXrDataset:
+    """Samples that are whole maps of one step, not scaled."""
+    size = {"lat": 4, "lon": 5}
+    return PTXrDataset(cube, to_pred="b", sample_size=size, scale_fn=None, **options)
+
+
 def pairs(
     cube: xr.Dataset, part: str, size: Any, stride: Any, offset: Any, target_size: Any, mask: Any
 ) -> list[tuple[tuple[int, ...], Any, Any]]:
@@ -130,14 +136,7 @@ def test_pairs_are_those_of_a_plain_loop(
 def test_a_target_never_comes_from_another_part() -> None:
     label = [1] * 6 + [0] * 7
     for part, steps in (("train", range(6)), ("test", range(6, 13))):
-        data = PTXrDataset(
-            labelled(label),
-            to_pred="b",
-            sample_size={"lat": 4, "lon": 5},
-            target_offset={"time": 2},
-            scale_fn=None,
-            part=part,
-        )
+        data = maps(labelled(label), target_offset={"time": 2}, part=part)
         cells = data.to_dataset(data.take(range(len(data))), range(len(data)))
         days = (cells["time_target"] - np.datetime64("2000-01-01")).dt.days
         assert set(days.values) <= set(steps)
@@ -164,16 +163,8 @@ def test_gaps_of_inputs_are_filled_and_those_of_targets_are_not() -> None:
     cube = labelled([1] * 13, gaps=0.1)
     gappy = np.isnan(cube.b.transpose("time", "lat", "lon").values)
     for method in ("mean", "noise", "sample_mean", {"b": "mean"}):
-        data = PTXrDataset(
-            cube,
-            to_pred="b",
-            features="b",
-            sample_size={"lat": 4, "lon": 5},
-            target_offset={"time": 1},
-            drop_nan=None,
-            fill_method=method,
-            scale_fn=None,
-        )
+        filling = {"drop_nan": None, "fill_method": method}
+        data = maps(cube, features="b", target_offset={"time": 1}, **filling)
         X, y = data.take(range(len(data)))
         assert np.isfinite(X.numpy()).all()
         np.testing.assert_array_equal(np.isnan(y[:, 0].numpy()), gappy[1:])

@@ -12,17 +12,12 @@ from torch.utils.data import TensorDataset
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from tests.distributed_runner import on_ranks
-from tests.samplestores import numbered, write_store
+from tests.samplestores import numbered, numbers, write_store
 
 pytestmark = pytest.mark.slow
 
 N = 101
 SMALL_MB = 0.0012
-
-
-def numbers(batch: Any) -> list[int]:
-    x = batch[0] if isinstance(batch, list) else batch
-    return x.reshape(len(x), -1)[:, 0].long().tolist()
 
 
 def data_set(path: str | None) -> Any:

@@ -24,7 +24,8 @@ DEPTH = 12
 @pytest.fixture
 def remote(tmp_path: Path) -> Iterator[str]:
     memory = fsspec.filesystem("memory")
-    memory.put(str(write_store(tmp_path / "s.zarr", 400)), "/reach.zarr", recursive=True)
+    path = write_store(tmp_path / "s.zarr", 400, ("a", "b", "c"))
+    memory.put(str(path), "/reach.zarr", recursive=True)
     yield "memory://reach.zarr"
     memory.rm("/reach.zarr", recursive=True)
 
@@ -62,13 +63,11 @@ def test_many_reads_of_a_remote_store_wait_at_once(
 
 
 def test_all_variables_of_a_chunk_wait_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, names = fsspec.filesystem("memory"), ("a", "b", "c")
-    memory.put(str(write_store(tmp_path / "s.zarr", 40, names)), "/three.zarr", recursive=True)
-    data = PTXrDataset("memory://three.zarr", features=names, cache_mb=0)
+    data = PTXrDataset(remote, features=["a", "b", "c"], cache_mb=0)
     data[0]  # the indices of the shards are known
-    together, kind = threading.Barrier(len(names)), type(memory)
+    together, kind = threading.Barrier(3), type(fsspec.filesystem("memory"))
     plain = kind.cat_file
 
     def late(self: Any, *args: Any, **options: Any) -> Any:
@@ -77,7 +76,6 @@ def test_all_variables_of_a_chunk_wait_at_once(
 
     monkeypatch.setattr(kind, "cat_file", late)
     assert data[15][:, 0, 0].tolist() == [15, 1015, 2015]
-    memory.rm("/three.zarr", recursive=True)
 
 
 def test_a_remote_cube_is_known_to_be_slow() -> None:

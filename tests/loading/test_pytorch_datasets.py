@@ -32,7 +32,7 @@ from ml4cube.splits import assign_block_split
 from ml4cube.store.format import MANIFEST, open_store
 from tests.cubes import cell_id_cube
 from tests.interruption import interrupt_shutdowns
-from tests.samplestores import numbered, sampled, write_store
+from tests.samplestores import numbered, numbers, sampled, write_store
 
 N = 203
 # 203 samples of 24 bytes in chunks of 10 are 4.9 kB: three chunks fit into this, 21 do not
@@ -50,22 +50,21 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_store(root, N, ("a", "b"), window={})
 
 
-@pytest.fixture(params=["path", "tensors"])
-def data(request: pytest.FixtureRequest, store: Path) -> Any:
-    """Numbered samples, for each of the two kinds of loaders."""
-    if request.param == "tensors":
-        return TensorDataset(torch.from_numpy(numbered(N)))
+@pytest.fixture
+def samples(store: Path) -> PTXrDataset:
     return PTXrDataset(store, features="a")
 
 
-def numbers(x: torch.Tensor) -> list[int]:
-    """Which samples a batch holds."""
-    return x.reshape(len(x), -1)[:, 0].long().tolist()
+@pytest.fixture(params=["path", "tensors"])
+def data(request: pytest.FixtureRequest, samples: PTXrDataset) -> Any:
+    """Numbered samples, for each of the two kinds of loaders."""
+    if request.param == "tensors":
+        return TensorDataset(torch.from_numpy(numbered(N)))
+    return samples
 
 
 def epoch(loader: Any) -> list[list[int]]:
-    batches = [batch[0] if isinstance(batch, tuple | list) else batch for batch in loader]
-    return [numbers(x["a"] if isinstance(x, dict) else x) for x in batches]
+    return [numbers(batch) for batch in loader]
 
 
 def flat(batches: list[list[int]]) -> list[int]:
@@ -118,12 +117,8 @@ def test_every_form_of_samples_gives_the_same_items(
 
 
 def test_items_are_pairs_or_features_or_dicts(store: Path) -> None:
-    pair, alone, both, named = (
-        PTXrDataset(store, to_pred="b"),
-        PTXrDataset(store, features=["b"]),
-        PTXrDataset(store, features=["b", "a"]),
-        PTXrDataset(store),
-    )
+    pair, named = PTXrDataset(store, to_pred="b"), PTXrDataset(store)
+    alone, both = (PTXrDataset(store, features=names) for names in (["b"], ["b", "a"]))
     assert [type(item) for item in (pair[0], alone[0], named[0])] == [tuple, torch.Tensor, dict]
     assert numbers(alone.take([3])) == [1003]
     assert both[0].shape == (2, 2, 3)
@@ -131,12 +126,8 @@ def test_items_are_pairs_or_features_or_dicts(store: Path) -> None:
     assert list(named[5]) == ["a", "b"]
     assert named[5]["a"].shape == (2, 3)
     assert (pair.features, pair.targets) == (("a",), ("b",))
-    loader = prep_dataloader(named, batch_size=4)
-    batch = next(iter(loader))
-    assert {name: tuple(v.shape) for name, v in batch.items()} == {
-        "a": (4, 2, 3),
-        "b": (4, 2, 3),
-    }
+    batch = next(iter(prep_dataloader(named, batch_size=4)))
+    assert {name: tuple(v.shape) for name, v in batch.items()} == dict.fromkeys("ab", (4, 2, 3))
 
 
 def test_points_have_channels_only(points: Path) -> None:
@@ -156,30 +147,28 @@ def test_types_are_as_asked(store: Path, points: Path) -> None:
     assert (x.dtype, y.dtype) == (torch.float64, torch.int64)
 
 
-def test_negative_and_impossible_indices(store: Path) -> None:
-    data = PTXrDataset(store, features="a")
-    assert numbers(data.take([-1, 0, -N])) == [N - 1, 0, 0]
+def test_negative_and_impossible_indices(samples: PTXrDataset) -> None:
+    assert numbers(samples.take([-1, 0, -N])) == [N - 1, 0, 0]
     for index in (N, -N - 1):
         with pytest.raises(IndexError, match=str(N)):
-            data[index]
+            samples[index]
     mask = np.arange(N) % 100 == 3
-    assert numbers(data.take(mask)) == [3, 103]
-    assert data.coords(mask)["lat_index"].tolist() == [6, 206]
-    assert numbers(data.take(torch.tensor([4, 5]))) == [4, 5]
-    assert numbers(data[torch.tensor(4)][None]) == [4]
-    assert len(data.take([])) == 0
+    assert numbers(samples.take(mask)) == [3, 103]
+    assert samples.coords(mask)["lat_index"].tolist() == [6, 206]
+    assert numbers(samples.take(torch.tensor([4, 5]))) == [4, 5]
+    assert numbers(samples[torch.tensor(4)][None]) == [4]
+    assert len(samples.take([])) == 0
     wrong: list[Any] = [1.7, [1.0, 2.0], mask[:5], slice(2, 5), True, "1", None]
     for index in wrong:
         with pytest.raises(InvalidTypeError, match="whole number"):
-            data.coords(index)
+            samples.coords(index)
 
 
-def test_samples_know_where_they_come_from(store: Path) -> None:
-    data = PTXrDataset(store, features="a")
-    assert data.coords(4) == {"lat_index": 8, "lon_index": 12}
-    assert data.coords([4, 5])["lon_index"].tolist() == [12, 15]
-    assert data.metadata.part == "train"
-    assert data.statistics["a"].count == N * 6
+def test_samples_know_where_they_come_from(samples: PTXrDataset) -> None:
+    assert samples.coords(4) == {"lat_index": 8, "lon_index": 12}
+    assert samples.coords([4, 5])["lon_index"].tolist() == [12, 15]
+    assert samples.metadata.part == "train"
+    assert samples.statistics["a"].count == N * 6
 
 
 def test_inputs_are_not_changed_and_several_threads_may_read(store: Path) -> None:
@@ -192,24 +181,23 @@ def test_inputs_are_not_changed_and_several_threads_may_read(store: Path) -> Non
     xr.testing.assert_identical(ds, before)
 
 
-def test_each_chunk_is_decoded_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = PTXrDataset(store, features="a")
+def test_each_chunk_is_decoded_once(samples: PTXrDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
-    real = type(data._source).read
+    real = type(samples._source).read
 
     def counting(self: Any, chunk: int, out: Any) -> None:
         reads.append(chunk)
         real(self, chunk, out)
 
-    monkeypatch.setattr(type(data._source), "read", counting)
-    chunks = len(data._source.counts)
-    loader = prep_dataloader(data, batch_size=16)  # all fits: read once for all epochs
+    monkeypatch.setattr(type(samples._source), "read", counting)
+    chunks = len(samples._source.counts)
+    loader = prep_dataloader(samples, batch_size=16)  # all fits: read once for all epochs
     for _ in range(3):
         list(loader)
     assert sorted(reads) == list(range(chunks))
     reads.clear()
-    data.__getitems__(range(N))
-    data.__getitems__(range(N))
+    samples.__getitems__(range(N))
+    samples.__getitems__(range(N))
     assert sorted(reads) == list(range(chunks))
 
 
@@ -255,12 +243,11 @@ def test_an_epoch_goes_on_where_it_was_left(data: Any, buffer_mb: float, stops: 
     assert epoch(loader) == expected[2]
 
 
-def test_foreign_state_is_refused(store: Path) -> None:
-    data = PTXrDataset(store, features="a")
-    loader = prep_dataloader(data, batch_size=16)
+def test_foreign_state_is_refused(samples: PTXrDataset) -> None:
+    loader = prep_dataloader(samples, batch_size=16)
     for other in (
-        prep_dataloader(data, batch_size=16, seed=3),
-        prep_dataloader(data, batch_size=16, buffer_mb=SMALL_MB),
+        prep_dataloader(samples, batch_size=16, seed=3),
+        prep_dataloader(samples, batch_size=16, buffer_mb=SMALL_MB),
         prep_dataloader(TensorDataset(torch.zeros(5)), batch_size=2),
     ):
         with pytest.raises(InvalidValueError, match="same data and order"):
@@ -290,10 +277,9 @@ def test_a_pass_over_test_samples_goes_on_only_on_its_rank(
         assert len(flat(epoch(other))) == other.num_samples
 
 
-def test_batches_that_are_kept_do_not_change(store: Path) -> None:
-    data = PTXrDataset(store, features="a")
+def test_batches_that_are_kept_do_not_change(samples: PTXrDataset) -> None:
     for buffer_mb in (64, SMALL_MB):
-        loader = prep_dataloader(data, batch_size=16, buffer_mb=buffer_mb)
+        loader = prep_dataloader(samples, batch_size=16, buffer_mb=buffer_mb)
         kept = list(loader)
         rows = [x[2:5] for x in loader]
         for x in [*kept, *rows]:
@@ -312,26 +298,24 @@ def test_callback_makes_the_batch_of_a_list_of_items(store: Path) -> None:
         assert [k for _, ks in test for k in ks] == list(range(N))
 
 
-def test_one_loader_for_each_data_set(store: Path) -> None:
-    data = PTXrDataset(store, features="a")
-    small = torch.utils.data.Subset(data, range(5))
+def test_one_loader_for_each_data_set(samples: PTXrDataset) -> None:
+    small = torch.utils.data.Subset(samples, range(5))
     assert prepare_dataloader is prep_dataloader
-    train, test, val = prep_dataloader(data, small, 4, val_ds=data)
+    train, test, val = prep_dataloader(samples, small, 4, val_ds=samples)
     assert [len(flat(epoch(x))) for x in (train, test, val)] == [N // 4 * 4, 5, N]
-    train, val = prep_dataloader(data, val_ds=small)
+    train, val = prep_dataloader(samples, val_ds=small)
     assert epoch(val) == [[0], [1], [2], [3], [4]]
     assert isinstance(test, DataLoader)
     assert (test.batch_size, train.batch_size, test.dataset is small) == (4, 1, True)
     assert not train.parallel
-    train, test = prep_dataloader(data, data, 4, num_workers=3, callback=list)
+    train, test = prep_dataloader(samples, samples, 4, num_workers=3, callback=list)
     assert (train.num_workers, train.drop_last, test.drop_last) == (3, True, False)
     assert train.collate_fn is list
     assert not hasattr(train, "sampler")  # Lightning takes what has one for a DataLoader
 
 
-def test_without_a_process_group_there_is_one_rank(store: Path) -> None:
-    data = PTXrDataset(store, features="a")
-    alone, shared = (prep_dataloader(data, batch_size=8, parallel=p) for p in (False, True))
+def test_without_a_process_group_there_is_one_rank(samples: PTXrDataset) -> None:
+    alone, shared = (prep_dataloader(samples, batch_size=8, parallel=p) for p in (False, True))
     assert shared.parallel
     assert epoch(alone) == epoch(shared)
 
@@ -434,10 +418,9 @@ def test_a_flipped_bit_raises_and_names_the_chunk(tmp_path: Path, buffer_mb: flo
     assert threading.active_count() == before
 
 
-def test_a_consumer_that_stops_half_way_leaves_no_thread(store: Path) -> None:
-    data = PTXrDataset(store, features="a")
+def test_a_consumer_that_stops_half_way_leaves_no_thread(samples: PTXrDataset) -> None:
     before = threading.active_count()
-    loader = prep_dataloader(data, batch_size=16, buffer_mb=SMALL_MB)
+    loader = prep_dataloader(samples, batch_size=16, buffer_mb=SMALL_MB)
     batches = iter(loader)
     next(batches)
     del batches
@@ -557,7 +540,8 @@ def test_the_quality_of_the_shuffle_is_told(tmp_path: Path, order: str) -> None:
     assert whole.effective_batch_size > 20
     few = prep_dataloader(data, batch_size=32, buffer_mb=0.03)
     report = few.shuffle_report(epoch=3, batches=1000)
-    seen = [data.blocks(np.array(epoch_rows))[0] for epoch_rows in rows_of(few, data, 3)]
+    few.set_epoch(3)
+    seen = [data.blocks(few.samples(batch))[0] for batch in few]
     assert report.least_blocks == min(len(np.unique(batch)) for batch in seen)
     assert "independent samples" in str(report)
     assert prep_dataloader(PTXrDataset(labelled), batch_size=8).shuffle_report().unit == "chunks"
@@ -616,14 +600,6 @@ def test_a_store_of_few_blocks_says_so(tmp_path: Path) -> None:
     poor = prep_dataloader(many, batch_size=64, buffer_mb=SMALL_MB).shuffle_report()
     assert poor.effective_batch_size < 10
     assert str(poor).endswith("a larger buffer_mb, or a store in shuffled order, mixes better")
-
-
-def rows_of(loader: Any, data: PTXrDataset, number: int) -> list[list[int]]:
-    """Which samples the batches of an epoch hold, found by their values."""
-    first = data.take(range(len(data)))[:, 0, 0, 0].tolist()
-    place = {value: k for k, value in enumerate(first)}
-    loader.set_epoch(number)
-    return [[place[v] for v in x[:, 0, 0, 0].tolist()] for x in loader]
 
 
 REFUSED = [
@@ -741,11 +717,10 @@ def test_a_batch_may_be_larger_than_the_data(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_end_of_an_epoch_leaves_no_wrong_rows(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+    samples: PTXrDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads that outlive an epoch write into its slots, which no other epoch may use then."""
-    data = PTXrDataset(store, features="a")
-    loader = prep_dataloader(data, batch_size=4, buffer_mb=SMALL_MB)
+    loader = prep_dataloader(samples, batch_size=4, buffer_mb=SMALL_MB)
     batches = iter(loader)
     next(batches)
     with monkeypatch.context() as patch:
@@ -754,18 +729,17 @@ def test_an_interrupted_end_of_an_epoch_leaves_no_wrong_rows(
             batches.close()
     assert not loader._idle_rings
     for batch in loader:
-        np.testing.assert_array_equal(batch, data.take(loader.samples(batch)))
+        np.testing.assert_array_equal(batch, samples.take(loader.samples(batch)))
     assert len(loader._idle_rings) == 1
 
 
 @pytest.mark.parametrize("form", ["tensor", "number"])
-def test_samples_of_a_batch_that_lost_some_are_not_guessed(store: Path, form: str) -> None:
+def test_samples_of_a_batch_that_lost_some_are_not_guessed(samples: PTXrDataset, form: str) -> None:
     def callback(items: list[Any]) -> Any:
         kept = torch.stack(items[::2])
         return kept if form == "tensor" else kept.mean()
 
-    data = PTXrDataset(store, features="a")
-    loader = prep_dataloader(data, batch_size=4, callback=callback)
+    loader = prep_dataloader(samples, batch_size=4, callback=callback)
     batch = next(iter(loader))
     with pytest.raises(InvalidValueError, match="callback or augment changed the number"):
         loader.coords(batch)
@@ -790,8 +764,7 @@ def test_a_loader_that_was_used_is_copied_without_its_samples(
 def test_threads_may_share_a_loader(store: Path, buffer_mb: float) -> None:
     loader = prep_dataloader(PTXrDataset(store, to_pred="b"), batch_size=16, buffer_mb=buffer_mb)
     with ThreadPoolExecutor(6) as threads:
-        for found in threads.map(lambda _: epoch(loader), range(24)):
-            seen = [k for batch in found for k in batch]
+        for seen in threads.map(lambda _: flat(epoch(loader)), range(24)):
             assert len(seen) == len(set(seen)) == N // 16 * 16
 
 

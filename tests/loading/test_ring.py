@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidValueError, StoreError
-from ml4cube.core.rank_shares import ChunkOrder, TrainShare
+from ml4cube.core.rank_shares import ChunkOrder, ChunkSchedule, TrainShare
 from ml4cube.loading.ring.arrays import Field
+from ml4cube.loading.ring.gathering import BatchQueue
 from ml4cube.loading.ring.ring import Ring
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))
@@ -30,8 +31,11 @@ class Counting:
         self.starts = np.concatenate([[0], np.cumsum(counts)])
         self.reads: list[int] = []
         self.broken = broken
+        # A chunk that is read only when it is let go.
+        self.held, self.let_go = -1, threading.Event()
 
     def read(self, chunk: int, out: Mapping[str, Any]) -> None:
+        assert chunk != self.held or self.let_go.wait(60)
         self.reads.append(chunk)
         if chunk == self.broken:
             raise ValueError("no such luck")
@@ -46,12 +50,16 @@ def take(positions: Any) -> list[Any]:
     return [FIELD.empty(len(positions))]
 
 
+def expected(order: ChunkOrder, share: TrainShare, epoch: int, start: int = 0) -> list[list[int]]:
+    return [order.samples(epoch)[positions].tolist() for positions in share.batches(start)]
+
+
 def through(
     ring: Ring, order: ChunkOrder, share: TrainShare, epoch: int, start: int = 0
 ) -> list[list[int]]:
-    tour = order.schedule(epoch, start, share.stop(start), share.rank, share.world)
+    schedule = ChunkSchedule(order, epoch, share.positions(start))
     found = []
-    for (out,) in ring.batches(tour, share.batches(start), take):
+    for (out,) in ring.batches(schedule, share.batches(start), take):
         assert (out[:, 0, 0] == out[:, 0, 1]).all()
         found.append(out[:, 0, 0].astype(int).tolist())
     return found
@@ -85,8 +93,8 @@ def test_a_ring_gives_the_order_with_any_number_of_slots(
     ring = Ring(source, [FIELD], streams + spare, 3, gather_threads)
     for epoch in (0, 1):  # the same slots serve the next epoch
         source.reads.clear()
-        expected = [order.samples(epoch)[p].tolist() for p in share.batches(start)]
-        assert through(ring, order, share, epoch, start) == expected
+        found = through(ring, order, share, epoch, start)
+        assert found == expected(order, share, epoch, start)
         assert len(source.reads) == len(set(source.reads))
 
 
@@ -101,8 +109,7 @@ def test_what_an_epoch_leaves_in_the_slots_is_not_read_again(
     ring = Ring(source, [FIELD], slots, decode_threads=2)
     for epoch in range(5):
         source.reads.clear()
-        found = through(ring, order, share, epoch)
-        assert found == [order.samples(epoch)[p].tolist() for p in share.batches()]
+        assert through(ring, order, share, epoch) == expected(order, share, epoch)
         assert len(source.reads) == len(set(source.reads))
         assert len(source.reads) == 20 if epoch == 0 else least <= len(source.reads) <= most
 
@@ -116,7 +123,7 @@ def test_a_chunk_that_could_not_be_read_is_not_taken_for_read() -> None:
         with pytest.raises(StoreError, match="chunk number 13"):
             through(ring, order, share, 0)
     source.broken = None
-    assert through(ring, order, share, 0) == [order.samples(0)[p].tolist() for p in share.batches()]
+    assert through(ring, order, share, 0) == expected(order, share, 0)
 
 
 def test_too_few_slots_are_refused() -> None:
@@ -125,27 +132,28 @@ def test_too_few_slots_are_refused() -> None:
         through(Ring(Counting([5] * 20), [FIELD], 3, 2), order, TrainShare(100, 10), 0)
 
 
-class Held(Counting):
-    """Reads one of its chunks only when it is let go."""
-
-    def __init__(self, counts: list[int], held: int) -> None:
-        super().__init__(counts)
-        self.held, self.let_go = held, threading.Event()
-
-    def read(self, chunk: int, out: Mapping[str, Any]) -> None:
-        if chunk == self.held:
-            assert self.let_go.wait(60)
-        super().read(chunk, out)
-
-
 def test_batches_are_handed_out_before_chunks_that_later_ones_need() -> None:
     order = ChunkOrder([5] * 20, 1, seed=None)
-    source = Held([5] * 20, held=7)
+    source = Counting([5] * 20)
+    source.held = 7
     share = TrainShare(100, 5)
     batches = Ring(source, [FIELD], 20, decode_threads=2, gather_threads=3).batches(
-        order.schedule(0, 0, 100), share.batches(), take
+        ChunkSchedule(order, 0, range(100)), share.batches(), take
     )
     found = [next(batches)[0][:, 0, 0].tolist() for _ in range(7)]
     assert found == [positions.tolist() for positions in itertools.islice(share.batches(), 7)]
     source.let_go.set()
     assert [int(out[0, 0, 0]) for (out,) in batches] == [*range(35, 100, 5)]
+
+
+def test_slots_that_the_first_of_several_batches_still_needs_are_known() -> None:
+    let_go = threading.Event()
+    with BatchQueue(threads=1) as queue:
+        for first in (0, 4):
+            queue.append(take(range(4)))
+            queue.fill(np.arange(first, first + 4), slice(0, 4), lambda rows: let_go.wait(60))
+        position, _ = queue.first_unfilled()
+        let_go.set()
+        assert position == 0
+        assert [len(queue.pop()) for _ in range(2)] == [1, 1]
+        assert queue.first_unfilled() is None

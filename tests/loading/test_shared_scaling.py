@@ -285,10 +285,8 @@ def test_selected_samples_are_not_undone_at_the_wrong_place(tmp_path):
         sample_size={"lat": 4, "lon": 4},
     )
     sampler.run()
-    store, statistics = (
-        open_store(paths["train_cube"]),
-        StoreMetadata.of(paths["train_cube"]).statistics,
-    )
+    store = open_store(paths["train_cube"])
+    statistics = StoreMetadata.of(store).statistics
     few = undo_standardizing(store.isel(samples=[3, 1]), statistics)
     xr.testing.assert_allclose(few, undo_standardizing(store, statistics).isel(samples=[3, 1]))
     for wrong in (store.isel(lat=[2, 3]), store.isel(lat=1), store.drop_vars("lat_index")):
@@ -305,15 +303,11 @@ def data_of(shift, **arguments):
     return PTXrDataset(cube, to_pred="t", features="u", **arguments)
 
 
-def model_and_rest():
-    model = torch.nn.Linear(1, 1)
-    return model, torch.optim.SGD(model.parameters(), 1e-9)
-
-
 def train_on(train, test_data=None):
     from ml4cube.training.pytorch import Trainer
 
-    model, optimizer = model_and_rest()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
     return Trainer(model, train, test_data, optimizer, loss=torch.nn.MSELoss(), epochs=1)
 
 

@@ -441,29 +441,29 @@ def test_targets_at_a_lead_time_know_their_cells_whatever_is_added(added: Any) -
 
 
 @pytest.mark.parametrize("form", ["cube", "store"])
-def test_gaps_are_no_whole_numbers(tmp_path: Path, form: str) -> None:
-    ds: Any = cube()[["a", "b"]]
-    ds["b"][2, 1, 1] = np.nan
-    options: dict[str, Any] = {"sample_size": WINDOW, "drop_nan": None, "scale_fn": None}
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gappy", {"scale_fn": None}, r"'gappy' has gaps in .* read as int64"),
+        ("kind", {}, r"'kind' has -?\d\.\d+ in .* int64 cannot hold"),
+    ],
+)
+def test_gaps_and_scaled_classes_are_no_whole_numbers(
+    tmp_path: Path, form: str, name: str, options: dict[str, Any], message: str
+) -> None:
+    plain: Any = cube()[["a", "b"]]
+    ds = plain.assign(kind=plain["b"] % 4, gappy=plain["b"])  # Floats, as with a fill value.
+    ds["gappy"][2, 1, 1] = np.nan
+    options = {"sample_size": WINDOW, "drop_nan": None, **options}
     if form == "store":
         ds, options = sampled(ds, tmp_path, **options), {}
-    classes = PTXrDataset(ds, to_pred="b", target_dtype="int64", **options)
-    with pytest.raises(InvalidValueError, match=r"'b' has gaps in .* read as int64"):
+    classes = PTXrDataset(ds, to_pred=name, target_dtype="int64", **options)
+    with pytest.raises(InvalidValueError, match=message):
         list(prep_dataloader(classes, batch_size=2))
-    _, y = PTXrDataset(ds, to_pred="a", target_dtype="int64", **options).take(range(12))
-    assert y.dtype == torch.int64
-    assert y.min() >= 0
-
-
-@pytest.mark.parametrize("form", ["cube", "store"])
-def test_scaled_classes_are_no_whole_numbers(tmp_path: Path, form: str) -> None:
-    ds: Any = cube()[["a"]].assign(kind=cube()["b"] % 4)  # Floats, as classes with a fill value.
-    options: dict[str, Any] = {"sample_size": WINDOW}
-    if form == "store":
-        ds, options = sampled(ds, tmp_path, **options), {}
-    classes = PTXrDataset(ds, to_pred="kind", target_dtype="int64", **options)
-    with pytest.raises(InvalidValueError, match=r"'kind' has -?\d\.\d+ in .* int64 cannot hold"):
-        list(prep_dataloader(classes, batch_size=2))
+    if name == "gappy":
+        _, y = PTXrDataset(ds, to_pred="a", target_dtype="int64", **options).take(range(12))
+        assert y.dtype == torch.int64
+        assert y.min() >= 0
 
 
 def test_numbers_that_an_integer_type_cannot_hold_are_refused() -> None:
