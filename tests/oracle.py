@@ -26,6 +26,11 @@ def tiles(
     return list(itertools.product(*per_dim))
 
 
+def cut(box: tuple[tuple[int, int], ...]) -> tuple[slice, ...]:
+    """What cuts a tile out of an array."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
 # --- statistics -------------------------------------------------------------------------------
 
 
@@ -64,7 +69,7 @@ def keep(
     """Per sample: "kept", "gap" or "mask"."""
     n = len(next(iter(samples.values())))
     return [
-        _verdict(
+        verdict(
             {name: values[i] for name, values in samples.items()},
             None if mask is None else mask[i],
             policy,
@@ -73,7 +78,8 @@ def keep(
     ]
 
 
-def _verdict(sample: Mapping[str, Any], mask: Any, policy: str | None) -> str:
+def verdict(sample: Mapping[str, Any], mask: Any, policy: str | None) -> str:
+    """What becomes of one sample: "kept", "gap" or "mask"."""
     gaps = {name: [is_gap(x) for x in np.ravel(values)] for name, values in sample.items()}
     if policy is None:
         return "kept"
@@ -94,10 +100,9 @@ def windows(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], NDArray[np.bool_]]]:
     """Index and cells of every whole window."""
-    counts = [max((n - k) // s + 1, 0) for n, k, s in zip(flags.shape, size, stride, strict=True)]
-    for index in itertools.product(*map(range, counts)):
-        cut = tuple(slice(i * s, i * s + k) for i, k, s in zip(index, size, stride, strict=True))
-        yield index, flags[cut]
+    for box in tiles(flags.shape, size, stride, ragged=False):
+        index = tuple(start // s for (start, _), s in zip(box, stride, strict=True))
+        yield index, flags[cut(box)]
 
 
 def sample_means(values: NDArray[Any], fallback: float) -> NDArray[np.float64]:

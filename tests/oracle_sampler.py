@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-
-def windows_of(shape: dict[str, int], size: dict[str, int], overlap: dict[str, int]) -> Any:
-    """First cells of every window that starts inside the cube."""
-    starts = [range(0, n, size.get(d, 1) - overlap.get(d, 0)) for d, n in shape.items()]
-    return itertools.product(*starts)
+from tests.oracle import cut, tiles, verdict
 
 
 def sample_cube(
@@ -36,13 +31,14 @@ def sample_cube(
         ("total", "edge", "straddle", "buffer", "mask", "gap", "train", "test", "val"), 0
     )
     samples: dict[str, list[Any]] = {"train": [], "test": [], "val": []}
-    for start in windows_of(shape, size, overlap):
+    window_size = [size.get(d, 1) for d in dims]
+    stride = [n - overlap.get(d, 0) for d, n in zip(dims, window_size, strict=True)]
+    for box in tiles(list(shape.values()), window_size, stride, ragged=True):
         counts["total"] += 1
-        box = tuple(slice(a, a + size.get(d, 1)) for a, d in zip(start, dims, strict=True))
-        if any(b.stop > n for b, n in zip(box, shape.values(), strict=True)):
+        if any(stop - start < n for (start, stop), n in zip(box, window_size, strict=True)):
             counts["edge"] += 1
             continue
-        window = {n: cells[n][box].copy() for n in cells}
+        window = {n: cells[n][cut(box)].copy() for n in cells}
         labels = set(window.pop("split").ravel().tolist())
         if 255 in labels:
             counts["buffer"] += 1
@@ -51,22 +47,20 @@ def sample_cube(
             counts["straddle"] += 1
             continue
         part = {1: "train", 0: "test", 2: "val"}[labels.pop()]
-        reason = _reason(window, mask, drop_nan, drop_sample, math.prod(size.values()) == 1)
-        if reason:
-            counts[reason] += 1
-            continue
-        counts[part] += 1
-        samples[part].append((start, window))
+        found = _verdict(window, mask, drop_nan, drop_sample, math.prod(size.values()) == 1)
+        counts[part if found == "kept" else found] += 1
+        if found == "kept":
+            samples[part].append((tuple(start for start, _ in box), window))
     return counts, samples
 
 
-def _reason(
+def _verdict(
     window: dict[str, np.ndarray],
     mask: str | None,
     drop_nan: str | None,
     drop_sample: bool,
     point: bool,
-) -> str | None:
+) -> str:
     inside = window.pop(mask).astype(bool) if mask else None
     if inside is not None and (point or (drop_sample and drop_nan != "masked")):
         if not inside.all():
@@ -74,14 +68,4 @@ def _reason(
     elif inside is not None:
         for values in window.values():
             values[~inside] = np.nan
-    gaps = [~np.isfinite(values) for values in window.values()]
-    if drop_nan == "auto" and any(g.any() for g in gaps):
-        return "gap"
-    if drop_nan == "if_all_nan" and all(g.all() for g in gaps):
-        return "gap"
-    if drop_nan == "masked":
-        if not inside.any():
-            return "mask"
-        if any((g & inside).any() for g in gaps):
-            return "gap"
-    return None
+    return verdict(window, inside, drop_nan)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.oracle import cut, tiles
+
 Near = Callable[[int, int], bool]
 
 
@@ -57,16 +59,8 @@ def buffered(
 
 def blocks_of(labels: NDArray[Any], dims: Sequence[str], size: Mapping[str, int]) -> list[Any]:
     """Labels of each block, as one flat array per block."""
-    ranges = [range(0, n, size.get(dim, n)) for dim, n in zip(dims, labels.shape, strict=True)]
-    return [
-        labels[
-            tuple(
-                slice(s, s + size.get(d, n))
-                for s, d, n in zip(start, dims, labels.shape, strict=True)
-            )
-        ].ravel()
-        for start in itertools.product(*ranges)
-    ]
+    block = [size.get(dim, n) for dim, n in zip(dims, labels.shape, strict=True)]
+    return [labels[cut(box)].ravel() for box in tiles(labels.shape, block, block, ragged=True)]
 
 
 def touching(labels: NDArray[np.uint8], around: Sequence[bool]) -> float:

@@ -19,7 +19,7 @@ from ml4cube.errors import EmptyPartError
 from ml4cube.sampling import plan, request
 from ml4cube.splits import assign_block_split
 from tests.cubes import coordinates
-from tests.oracle import sample_means
+from tests.oracle import filled
 from tests.oracle_sampler import sample_cube
 from tests.oracle_splits import blocks_of, buffered, near_in_cells
 
@@ -124,14 +124,9 @@ def fill(case: Case, labelled: xr.Dataset, samples: dict[str, list[Any]]) -> Non
     for name in names if case.fill_method else ():
         cells = case.cube[name].broadcast_like(template).transpose(*template.dims)
         known = cells.values[train.transpose(*template.dims).values].astype("f8")
-        known = known[np.isfinite(known)]
-        mean = known.mean() if known.size else np.nan
+        known = known[np.isfinite(known)].tolist() or [np.nan]
         for _, window in itertools.chain(*samples.values()):
-            values = window[name]
-            stand_in: Any = 0.5 if case.fill_method == "constant" else mean
-            if case.fill_method == "sample_mean":
-                stand_in = sample_means(values[None].astype("f8"), mean)[0]
-            values[~np.isfinite(values)] = stand_in
+            window[name] = filled(window[name], case.fill_method, known, 0.5).astype(cells.dtype)
 
 
 def expected(case: Case, labelled: xr.Dataset) -> tuple[dict[str, int], dict[str, dict[Any, Any]]]:

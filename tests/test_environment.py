@@ -7,6 +7,8 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 # Extras that no other may pull in: their packages hold back or downgrade what others need.
 SERVICES = {"wandb", "mlflow", "neptune"}
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
@@ -19,11 +21,9 @@ def normalised(requirement: str) -> str:
 
 
 def test_conda_environment_is_in_step_with_pyproject():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].items()
-    groups = [project["dependencies"], *(r for name, r in extras if name not in SERVICES)]
+    groups = [PROJECT["dependencies"], *(r for name, r in EXTRAS.items() if name not in SERVICES)]
     wanted = {normalised(r) for group in groups for r in group if not r.startswith("ml4cube[")}
-    wanted.add("python" + project["requires-python"])
+    wanted.add("python" + PROJECT["requires-python"])
 
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     found = {normalised(r) for r in listed if isinstance(r, str)} - {"pip"}
@@ -32,9 +32,6 @@ def test_conda_environment_is_in_step_with_pyproject():
 
 
 def test_dev_extra_holds_every_other_extra_but_the_services():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    nested = " ".join(r for group in extras.values() for r in group if r.startswith("ml4cube["))
-    unreachable = {name for name in extras if name != "dev" and name not in nested}
+    nested = " ".join(r for group in EXTRAS.values() for r in group if r.startswith("ml4cube["))
+    unreachable = {name for name in EXTRAS if name != "dev" and name not in nested}
     assert unreachable == SERVICES

@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -278,9 +278,8 @@ def _draw_parts(axes: Axes, field: xr.DataArray) -> None:
     color_index = xr.full_like(field, np.nan, dtype="float64")
     for index, part in enumerate(PART_COLORS):
         color_index = color_index.where(field != _PART_LABELS[part], index)
-    edges = np.arange(len(PART_COLORS) + 1) - 0.5
     colors = ListedColormap(list(PART_COLORS.values()))
-    draw_field(axes, color_index, cmap=colors, norm=BoundaryNorm(edges, len(PART_COLORS)))
+    draw_field(axes, color_index, cmap=colors, vmin=0, vmax=len(PART_COLORS) - 1)
 
 
 def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[str]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ml4cube.core.grid import Block
+from ml4cube.core.grid import Block, cell_ids
 
 # Least strides of a block along an overlapping dim, so that few windows are computed twice.
 _FEWEST_STRIDES = 4
@@ -113,6 +113,11 @@ class Tile:
     def shape(self) -> tuple[int, ...]:
         """Cells of the box along each dim."""
         return tuple(cells.stop - cells.start for cells in self.box.values())
+
+    @cached_property
+    def cell_ids(self) -> NDArray[np.uint64]:
+        """Number in the cube of each cell of the box, flattened."""
+        return cell_ids(self.cover.shape, self.box).ravel()
 
     @property
     def window_shape(self) -> tuple[int, ...]:

@@ -24,8 +24,8 @@ from ml4cube.core.errors import (
     check_flags,
     check_whole,
 )
-from ml4cube.core.grid import Block, Grid, SizesLike, cell_ids
-from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps
+from ml4cube.core.grid import Block, Grid, SizesLike
+from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps, set_gaps
 from ml4cube.core.statistics import scale_values, unscale_values
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
@@ -351,16 +351,16 @@ class _BlockPredictor:
     def _read(self, tile: Tile) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
         """Return the features in the box of a tile, and its cells inside the mask."""
         spec = self.spec
-        cells = self.reader.read(tile.box)
-        values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in spec.features}
+        cells = {name: array.reshape(-1) for name, array in self.reader.read(tile.box).items()}
+        values = {name: cells[name] for name in spec.features}
         if spec.feature_mask is not None:
-            known = bool_mask(cells[spec.feature_mask]).reshape(-1)
+            outside = ~bool_mask(cells[spec.feature_mask])
             for name, array in values.items():
                 if array.dtype.kind == "f":
-                    values[name] = np.where(known, array, array.dtype.type(np.nan))
+                    values[name] = set_gaps(array, outside)
         if spec.mask is None:
             return values, np.ones(math.prod(tile.shape), bool)
-        return values, bool_mask(cells[spec.mask]).reshape(-1)
+        return values, bool_mask(cells[spec.mask])
 
     def _gaps(
         self, values: Mapping[str, NDArray[Any]], in_mask: NDArray[np.bool_]
@@ -435,14 +435,13 @@ class _BlockPredictor:
             _check_filled(name, samples, method, settings["callback"])
         # `fill` has the statistics of train cells, before any callback; older stores lack it
         known = (metadata.fill or metadata.statistics).get(name)
-        ids = cell_ids(self.spec.cover.shape, tile.box).ravel() if method == "noise" else None
         return fill_gaps(
             samples,
             method,
             train_stats=known,
             const=metadata.spec.const,
             seed=settings.get("seed", 0),
-            positions=None if ids is None else ids[positions],
+            positions=tile.cell_ids[positions] if method == "noise" else None,
             variable=name,
         )
 

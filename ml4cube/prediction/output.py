@@ -190,8 +190,6 @@ def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
         cube.attrs = _netcdf_attrs(cube.attrs)
         for variable in cube.variables.values():
             variable.attrs = _netcdf_attrs(variable.attrs)
-            kept = ("units", "calendar", "dtype", "_FillValue")
-            variable.encoding = {k: v for k, v in variable.encoding.items() if k in kept}
         encoding = {
             name: {
                 "zlib": True,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import check_mask
-from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.sample_spec import SampleSpec, parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics, check_decoded, offset_and_scale
 from ml4cube.cube.variables import cube_dims, cube_variables
@@ -63,7 +63,7 @@ class PredictionSpec:
         if isinstance(source, PTXrDataset):
             features = source.features if features is None else features
             targets = (source.targets or source.features) if targets is None else targets
-        metadata = _metadata_of(source)
+        metadata, axes = _read_source(source)
         target_names = parse_names("targets", targets) or (metadata.targets if metadata else ())
         feature_names = parse_names("features", features)
         if not feature_names and metadata:
@@ -73,7 +73,10 @@ class PredictionSpec:
         names = (*feature_names, *target_names)
         if metadata:
             _check_store(metadata, cube, names)
-        cover, window_dims = _windows(cube, metadata, sample_size, overlap)
+        shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
+        # Without a store, the model was trained on points unless `sample_size` is given.
+        trained_on = metadata.spec if metadata else SampleSpec.parse(shape, names)
+        cover, window_dims = _windows(shape, trained_on, sample_size, overlap)
         feature_mask = None
         if metadata and metadata.spec.filter_var in cube.variables:
             if metadata.spec.mask_makes_gaps:
@@ -93,7 +96,7 @@ class PredictionSpec:
         spec._check_variables(cube)
         if spec.store_settings.get("callback") is None:  # a callback may change units
             spec._warn_of_units(cube)
-        spec._warn_of_direction(cube, _axes_of(source))
+        spec._warn_of_direction(cube, axes)
         return spec
 
     @property
@@ -165,25 +168,19 @@ def _rises(coordinate: NDArray[Any]) -> bool | None:
     return None if up == down else up > down
 
 
-def _axes_of(source: Any) -> Mapping[str, xr.Variable]:
-    """Return the coordinates of the cube that a store or data set was made from, if known."""
-    if isinstance(source, PTXrDataset):
-        return source._source.axes
+def _read_source(source: Any) -> tuple[StoreMetadata | None, Mapping[str, xr.Variable]]:
+    """Return the metadata of a store or data set, and the coordinates of its cube, if known.
+
+    Refuse samples that a cube cannot give.
+    """
+    if isinstance(source, StoreMetadata):
+        return source, {}
     if isinstance(source, xr.Dataset):
-        return stored_axes(source.encoding.get("source"))
-    if isinstance(source, Mapping | CubeScaler | StoreMetadata | None):
-        return {}
-    return stored_axes(source)
-
-
-def _metadata_of(source: Any) -> StoreMetadata | None:
-    """Return the metadata of a store or data set; refuse samples that a cube cannot give."""
-    if isinstance(source, StoreMetadata | None):
-        return source
-    if isinstance(source, Mapping | CubeScaler) and not isinstance(source, xr.Dataset):
-        return None  # statistics alone
+        return StoreMetadata.of(source), stored_axes(source.encoding.get("source"))
+    if isinstance(source, Mapping | CubeScaler | None):
+        return None, {}  # statistics alone, or no scaling
     if not isinstance(source, PTXrDataset):
-        return StoreMetadata.of(source)
+        return StoreMetadata.of(source), stored_axes(source)
     if source.metadata is None:
         raise InvalidValueError(
             "the data set was made from arrays without metadata; give statistics, features, "
@@ -198,7 +195,7 @@ def _metadata_of(source: Any) -> StoreMetadata | None:
             f"the data set has {found}, which predict_cube does not support; run the model over "
             "PTXrDataset.take and use its to_dataset"
         )
-    return source.metadata
+    return source.metadata, source._source.axes
 
 
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
@@ -228,39 +225,34 @@ def _check_store(metadata: StoreMetadata, cube: xr.Dataset, names: Iterable[str]
 
 
 def _windows(
-    cube: xr.Dataset,
-    metadata: StoreMetadata | None,
+    shape: dict[str, int],
+    spec: SampleSpec,
     sample_size: SizesLike | None,
     overlap: SizesLike | float | None,
 ) -> tuple[Cover, tuple[str, ...]]:
-    """Return the windows over the cube, and their dims in the model's order."""
-    shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
-    if sample_size is None and metadata is not None:
-        spec = metadata.spec
-        store_size = dict(zip(spec.dims, spec.size, strict=True))
-        too_long = {dim: n for dim, n in store_size.items() if n > shape[dim]}
+    """Return the windows over a cube, and their dims in the model's order."""
+    trained_size = dict(zip(spec.dims, spec.size, strict=True))
+    if sample_size is not None:
+        given = parse_sizes("sample_size", sample_size, shape)
+        size = {dim: given.get(dim, 1) for dim in shape}
+    else:
+        too_long = {dim: n for dim, n in trained_size.items() if n > shape[dim]}
         if too_long:
             raise InvalidValueError(
                 f"windows of the store have {too_long} cells, the cube only {shape}; predict a "
                 "larger cube, or give sample_size if the model takes smaller windows"
             )
-        size = {dim: store_size[dim] for dim in shape}
-        window_dims = spec.window_dims
-        if overlap is None:
-            shared_cells = dict(zip(spec.dims, spec.overlap, strict=True))
-            return Cover(shape, size, {dim: shared_cells[dim] for dim in shape}), window_dims
+        size = {dim: trained_size[dim] for dim in shape}
+    if sample_size is None and overlap is None:
+        trained_overlap = dict(zip(spec.dims, spec.overlap, strict=True))
+        shared_cells = {dim: trained_overlap[dim] for dim in shape}
     else:
-        given = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
-        size = {dim: given.get(dim, 1) for dim in shape}
-        # The model takes dims in the order of the store, also those that it keeps with one cell.
-        order, kept = tuple(shape), set()
-        if metadata is not None:
-            spec = metadata.spec
-            order = tuple(dict.fromkeys((*spec.window_dims, *spec.dims)))
-            store_size = dict(zip(spec.dims, spec.size, strict=True))
-            kept = {dim for dim in spec.window_dims if store_size[dim] == 1}
-        window_dims = tuple(dim for dim in order if size[dim] > 1 or dim in kept)
-    return Cover(shape, size, parse_overlap("overlap", overlap, size)), window_dims
+        shared_cells = parse_overlap("overlap", overlap, size)
+    # The model takes dims in the order of the store, also those that it keeps with one cell.
+    kept = {dim for dim in spec.window_dims if trained_size[dim] == 1}
+    order = dict.fromkeys((*spec.window_dims, *spec.dims))
+    window_dims = tuple(dim for dim in order if size[dim] > 1 or dim in kept)
+    return Cover(shape, size, shared_cells), window_dims
 
 
 def _scaling(source: Any, cube: xr.Dataset, names: Iterable[str]) -> dict[str, Scaling]:
