@@ -1,4 +1,4 @@
-"""Coordinates along a dim: which are dates, and whether two arrays have the same."""
+"""Coordinates along a dim: which are dates or numbers, and whether two arrays have the same."""
 
 from __future__ import annotations
 
@@ -68,3 +68,8 @@ def is_time(coord: Any) -> bool:
     if coord.dtype != object or not coord.size:
         return False
     return isinstance(np.ravel(coord)[0], cftime.datetime)
+
+
+def has_distances(coord: Any) -> bool:
+    """Return True for dates and numbers; texts, periods and intervals have no distances."""
+    return is_time(coord) or coord.dtype.kind in "fiu"

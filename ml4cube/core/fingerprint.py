@@ -51,18 +51,14 @@ def words_of(values: NDArray[Any]) -> tuple[Words, NDArray[np.bool_]]:
     """Return the bits of values as 64-bit words, and which are not gaps."""
     # All gaps (NaN, NaT) are one word, and so are 0.0 and -0.0.
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
-    kind = values.dtype.kind
-    if kind == "f":
-        known = ~np.isnan(values)
+    known = np.asarray(values == values)
+    if values.dtype.kind == "f":
         if values.dtype.itemsize not in (2, 4, 8):
             values = values.astype(np.float64)
-        bits = (values + values.dtype.type(0)).view(f"u{values.dtype.itemsize}").astype(np.uint64)
-        return np.where(known, bits, _GAP), known
-    if kind in "mM":
-        known = ~np.isnat(values)
-        return np.where(known, values.view(np.int64).astype(np.uint64), _GAP), known
-    known = np.ones(values.shape, dtype=bool)
-    return values.astype(np.int64).astype(np.uint64), known
+        bits = (values + values.dtype.type(0)).view(f"u{values.dtype.itemsize}")
+    else:
+        bits = values.astype(np.int64)
+    return np.where(known, bits.astype(np.uint64), _GAP), known
 
 
 def _position_weights(offsets: Sequence[NDArray[np.int64]], salt: np.uint64) -> Words:

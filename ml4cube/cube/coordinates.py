@@ -1,4 +1,4 @@
-"""Roles of coordinates: time, latitude, longitude or vertical."""
+"""Roles of coordinates: time, latitude, longitude or vertical; which dims list categories."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ _NAMES = {
     "longitude": ("lon", "long", "longitude", "nav_lon"),
 }
 _ROTATED = {"latitude": "rlat", "longitude": "rlon"}
+# Names of dims along which neighbours are no nearer than other indices, in lower case.
+_CATEGORIES = {
+    "scenario", "member", "ensemble", "realization", "model", "experiment", "run", "source",
+    "variable", "band", "channel",
+}  # fmt: skip
 
 
 def role_of(coord: Any) -> str | None:
@@ -33,6 +38,15 @@ def role_of(coord: Any) -> str | None:
         return "longitude"
     # cf_xarray lists the criteria of vertical coordinates under two names
     return "vertical" if any(_by_cf(kind, coord.attrs) for kind in ("vertical", "Z")) else None
+
+
+def is_category(dim: str, coord: Any) -> bool:
+    """Return True if a dim lists scenarios, bands or the like, by its name or its texts."""
+    if dim.lower() in _CATEGORIES:
+        return True
+    if coord is None or dim.lower() in TIME_NAMES or coord.dtype.kind not in "OUST":
+        return False
+    return not hasattr(coord.values.flat[0], "year")  # dates of cftime and periods are objects too
 
 
 def is_latitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:

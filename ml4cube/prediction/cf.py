@@ -11,6 +11,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
+from ml4cube.core.axes import is_time
 from ml4cube.cube.variables import cube_dims, names_in
 from ml4cube.preprocessing.counts import is_count
 from ml4cube.sampling.cf_encoding import as_json, as_texts, in_numpy_dtype
@@ -136,8 +137,7 @@ def storable(cube: xr.Dataset) -> xr.Dataset:
 
 def _storable(variable: xr.Variable) -> xr.Variable:
     result = in_numpy_dtype(variable)
-    dates = result.dtype == object and result.size and hasattr(result.values.flat[0], "calendar")
-    if result.dtype.kind in "SUO" and not dates:  # zarr v3 has no strings of fixed length
+    if result.dtype.kind in "SUO" and not is_time(result):  # zarr v3 has no strings of fixed length
         result = result.copy(data=as_texts(result.values))
     elif result.dtype.kind == "f" and result.dtype.itemsize not in (4, 8) and not result.chunks:
         result = result.astype(np.float64)

@@ -14,7 +14,7 @@ from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
-from ml4cube.core.axes import is_time
+from ml4cube.core.axes import has_distances, is_time
 from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.cube.chunks.blocks import file_chunks
 from ml4cube.cube.coordinates import TIME_NAMES, dates_along, find_time_dim, role_of, time_dims
@@ -129,7 +129,7 @@ class CubeView:
             dim_coord is not None and (self.has_times(dim) or coord.isnull().any())
         ):
             coord = dim_coord
-        if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
+        if coord is None or not has_distances(coord):
             return np.arange(self.sizes[dim])
         return sorted_ranks(coord)
 

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import is_time
+from ml4cube.core.axes import has_distances, is_time
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import dates_along
 from ml4cube.splits.cube import microseconds
@@ -148,14 +148,9 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     n = array.sizes[dim]
     coord = array.coords[dim] if dim in array.coords else _coord_of_dates(array, dim)
     equally_spaced = np.arange(float(n))
-    if coord is None or n < 2 or coord.isnull().any():
+    if coord is None or n < 2 or coord.isnull().any() or not has_distances(coord):
         return equally_spaced
-    if is_time(coord):
-        numbers = microseconds(coord).astype(float)
-    elif coord.dtype.kind in "fiu":
-        numbers = coord.values.astype(float)
-    else:
-        return equally_spaced
+    numbers = (microseconds(coord) if is_time(coord) else coord.values).astype(float)
     step = float(np.median(np.abs(np.diff(numbers)))) if np.isfinite(numbers).all() else 0.0
     if step == 0:
         return equally_spaced

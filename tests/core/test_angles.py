@@ -169,11 +169,11 @@ def test_statistics_scores_and_losses_weigh_by_the_same_areas(kind):
     mean = np.nansum(values * weights) / weights.sum()
     square = np.nansum(values**2 * weights) / weights.sum()
     assert pp.get_statistics(ds, weights="area")["a"][0] == pytest.approx(mean, rel=1e-4)
-    for prediction, truth in ((ds * 0, ds), (ds["a"] * 0, ds["a"]), (ds.reset_coords() * 0, ds)):
-        if kind == "bounds" and isinstance(truth, xr.DataArray):
-            continue  # an array does not hold them
-        prediction = prediction if isinstance(prediction, xr.DataArray) else prediction[["a"]]
-        scores = score_cube(prediction, truth, metrics=["rmse", "bias"])
+    pairs = [(ds[["a"]], ds), (ds.reset_coords()[["a"]], ds)]
+    if kind != "bounds":  # an array does not hold them
+        pairs.append((ds["a"], ds["a"]))
+    for prediction, truth in pairs:
+        scores = score_cube(prediction * 0, truth, metrics=["rmse", "bias"])
         assert scores["rmse"].item() == pytest.approx(square**0.5, rel=1e-4)
         assert scores["bias"].item() == pytest.approx(-mean, rel=1e-4)
         expected = "cosine of nav_lat" if kind == "curvilinear" else "area of the bands of lat"

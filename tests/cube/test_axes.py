@@ -6,14 +6,15 @@ from typing import Any
 
 import cftime
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
 
 from ml4cube import preprocessing as pp
-from ml4cube.core.axes import same_coordinate
+from ml4cube.core.axes import has_distances, same_coordinate
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.cube.coordinates import dates_along, role_of, time_dims
+from ml4cube.cube.coordinates import dates_along, is_category, role_of, time_dims
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.prediction import predict_cube
 from ml4cube.splits import assign_block_split
@@ -125,6 +126,7 @@ def test_the_dim_of_time_is_found_by_three_rules(coords, dims, found):
         ({"start": ("obs", DAYS[[0, 1, 1, 2, 3, 4, 5, 6]])}, None),
         ({"start": ("obs", DAYS[[1, 0, 2, 3, 4, 5, 6, 7]])}, None),
         ({"obs": NUMBERS, "start": DAYS[0]}, None),
+        ({"start": ("obs", np.concatenate([NOLEAP, STANDARD]))}, None),  # cannot be compared
     ],
 )
 def test_dates_along_a_dim(coords, found):
@@ -153,6 +155,22 @@ def test_the_role_of_numbers(name, attrs, role):
     assert role_of(xr.DataArray(["a"], dims=name, name=name, attrs=attrs)) is None
 
 
-def test_dates_that_cannot_be_compared_are_not_used():
-    mixed = xr.Dataset(coords={"when": ("obs", np.concatenate([NOLEAP, STANDARD]))})
-    assert dates_along(mixed.coords.values(), "obs") is None
+@pytest.mark.parametrize(
+    ("values", "measured", "category"),
+    [
+        (NUMBERS, True, False),
+        (DAYS, True, False),
+        (NOLEAP, True, False),
+        (np.array(["a", "b"]), False, True),
+        (np.array(["a", None], object), False, True),
+        (pd.interval_range(0, 2), False, True),
+        (pd.period_range("2000", periods=2, freq="M"), False, False),
+        (np.array([True, False]), False, False),
+    ],
+)
+def test_numbers_dates_texts_periods_and_intervals_are_told_apart(values, measured, category):
+    coord = xr.DataArray(values, dims="x")
+    assert has_distances(coord) is measured
+    assert is_category("x", coord) is category
+    assert is_category("Time", coord) is False
+    assert is_category("Member", coord) is is_category("member", None) is True

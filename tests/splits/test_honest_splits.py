@@ -4,61 +4,48 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "honest_splits.md").read_text()
 TEXT = " ".join(PAGE.split())
 SPLITS = ("random cells", "blocks", "blocks, buffer", "region left out", "forward, gap")
 
-
-@pytest.fixture(scope="module")
-def measured():
-    return json.loads((ROOT / "benchmarks" / "results" / "splits_honesty.json").read_text())
-
-
-def rows():
-    return [
-        tuple(cell.strip() for cell in line.strip("|").split("|"))
-        for line in PAGE.splitlines()
-        if line.startswith("| ") and not line.startswith(("| split", "| model"))
-    ]
+MEASURED = json.loads((ROOT / "benchmarks" / "results" / "splits_honesty.json").read_text())
+ROWS = [
+    tuple(cell.strip() for cell in line.strip("|").split("|"))
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and not line.startswith(("| split", "| model"))
+]
 
 
-def test_predicted_and_true_errors(measured):
-    expected = [
-        (
-            name,
-            f"{measured[cube][name]['promised']:.2f} K",
-            f"{measured[cube][name]['region_ratio']:.2f}",
-            f"{measured[cube][name]['future_ratio']:.2f}",
-            "leaks" if measured[cube][name]["leaks"] else "no leak found",
-        )
-        for cube in ("sst", "air")
-        for name in SPLITS
-    ]
-    assert rows()[: len(expected)] == expected
-    for cube in ("sst", "air"):
-        assert f"{measured[cube]['truth']['region']:.2f} K in a new region" in TEXT
-        assert f"{measured[cube]['truth']['future']:.2f} K in the" in TEXT
-        assert f"over {measured[cube]['runs']} runs" in TEXT
+def test_predicted_and_true_errors():
+    expected = []
+    for found in (MEASURED["sst"], MEASURED["air"]):
+        assert f"{found['truth']['region']:.2f} K in a new region" in TEXT
+        assert f"{found['truth']['future']:.2f} K in the" in TEXT
+        assert f"over {found['runs']} runs" in TEXT
+        for name in SPLITS:
+            promised = f"{found[name]['promised']:.2f} K"
+            ratios = [f"{found[name][f'{use}_ratio']:.2f}" for use in ("region", "future")]
+            verdict = "leaks" if found[name]["leaks"] else "no leak found"
+            expected.append((name, promised, *ratios, verdict))
+    assert ROWS[: len(expected)] == expected
 
 
-def test_which_model(measured):
-    found = measured["which_model"]
+def test_which_model():
+    found = MEASURED["which_model"]
     columns = ("random cells", "forward, gap", "future")
     expected = [
         (model, *(f"{found[column][model]:.2f}" for column in columns)) for model in found["future"]
     ]
-    assert rows()[-len(expected) :] == expected
+    assert ROWS[-len(expected) :] == expected
     assert f"{found['worse_by_percent']['random cells']:.0f} % worse than the best" in TEXT
     worse = found["neighbours_worse_by_percent"]
     assert f"the one that is {worse['random cells']:.0f} % worse" in TEXT
     assert found["worse_by_percent"]["forward, gap"] == 0 == worse["forward, gap"]
 
 
-def test_shared_past(measured):
-    found = measured["shared_past"]
+def test_shared_past():
+    found = MEASURED["shared_past"]
     assert found["leaks"]
     assert found["duplicate_cells"] == found["duplicate_steps"] * 37 * 49
     assert f"{found['duplicate_steps']} time steps" in TEXT
@@ -67,15 +54,15 @@ def test_shared_past(measured):
     assert f"{found['own_years_k']:.2f} K in the years that are only in E1" in TEXT
 
 
-def test_what_the_page_concludes_is_so(measured):
+def test_what_the_page_concludes_is_so():
     cells = [
-        measured[cube]["random cells"][f"{use}_ratio"]
+        MEASURED[cube]["random cells"][f"{use}_ratio"]
         for cube in ("sst", "air")
         for use in ("region", "future")
     ]
     assert f"{min(cells):.1f} to {max(cells):.1f} times too small" in TEXT
     for cube in ("sst", "air"):
-        found = measured[cube]
+        found = MEASURED[cube]
         assert 0.8 < found["region left out"]["region_ratio"] < 1.25
         assert found["region left out"]["future_ratio"] < 0.8
         assert 1 < found["forward, gap"]["future_ratio"] < found["random cells"]["future_ratio"] / 2

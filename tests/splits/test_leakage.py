@@ -1,5 +1,6 @@
 """leakage_report flags splits that flatter, and only those; duplicates against brute force."""
 
+import itertools
 import warnings
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics.pairwise import haversine_distances
 
 from ml4cube.core.distance.separation import nearest_box, run_lengths
 from ml4cube.core.fingerprint import are_informative, combine, fingerprint_columns, words_of
@@ -33,16 +35,11 @@ from ml4cube.splits.leakage.label_layout import Layout, effective_pieces
 from tests.cubes import cell_id_cube, coordinates
 from tests.splits.test_ranges import made_field
 
-FOLDER = Path(iris_sample_data.path)
 
-
-@pytest.fixture(scope="module")
-def scenarios():
-    runs = []
-    for name in ("A1B", "E1"):
-        with xr.open_dataset(FOLDER / f"{name}_north_america.nc") as ds:
-            runs.append(ds["air_temperature"].load().drop_vars("forecast_reference_time"))
-    return xr.concat(runs, "scenario").to_dataset(name="t2m")
+def noise(seed=0, **sizes):
+    """A cube of random values without coordinates."""
+    values = np.random.default_rng(seed).normal(size=tuple(sizes.values()))
+    return xr.Dataset({"a": (tuple(sizes), values)})
 
 
 def random_split(ds, **keywords):
@@ -51,8 +48,8 @@ def random_split(ds, **keywords):
         return assign_rand_split(ds, **keywords)
 
 
-def smooth_cube(seed=0, ranges=(6, 5, 8), shape=(60, 40, 60)):
-    field = made_field(list(shape), list(ranges), "gaussian", seed)
+def smooth_cube(shape=(60, 40, 60)):
+    field = made_field(list(shape), [6, 5, 8], "gaussian", 0)
     sizes = dict(zip(("time", "lat", "lon"), shape, strict=True))
     coords = coordinates(sizes)
     coords["lon"] = ("lon", np.linspace(10, 69, shape[2]), {"units": "degrees_east"})
@@ -78,8 +75,7 @@ def awkward_cubes():
     yield "smooth", smooth
     yield "gaps", smooth.where(np.random.default_rng(1).random(smooth.t2m.shape) > 0.3)
     yield "360 days", cell_id_cube({"time": 48, "lat": 12, "lon": 15}, calendar="360_day")
-    noise = np.random.default_rng(2).normal(size=(40, 30, 30))
-    yield "noise, no coordinates", xr.Dataset({"a": (("time", "y", "x"), noise)})
+    yield "noise, no coordinates", noise(2, time=40, y=30, x=30)
     yield "integers", (smooth * 1000).astype("int16")
     static = smooth.assign(height=(("lat", "lon"), np.zeros((40, 60))), grid=((), 0))
     yield "static variable first", static[["height", "grid", "t2m"]]
@@ -98,8 +94,7 @@ def test_random_leaks_and_what_lies_outside_does_not(ds):
 @pytest.mark.slow
 def test_blocks_need_a_buffer_as_long_as_the_range():
     ds = smooth_cube(shape=(20, 80, 120))
-    blocks = {"lat": 8, "lon": 10}
-    touching = leakage_report(assign_block_split(ds, blocks, 0.8))
+    touching = leakage_report(assign_block_split(ds, {"lat": 8, "lon": 10}, 0.8))
     assert touching.leaks
     assert "within the range" in touching.verdict
     apart = assign_block_split(ds, {"lat": 20, "lon": 20}, 0.8, buffer={"lat": 7, "lon": 11})
@@ -117,18 +112,16 @@ def test_a_range_is_held_against_the_block():
     ds = smooth_cube(shape=(20, 80, 120))
     table = leakage_report(assign_block_split(ds, {"lon": 6}, 0.8, seed=3)).table
     assert table.found["range along lon"] == pytest.approx(8, rel=0.25)
-    assert table.found["block along lon"] in (6, 12, 18)
-    assert table.status["block along lon"] == (
-        "ok" if table.found["block along lon"] >= 8 else "warning"
-    )
+    length = table.found["block along lon"]
+    assert length in (6, 12, 18)
+    assert table.status["block along lon"] == ("ok" if length >= 8 else "warning")
 
 
 @pytest.mark.slow
 def test_the_range_is_that_of_the_smoothest_of_many_variables():
     ds = smooth_cube(shape=(12, 40, 60))
-    rng = np.random.default_rng(0)
-    noise = {f"b{i}": (ds.t2m.dims, rng.normal(size=ds.t2m.shape)) for i in range(4)}
-    many = assign_block_split(xr.Dataset(noise, ds.coords).assign(b4=ds.t2m), {"lat": 8, "lon": 10})
+    noises = {f"b{i}": noise(i, **ds.t2m.sizes).a for i in range(4)}
+    many = assign_block_split(xr.Dataset({**noises, "b4": ds.t2m}), {"lat": 8, "lon": 10})
     every, alone = leakage_report(many), leakage_report(many, var="b4")
     assert every.leaks
     assert alone.leaks
@@ -141,8 +134,8 @@ def test_the_range_is_that_of_the_smoothest_of_many_variables():
 @pytest.mark.parametrize("split", [0.2, 0.5, 0.95])
 @pytest.mark.parametrize("shape", [(300,), (30, 40), (6, 6, 6), (5, 5, 5, 5), (5, 5, 5, 5, 5)])
 def test_random_leaks_at_any_fraction_and_half_of_a_cube_does_not(shape, split):
-    dims = tuple("atzyx"[-len(shape) :])
-    ds = xr.Dataset({"v": (dims, np.random.default_rng(0).normal(size=shape))})
+    dims = tuple("rtzyx"[-len(shape) :])
+    ds = noise(**dict(zip(dims, shape, strict=True)))
     labelled = random_split(ds, split=split)
     assert leakage_report(labelled).leaks
     labelled.split.attrs.clear()  # somebody else's label: what it looks like must tell
@@ -157,30 +150,31 @@ def test_random_leaks_at_any_fraction_and_half_of_a_cube_does_not(shape, split):
 
 
 @pytest.mark.slow
-def test_scenarios_that_share_their_past_are_found(scenarios):
-    same = [
-        bool((scenarios.t2m[0, i].values == scenarios.t2m[1, i].values).all()) for i in range(240)
-    ]
+def test_scenarios_that_share_their_past_are_found():
+    runs = []
+    for name in ("A1B", "E1"):
+        with xr.open_dataset(Path(iris_sample_data.path) / f"{name}_north_america.nc") as ds:
+            runs.append(ds["air_temperature"].load().drop_vars("forecast_reference_time"))
+    scenarios = xr.concat(runs, "scenario").to_dataset(name="t2m")
+    same = (scenarios.t2m[0] == scenarios.t2m[1]).all(["latitude", "longitude"]).values
     years = scenarios.time.dt.year.values
-    assert (np.flatnonzero(same) == np.flatnonzero(years <= 1999)).all()
-    expected = sum(same) * 37 * 49
+    assert (same == (years <= 1999)).all()
+    one_each = scenarios.assign(split=("scenario", np.array([1, 0], "u1")))
     for cube in (
-        scenarios,
-        scenarios.chunk({"time": 50, "latitude": 20, "longitude": 30}),
-        scenarios.transpose("longitude", "time", "scenario", "latitude"),
-        scenarios.isel(time=slice(None, None, -1)),
-        scenarios.assign_coords(scenario=["A1B", "E1"]),
+        one_each,
+        one_each.chunk({"time": 50, "latitude": 20, "longitude": 30}),
+        one_each.transpose("longitude", "time", "scenario", "latitude"),
+        one_each.isel(time=slice(None, None, -1)),
+        one_each.assign_coords(scenario=["A1B", "E1"]),
     ):
-        cube = cube.assign(split=("scenario", np.array([1, 0], "u1")))
         report = leakage_report(cube)
         assert report.leaks
-        assert report.table.found["duplicate cells"] == expected
-        assert "bitwise copies" in report.verdict
-        assert "1860" in report.verdict
-        assert "1999" in report.verdict
+        assert report.table.found["duplicate cells"] == sum(same) * 37 * 49
+        for words in ("bitwise copies", "1860", "1999"):
+            assert words in report.verdict
     # one scenario trains and tests in turn: nothing is shared
-    later = scenarios.isel(time=years > 1999).assign(split=("scenario", np.array([1, 0], "u1")))
-    assert leakage_report(later).table.found["duplicate cells"] == 0
+    later = leakage_report(one_each.isel(time=years > 1999))
+    assert later.table.found["duplicate cells"] == 0
     # the same region held out in both: what is equal is held out together
     region = (scenarios.longitude > 280).astype("u1")
     both = leakage_report(scenarios.assign(split=1 - region))
@@ -190,10 +184,9 @@ def test_scenarios_that_share_their_past_are_found(scenarios):
 def slow_duplicates(values, labels):
     """Held-out cells of steps that equal another step, whose twin cell trains: pair by pair."""
     found = np.zeros(labels.shape, dtype=bool)
-    for i in range(len(values)):
-        for j in range(len(values)):
-            if i != j and np.array_equal(values[i], values[j], equal_nan=True):
-                found[i] |= np.isin(labels[i], (0, 2)) & (labels[j] == 1)
+    for i, j in itertools.permutations(range(len(values)), 2):
+        if np.array_equal(values[i], values[j], equal_nan=True):
+            found[i] |= np.isin(labels[i], (0, 2)) & (labels[j] == 1)
     return int(found.sum())
 
 
@@ -234,14 +227,12 @@ def test_copied_blocks_are_found_whatever_their_size(size):
 
 
 def test_a_copied_stretch_of_one_series_is_found():
-    values = np.random.default_rng(0).normal(size=500)
-    values[450:490] = values[17:57]
-    ds = xr.Dataset({"a": ("time", values)}, coordinates({"time": 500}))
-    report = leakage_report(assign_time_split(ds, 0.8, gap=5))
-    assert report.table.found["duplicate cells"] == 40
-    assert report.leaks
-    values[450:490] += 1e-9
-    assert not leakage_report(assign_time_split(ds.assign(a=("time", values)), 0.8, gap=5)).leaks
+    ds = assign_time_split(noise(time=500).assign_coords(coordinates({"time": 500})), 0.8, gap=5)
+    for change, copies in ((0, 40), (1e-9, 0)):
+        ds.a[450:490] = ds.a.values[17:57] + change
+        report = leakage_report(ds)
+        assert report.table.found["duplicate cells"] == copies
+        assert report.leaks == (copies > 0)
 
 
 @pytest.mark.slow
@@ -261,12 +252,8 @@ def test_values_filled_into_the_test_part_are_found(gap, backward, steps):
         xr.DataArray(rng.random((20, 30)) > 0.24, dims=("lat", "lon")) | (ds.split == 1)
     )
     filled = filled.bfill("time") if backward else filled.ffill("time")
-    ds_filled = ds.assign(t2m=filled)
-    for cube in (
-        ds_filled,
-        ds_filled.chunk({"time": 50, "lon": 11}),
-        ds_filled.transpose("lon", ...),
-    ):
+    whole = ds.assign(t2m=filled)
+    for cube in (whole, whole.chunk({"time": 50, "lon": 11}), whole.transpose("lon", ...)):
         report = leakage_report(cube)
         assert report.leaks
         assert report.table.found["cells carried forward"] == pytest.approx(0.24, abs=0.04)
@@ -323,11 +310,13 @@ def test_stations_whose_values_repeat_are_not_copies_of_others(n):
     values = np.tile(np.random.default_rng(0).normal(size=(12, n)), (5, 1))
     ds = xr.Dataset({"a": (("time", "station"), values)}, coordinates({"time": 60}))
     held_out = np.arange(n) < n // 5
-    found = leakage_report(ds.assign(split=("station", ~held_out))).table.found
-    assert found["duplicate cells"] == 0
-    steps = np.arange(60)[:, None] < 48
-    found = leakage_report(ds.assign(split=(("time", "station"), steps | ~held_out))).table.found
-    assert found["duplicate cells"] == 12 * (n // 5)
+    held_out_late = held_out & (np.arange(60)[:, None] >= 48)
+    for label, copies in (
+        (("station", ~held_out), 0),
+        ((("time", "station"), ~held_out_late), 12 * (n // 5)),
+    ):
+        found = leakage_report(ds.assign(split=label)).table.found
+        assert found["duplicate cells"] == copies
 
 
 def test_fingerprints_know_their_values():
@@ -354,17 +343,11 @@ def test_fingerprints_know_their_values():
 
 
 def slow_nearest(point, boxes, scale, period):
-    best = np.inf
-    for low, high in boxes:
-        squares = 0.0
-        for p, a, b, unit, n in zip(point, low, high, scale, period, strict=True):
-            cells = np.arange(a, b + 1)
-            apart = np.abs(cells - p)
-            if n:
-                apart = np.minimum(apart, n - apart)
-            squares += (apart.min() / unit) ** 2
-        best = min(best, squares)
-    return np.sqrt(best)
+    """Go through all cells of all boxes."""
+    ranges = [map(range, low, high + 1) for low, high in boxes]
+    apart = np.abs(np.array([cell for box in ranges for cell in itertools.product(*box)]) - point)
+    around = np.where(period, np.minimum(apart, period - apart), apart)
+    return np.sqrt(((around / scale) ** 2).sum(axis=1)).min()
 
 
 def test_nearest_box_is_that_of_brute_force():
@@ -373,7 +356,8 @@ def test_nearest_box_is_that_of_brute_force():
         low = rng.integers(0, 15, size=(12, 2))
         high = np.minimum(low + rng.integers(0, 5, size=(12, 2)), 19)
         points = rng.integers(0, 20, size=(30, 2))
-        scale, period = [1.5, [4.0, np.inf][trial % 2]], [20 * (trial % 3 == 0), 0]
+        scale = [1.5, [4.0, np.inf][trial % 2]]
+        period = np.array([20 * (trial % 3 == 0), 0])
         found, steps = nearest_box(points, low, high, scale, period)
         boxes = list(zip(low, high, strict=True))
         expected = [slow_nearest(p, boxes, scale, period) for p in points]
@@ -399,10 +383,8 @@ def test_runs_and_pieces():
     for period, across in {10: 3, 9: 2}.items():
         _, columns = run_lengths(part, widths, [0, period])
         assert columns.tolist() == [[across, 0, 1, 0, across], [0, 4, 4, 0, 0]]
-    assert (
-        run_lengths(np.ones((1, 2), bool), [np.array([1]), np.array([4, 6])], [0, 10])[1].max()
-        == 10
-    )
+    whole = run_lengths(np.ones((1, 2), bool), [np.array([1]), np.array([4, 6])], [0, 10])
+    assert whole[1].max() == 10
     sizes = np.multiply.outer(*widths)
     assert effective_pieces(part, sizes, [1]) == pytest.approx(8**2 / (3**2 + 5**2))
     assert effective_pieces(part, sizes) == pytest.approx(8**2 / (2**2 + 1 + 5**2))
@@ -424,15 +406,11 @@ def test_a_label_looked_at_in_slabs_has_the_runs_and_counts_of_the_whole(
 
 
 def test_separation_is_counted_in_cells():
-    ds = xr.Dataset({"a": ("x", np.random.default_rng(0).normal(size=100).cumsum())})
-    label = np.ones(100, "u1")
-    label[60:], label[50:60] = 0, 255
-    table = leakage_report(ds.assign(split=("x", label)), var="a").table
-    assert table.found["separation along x"] == pytest.approx(30, abs=3)
-    assert table.found["block along x"] == 40
-    assert table.found["excluded cells"] == 10
-    assert table.found["touching cells"] == 0
-    assert table.found["pieces"] == 1
+    label = np.repeat([1, 255, 0], [50, 10, 40]).astype("u1")
+    found = leakage_report(noise(x=100).cumsum("x").assign(split=("x", label))).table.found
+    assert found["separation along x"] == pytest.approx(30, abs=3)
+    exact = {"block along x": 40, "excluded cells": 10, "touching cells": 0, "pieces": 1}
+    assert found[list(exact)].to_dict() == exact
 
 
 @pytest.mark.parametrize("shape", [(18,), (7, 9), (4, 5, 6), (60, 70)])
@@ -440,12 +418,10 @@ def test_few_test_cells_are_counted_each(shape):
     rng = np.random.default_rng(0)
     dims = tuple("zyx"[-len(shape) :])
     for _ in range(5):
-        label = xr.DataArray(
-            rng.choice([0, 1, 255], shape, p=[0.2, 0.1, 0.7]).astype("u1"), dims=dims
-        )
-        label[dict.fromkeys(dims, 0)] = 1
-        ds = xr.Dataset({"a": (dims, rng.normal(size=shape)), "split": label})
-        train, test = np.argwhere(label.values == 1), np.argwhere(label.values == 0)
+        label = rng.choice([0, 1, 255], shape, p=[0.2, 0.1, 0.7]).astype("u1")
+        label.flat[0] = 1
+        ds = xr.Dataset({"a": (dims, rng.normal(size=shape)), "split": (dims, label)})
+        train, test = np.argwhere(label == 1), np.argwhere(label == 0)
         apart = np.sqrt(((test[:, None] - train[None]) ** 2).sum(axis=-1)).min(axis=1)
         touching = leakage_report(ds).table.found["touching cells"]
         assert touching == pytest.approx((apart <= 1).mean(), abs=1e-12)
@@ -500,8 +476,7 @@ def test_times_are_those_of_the_axis_that_orders_the_steps(cube, use, apart, uni
 
 def test_steps_of_unordered_numbers_are_those_between_neighbours():
     order = np.random.default_rng(0).permutation(36)
-    ds = xr.Dataset({"a": ("time", np.random.default_rng(1).normal(size=36))})
-    ds = ds.assign(split=("time", np.where(order < 24, 1, 0))).assign_coords(time=2000 + 3 * order)
+    ds = noise(time=36).assign(split=("time", order < 24)).assign_coords(time=2000 + 3 * order)
     found = leakage_report(ds, at(time=[2000 + 3 * 40])).table.found
     assert found["deployment → train, time"] == 3 * (40 - 23)
     assert found["test → train, time"] == 3 * 6.5
@@ -510,8 +485,7 @@ def test_steps_of_unordered_numbers_are_those_between_neighbours():
 def test_dates_of_stations_are_no_times():
     places = {"lat": ("st", np.linspace(40, 50, 8)), "lon": ("st", np.linspace(0, 10, 8))}
     places["installed"] = ("st", pd.date_range("1990", periods=8, freq="YS").values)
-    values = np.random.default_rng(0).normal(size=(30, 8))
-    bare = assign_time_split(xr.Dataset({"a": (("time", "st"), values)}, places), 2 / 3)
+    bare = assign_time_split(noise(time=30, st=8).assign_coords(places), 2 / 3)
     ds = bare.assign_coords(time=np.arange(30))
     assert leakage_report(ds, at(time=[50])).table.found["deployment → train, time"] == 31
     assert leakage_report(ds).table.unit["test → train, space"] == "km"
@@ -521,8 +495,7 @@ def test_dates_of_stations_are_no_times():
 
 
 def test_a_label_of_dims_that_were_renamed_picked_or_stacked_is_judged():
-    shape = {"time": 30, "lat": 6, "lon": 6}
-    ds = xr.Dataset({"a": (list(shape), np.random.default_rng(0).normal(size=[*shape.values()]))})
+    ds = noise(time=30, lat=6, lon=6)
     blocks, steps = assign_block_split(ds, {"time": 5, "lat": 3}), assign_time_split(ds, 0.7, gap=2)
     for other, same in (
         (blocks, blocks.rename(lat="latitude")),
@@ -555,56 +528,51 @@ def test_variables_of_dtypes_of_pandas_are_left_out():
 
 
 def test_all_around_the_globe_nothing_lies_to_one_side():
-    ds = cell_id_cube({"time": 6, "lat": 8, "lon": 60})
-    ds["a"] = ds.a.copy(data=np.random.default_rng(0).normal(size=ds.a.shape))
-    label = np.ones(60, "u1")
-    label[0] = 0
-    turned = [ds.assign(split=("lon", np.roll(label, by))) for by in (0, 5)]
-    assert [leakage_report(one).leaks for one in turned] == [True, True]
+    sizes = {"time": 6, "lat": 8, "lon": 60}
+    ds = noise(**sizes).assign_coords(coordinates(sizes))
+    for column in (0, 5):
+        assert leakage_report(ds.assign(split=("lon", np.arange(60) != column))).leaks
 
 
 # ------------------------------------------------------------------ distances
 
 
-def great_circle(a, b):
-    (lat1, lon1), (lat2, lon2) = np.deg2rad(a), np.deg2rad(b)
-    h = (
-        np.sin((lat2 - lat1) / 2) ** 2
-        + np.cos(lat1) * np.cos(lat2) * np.sin((lon2 - lon1) / 2) ** 2
-    )
-    return 2 * 6371.0 * np.arcsin(np.sqrt(h))
+STEP, ROW = np.arange(24), np.arange(30)
+CELLS = ("time", "lat", "lon")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "by_hand",
-    {
-        "random cells": lambda ds, rng: (ds.t2m.dims, rng.random(ds.t2m.shape) < 0.8),
-        "random columns": lambda ds, rng: (ds.t2m.dims[1:], rng.random(ds.t2m.shape[1:]) < 0.8),
-        "every fifth step": lambda ds, rng: ("time", np.arange(ds.time.size) % 5 != 0),
-        "one step": lambda ds, rng: ("time", np.arange(ds.time.size) != 11),
-        "two rows": lambda ds, rng: ("lat", ~np.isin(np.arange(ds.lat.size), [11, 12])),
-        "by value": lambda ds, rng: (ds.t2m.dims, ds.t2m.values > ds.t2m.values.mean()),
-        "by a value that rises": lambda ds, rng: (
-            ds.t2m.dims,
-            (ds.t2m.values + rng.normal(0, 9, ds.t2m.shape)).cumsum(0) < 0,
+    ("dims", "train"),
+    [
+        pytest.param(CELLS, lambda t2m, rng: rng.random(t2m.shape) < 0.8, id="random cells"),
+        pytest.param(CELLS[1:], lambda _, rng: rng.random((30, 30)) < 0.8, id="random columns"),
+        pytest.param("time", lambda *_: STEP % 5 != 0, id="every fifth step"),
+        pytest.param("time", lambda *_: STEP != 11, id="one step"),
+        pytest.param("lat", lambda *_: ~np.isin(ROW, [11, 12]), id="two rows"),
+        pytest.param(CELLS, lambda t2m, _: t2m > t2m.mean(), id="by value"),
+        pytest.param(
+            CELLS,
+            lambda t2m, rng: (t2m + rng.normal(0, 9, t2m.shape)).cumsum(0) < 0,
+            id="by a value that rises",
         ),
-    }.items(),
-    ids=lambda item: item[0],
+    ],
 )
-def test_labels_by_hand_that_leave_test_cells_among_train_are_flagged(by_hand):
+def test_labels_by_hand_that_leave_test_cells_among_train_are_flagged(dims, train):
     ds = smooth_cube(shape=(24, 30, 30))
-    dims, train = by_hand[1](ds, np.random.default_rng(0))
-    assert leakage_report(ds.assign(split=(dims, train.astype("u1")))).leaks
+    label = train(ds.t2m.values, np.random.default_rng(0))
+    assert leakage_report(ds.assign(split=(dims, label.astype("u1")))).leaks
 
 
 def test_labels_by_hand_of_what_lies_outside_of_train_are_not():
     ds = smooth_cube(shape=(24, 30, 30))
-    for dim in ("time", "lat"):
-        last = np.arange(ds.sizes[dim]) < ds.sizes[dim] - 1
-        assert not leakage_report(ds.assign(split=(dim, last.astype("u1")))).leaks
-    rows = xr.DataArray(np.isin(np.arange(30), [11, 12]), dims="lat")
-    assert not leakage_report(assign_region_split(ds, rows)).leaks
+    rows = xr.DataArray(np.isin(ROW, [11, 12]), dims="lat")
+    for outside in (
+        ds.assign(split=("time", STEP < 23)),
+        ds.assign(split=("lat", ROW < 29)),
+        assign_region_split(ds, rows),
+    ):
+        assert not leakage_report(outside).leaks
 
 
 def slow_distances(asked, train):
@@ -613,7 +581,8 @@ def slow_distances(asked, train):
     for place, time in asked:
         wait = min(abs(time - other) for _, other in train)
         then = [there for there, other in train if abs(time - other) == wait]
-        apart.append((min(great_circle(place, there) for there in then), wait))
+        angles = haversine_distances(np.deg2rad([place]), np.deg2rad(then))
+        apart.append((6371.0 * angles.min(), wait))
     return np.array(apart)
 
 
@@ -683,11 +652,8 @@ def test_vertices_of_cells_are_not_their_locations():
 
 
 def test_names_of_copied_members_are_written_in_full():
-    values = np.random.default_rng(0).normal(size=(3, 30, 30))
-    values[2] = values[0]
-    ds = xr.Dataset(
-        {"a": (("run", "lat", "lon"), values)}, {"run": [f"historical-{i}" for i in "abc"]}
-    )
+    ds = noise(run=3, lat=30, lon=30).isel(run=[0, 1, 0])
+    ds = ds.assign_coords(run=[f"historical-{i}" for i in "abc"])
     report = leakage_report(ds.assign(split=("run", np.array([1, 1, 0], "u1"))))
     assert "(run historical-c)" in report.verdict
 
@@ -752,8 +718,8 @@ def test_what_was_not_compared_is_said():
 
 def test_a_deployment_decides_only_on_what_was_compared():
     known = random_split(smooth_cube(shape=(10, 12, 14)))
-    nowhere = {name: (("y", "x"), np.full((3, 3), np.nan)) for name in ("nav_lat", "nav_lon")}
-    unplaced = xr.DataArray(np.ones((3, 3)), nowhere, ("y", "x"))
+    nowhere = dict.fromkeys(("nav_lat", "nav_lon"), (("y", "x"), np.full((3, 3), np.nan)))
+    unplaced = noise(y=3, x=3).assign_coords(nowhere)
     with pytest.raises(InvalidValueError, match=r"cannot be compared.*longitudes are missing"):
         leakage_report(known.isel(time=0, drop=True), unplaced)
     years = known.rename(time="year").assign_coords(year=range(10))
@@ -830,29 +796,21 @@ def test_gaps_of_a_label_are_excluded():
     pd.testing.assert_frame_equal(gaps, excluded)
 
 
-@pytest.mark.parametrize(("var", "error"), [(1, InvalidTypeError), (["a", 1], InvalidValueError)])
-def test_variables_that_are_not_there_are_refused(var, error):
-    ds = xr.Dataset({"a": ("time", np.arange(20.0))})
-    with pytest.raises(error, match=r"var(: unknown variables \[1\]| must be a name)"):
-        leakage_report(assign_time_split(ds), var=var)
-
-
 @pytest.mark.parametrize(
-    ("label", "words"),
+    ("label", "options", "error", "words"),
     [
-        (None, "no label 'split'"),
-        (np.ones(20, "u1"), "must have test cells"),
-        (np.zeros(20, "u1"), "must have train cells"),
-        (np.full(20, "a"), "must hold 0, 1, 2 or 255, got <U1"),
-        (np.arange(20) % 4, "must hold 0, 1, 2 or 255, got 5 cells with other values"),
+        (np.arange(20) < 15, {"var": 1}, InvalidTypeError, "var must be a name"),
+        (np.arange(20) < 15, {"var": ["a", 1]}, InvalidValueError, r"unknown variables \[1\]"),
+        (np.arange(20) < 15, {"name": "part"}, InvalidValueError, "no label 'part'"),
+        (np.ones(20, "u1"), {}, InvalidValueError, "must have test cells"),
+        (np.zeros(20, "u1"), {}, InvalidValueError, "must have train cells"),
+        (np.full(20, "a"), {}, InvalidValueError, "must hold 0, 1, 2 or 255, got <U1"),
+        (np.arange(20) % 4, {}, InvalidValueError, "255, got 5 cells with other values"),
     ],
 )
-def test_labels_that_cannot_be_judged(label, words):
-    ds = xr.Dataset({"a": ("time", np.arange(20.0))})
-    if label is not None:
-        ds["split"] = "time", label
-    with pytest.raises(InvalidValueError, match=words):
-        leakage_report(ds)
+def test_variables_and_labels_that_cannot_be_judged(label, options, error, words):
+    with pytest.raises(error, match=words):
+        leakage_report(noise(time=20).assign(split=("time", label)), **options)
 
 
 # ------------------------------------------------------------------ the object, and large cubes
@@ -866,10 +824,9 @@ def test_paths_are_opened(tmp_path):
     expected = leakage_report(ds, ds.isel(time=[-1]).drop_vars("split"))
     report = leakage_report(str(tmp_path / "cube.zarr"), tmp_path / "use.nc")
     assert report.verdict == expected.verdict
-    with pytest.raises(StoreError, match=r"nothing\.zarr"):
-        leakage_report(tmp_path / "nothing.zarr")
-    with pytest.raises(StoreError, match=r"nothing\.nc"):
-        leakage_report(ds, tmp_path / "nothing.nc")
+    for cubes in ((tmp_path / "nothing.zarr",), (ds, tmp_path / "nothing.nc")):
+        with pytest.raises(StoreError, match=r"nothing\.(zarr|nc)"):
+            leakage_report(*cubes)
 
 
 @pytest.mark.slow
@@ -890,11 +847,10 @@ def test_the_object():
 
 @pytest.mark.parametrize("rows_of_gaps", [0, 4])
 def test_copies_are_a_share_of_all_that_is_held_out(rows_of_gaps):
-    values = np.random.default_rng(0).normal(size=(20, 8, 8))
-    values[:, :rows_of_gaps] = np.nan
-    values[15] = values[2]  # of val
     label = np.repeat([1, 2, 0], [12, 5, 3]).astype("u1")
-    ds = xr.Dataset({"a": (("time", "y", "x"), values), "split": ("time", label)})
+    ds = noise(time=20, y=8, x=8).assign(split=("time", label))
+    ds.a[:, :rows_of_gaps] = np.nan
+    ds.a[15] = ds.a[2]  # of val
     shares = leakage_report(ds).shares
     assert shares["bitwise copies of train (test and val)"] == 1 / 8
     assert "bitwise copies of train" in leakage_report(ds.isel(time=slice(0, 17))).shares
@@ -928,9 +884,8 @@ def test_a_cube_larger_than_its_budget_is_read_chunk_by_chunk(monkeypatch):
 
 
 def test_a_report_refuses_places_that_are_not_known():
-    values = np.random.default_rng(0).normal(size=(12, 8, 10))
     lat = np.array([0.0, 5, 10, np.nan, 20, 25, 30, 35])
-    ds = xr.Dataset({"v": (("time", "lat", "lon"), values)}, {"lat": lat, "lon": np.arange(10.0)})
+    ds = noise(time=12, lat=8, lon=10).assign_coords(lat=lat, lon=np.arange(10.0))
     with pytest.raises(InvalidValueError, match=r"degrees from -90 to 90 in 'lat'.*nan at 3"):
         leakage_report(assign_block_split(ds, {"time": 2}, seed=1))
 
@@ -938,10 +893,9 @@ def test_a_report_refuses_places_that_are_not_known():
 def test_latitudes_that_are_data_variables_are_refused():
     ds = assign_block_split(stations(np.random.default_rng(0)), {"station": 5}, seed=0)
     data = ds.reset_coords(["lat", "lon"])
-    with pytest.raises(InvalidValueError, match=r"ds\.set_coords\(\['lat', 'lon'\]\)"):
-        leakage_report(data)
-    with pytest.raises(InvalidValueError, match=r"ds\.set_coords\(\['lat', 'lon'\]\)"):
-        leakage_report(ds, data.drop_vars("split"))
+    for cubes in ((data,), (ds, data.drop_vars("split"))):
+        with pytest.raises(InvalidValueError, match=r"ds\.set_coords\(\['lat', 'lon'\]\)"):
+            leakage_report(*cubes)
     mended = leakage_report(data.set_coords(["lat", "lon"])).table
     pd.testing.assert_frame_equal(mended, leakage_report(ds).table)
 
@@ -952,10 +906,8 @@ def test_copies_in_many_small_fields_are_not_more_than_there_are():
     library = rng.normal(size=(10, 12, 2, 2))
     values = library[rng.integers(0, 10, 500)].reshape(-1, 2, 2)
     split = rng.integers(0, 2, values.shape).astype("u1")
-    sizes = ("time", "y", "x")
-    times = pd.date_range("2000-01-01", periods=len(values))
-    cube = xr.Dataset({"a": (sizes, values), "split": (sizes, split)}, {"time": times})
-    report = leakage_report(cube)
-    found = report.table.loc["duplicate cells", "found"]
+    dims = ("time", "y", "x")
+    cube = xr.Dataset({"a": (dims, values), "split": (dims, split)}, coordinates({"time": 6000}))
+    found = leakage_report(cube).table.found["duplicate cells"]
     held_out = int((split == 0).sum())
     assert 0.9 * held_out < found <= held_out

@@ -115,7 +115,7 @@ class SphereReach:
         in_reach = left_for_longitude >= -1e-12 * max(whole, 1e-12)
         ratio = left_for_longitude / np.maximum(np.cos(here) * np.cos(lats), 1e-15)
         degrees = np.rad2deg(2 * np.arcsin(np.sqrt(np.clip(ratio, 0, 1)))) * (1 + 1e-9) + 1e-9
-        return np.where(in_reach, np.minimum(degrees, 180.0), -1.0)
+        return np.where(in_reach, degrees, -1.0)
 
 
 Reach = AxisReach | SphereReach
@@ -160,8 +160,6 @@ def _any_within(
 
     ``count[..., i]`` is the cumulative count of the first i longitudes, which rise from 0 to 360.
     """
-    if degrees >= 180:
-        return np.broadcast_to(count[..., -1:] > 0, (*count.shape[:-1], centres.size))
 
     def count_before(angle: NDArray[np.float64], side: str) -> NDArray[np.int32]:
         turns, angle = np.divmod(angle, 360.0)

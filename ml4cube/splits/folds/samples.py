@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import is_time, rounding_of
+from ml4cube.core.axes import has_distances, rounding_of
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import window_all
@@ -322,7 +322,7 @@ def _bare_view(
         times = table[time_dim]
         if pd.isnull(times).any():
             raise InvalidValueError(f"{time_dim!r} has missing times; fill or drop them")
-        if not is_time(times) and times.dtype.kind not in "fiu":
+        if not has_distances(times):
             raise InvalidTypeError(
                 f"{time_dim!r} must hold dates or numbers, got {times.dtype}; convert it, as with "
                 "pd.to_datetime"

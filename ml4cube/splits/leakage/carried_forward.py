@@ -50,7 +50,7 @@ def find_carried(
     if dim not in layout.label.dims:
         return found
     cells = _sample(view, layout, dim)
-    label = layout.label.isel({d: i for d, i in cells.items() if d in layout.label.dims})
+    label = layout.label.isel(cells, missing_dims="ignore")
     for name in names:
         array = view.ds[name]
         if set(array.dims) != set(view.dims) or array.dtype.kind not in "iuf":

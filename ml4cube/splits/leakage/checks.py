@@ -331,18 +331,14 @@ class Checks:
         if self.leaks:
             minor = [*self.too_hard, *minor]
         note = f" Note also that {'; '.join(minor)}." if minor else ""
-        if self.leaks:
-            return (
-                f"This split leaks, so its {self.part} score will be too optimistic: "
-                f"{'; '.join(self.leaks)}.{note}"
-            )
-        if self.too_hard:
-            return (
-                "This split is too hard for the deployment, so its "
-                f"{self.part} score will be too pessimistic: {'; '.join(self.too_hard)}.{note}"
-            )
-        if self.fits:
-            return f"This split fits the deployment: {'; '.join(self.fits)}.{note}"
+        score = f"so its {self.part} score will be too"
+        for judgement, findings in (
+            (f"leaks, {score} optimistic", self.leaks),
+            (f"is too hard for the deployment, {score} pessimistic", self.too_hard),
+            ("fits the deployment", self.fits),
+        ):
+            if findings:
+                return f"This split {judgement}: {'; '.join(findings)}.{note}"
         if self.warnings:
             return f"No leak was found, but note that {'; '.join(self.warnings)}."
         copies = "nothing could be compared for copies"
@@ -363,9 +359,9 @@ def _format_span(span: tuple[str, int, int] | None, view: CubeView) -> str:
     if span is None:
         return ""
     dim, *positions = span
-    coord = view.ds.coords.get(dim)
-    ends = [str(i if coord is None else coord.values[i]) for i in positions]
-    if coord is not None and is_time(coord):
+    coord = view.ds[dim]  # without a coordinate, the positions
+    ends = [str(coord.values[i]) for i in positions]
+    if is_time(coord):
         ends = [end[:10] for end in ends]  # the day
     return f" ({dim} {' to '.join(dict.fromkeys(ends))})"
 

@@ -14,7 +14,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
-from ml4cube.core.axes import is_time
+from ml4cube.core.axes import has_distances, is_time
 from ml4cube.core.distance.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
@@ -131,12 +131,8 @@ class Axes:
 def _times(view: CubeView, dim: str) -> xr.DataArray | None:
     """Return the dates along a dim, or else its numbers, if none is missing."""
     for coord in (dates_along(view.ds.coords.values(), dim), view.dim_coord(dim)):
-        if coord is None or bool(coord.isnull().any()):
-            continue
-        if is_time(coord):
-            return coord
-        if coord.dtype.kind in "fiu":
-            return coord.astype("float64")
+        if coord is not None and has_distances(coord) and not coord.isnull().any():
+            return coord if is_time(coord) else coord.astype("float64")
     return None
 
 
@@ -158,7 +154,7 @@ def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
             coord = max(coords, key=lambda coord: (coord.ndim, str(coord.name)))
             values = in_degrees(coord.values, coord.attrs.get("units"))
             axis = xr.DataArray(values, dims=coord.dims, name=coord.name)
-        degrees.append(xr.DataArray(axis.variable, name=axis.name))
+        degrees.append(axis)
     if all(axis.ndim == 1 for axis in degrees):  # curvilinear grids may have unknown locations
         check_degrees("leakage_report", *degrees)
     return degrees
@@ -237,14 +233,11 @@ class Cells:
         """Return the known locations that hold some of the cells: at one step, or at any time."""
         sizes, points = self.axes.sizes, self.axes.points
         assert points is not None
-        if step is None or self.axes.time_dim is None:
+        if step is None:
             has_cells = self.layout.maps[self.code]
         else:
-            label = self.layout.label
-            if self.axes.time_dim in label.dims:
-                label = label.isel({self.axes.time_dim: step})
-            off_map = [dim for dim in label.dims if dim not in sizes]
-            has_cells = (label == self.code).any(off_map)
+            label = self.layout.label.isel({self.axes.time_dim: step}, missing_dims="ignore")
+            has_cells = (label == self.code).any([dim for dim in label.dims if dim not in sizes])
         missing = {dim: n for dim, n in sizes.items() if dim not in has_cells.dims}
         on_map = np.asarray(has_cells.expand_dims(missing).transpose(*sizes).values).ravel()
         return np.flatnonzero(on_map & np.isfinite(points).all(axis=-1))

@@ -53,10 +53,8 @@ class Layout:
         bare = xr.DataArray(label.variable).transpose(*dims)
         sizes = {dim: bare.sizes[dim] for dim in dims}
         on_map = {dim: sizes[dim] for dim in dims if dim in map_dims}
-        off_map_axes = tuple(axis for axis, dim in enumerate(dims) if dim not in on_map)
-        other_axes = {
-            dim: tuple(axis for axis, other in enumerate(dims) if other != dim) for dim in dims
-        }
+        off_map = [dim for dim in dims if dim not in on_map]
+        others = {dim: [other for other in dims if other != dim] for dim in dims}
         codes = (*PARTS.values(), EXCLUDED)
         counts = dict.fromkeys(codes, 0)
         profiles = {(c, dim): np.zeros(sizes[dim], dtype=bool) for c in codes for dim in dims}
@@ -66,21 +64,19 @@ class Layout:
         for box in slabs(sizes):
             # Overlap the previous slab by one cell, to find changes between slabs.
             wide_box = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
-            wide = np.asarray(bare.isel(wide_box).values)
-            if wide.dtype.kind == "f":
-                wide = np.nan_to_num(wide, nan=EXCLUDED)
-            for axis, dim in enumerate(dims):
-                changed = (np.diff(wide, axis=axis) != 0).any(axis=other_axes[dim])
-                changes[dim][wide_box[dim].start + 1 : box[dim].stop] |= changed
-            values = wide[tuple(slice(box[d].start - wide_box[d].start, None) for d in dims)]
+            wide = bare.isel(wide_box).compute().fillna(EXCLUDED)
+            for dim in dims:
+                changed = (wide.diff(dim) != 0).any(others[dim])
+                changes[dim][wide_box[dim].start + 1 : box[dim].stop] |= changed.values
+            values = wide.isel({d: slice(box[d].start - wide_box[d].start, None) for d in dims})
             for code in codes:
                 cells = values == code
                 if not cells.any():
                     continue
                 counts[code] += int(cells.sum())
                 for dim in dims:
-                    profiles[code, dim][box[dim]] |= cells.any(axis=other_axes[dim])
-                maps[code][{dim: box[dim] for dim in on_map}] |= cells.any(axis=off_map_axes)
+                    profiles[code, dim][box[dim]] |= cells.any(others[dim]).values
+                maps[code][{dim: box[dim] for dim in on_map}] |= cells.any(off_map)
         if wrong := bare.size - sum(counts.values()):
             raise InvalidValueError(
                 f"the label must hold 0, 1, 2 or 255, got {wrong} cells with other values"

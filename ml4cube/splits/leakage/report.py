@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_numpy
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN
 from ml4cube.core.statistics import check_decoded
+from ml4cube.cube.coordinates import is_category
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
@@ -33,7 +34,7 @@ from ml4cube.splits.leakage.deployment import (
 )
 from ml4cube.splits.leakage.duplicates import find_duplicates, map_dims
 from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
-from ml4cube.splits.leakage.stores import is_category, is_store, part_of_pair
+from ml4cube.splits.leakage.stores import is_store, part_of_pair
 from ml4cube.splits.ranges import estimate_range
 from ml4cube.splits.validity import has_value
 

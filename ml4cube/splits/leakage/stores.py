@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -19,30 +18,13 @@ from ml4cube.core.fingerprint import (
     words_of,
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.cube.coordinates import TIME_NAMES
-from ml4cube.splits.cube import LonCircle
+from ml4cube.cube.coordinates import is_category
 from ml4cube.splits.folds.samples import Samples, store_spec
-
-Ints = NDArray[np.int64]
 
 # Cells whose fingerprints are computed at once.
 _CELLS_AT_ONCE = 1 << 21
 # Samples with fewer distinct values, added up over the variables, may be equal by chance.
 _FEWEST_VALUES = 4
-
-# Dims along which neighbours are no nearer than other indices.
-_CATEGORIES = {
-    "scenario", "member", "ensemble", "realization", "model", "experiment", "run", "source",
-    "variable", "band", "channel",
-}  # fmt: skip
-
-
-def is_category(dim: str, coord: xr.DataArray | None) -> bool:
-    """Return True if a dim lists scenarios, bands or the like, by its name or its texts."""
-    if dim.lower() in _CATEGORIES or coord is None:
-        return dim.lower() in _CATEGORIES
-    is_date = hasattr(coord.values.flat[0], "year")  # dates of cftime are objects, as texts may be
-    return coord.dtype.kind in "OUST" and not is_date and dim.lower() not in TIME_NAMES
 
 
 def is_store(ds: object) -> TypeGuard[xr.Dataset]:
@@ -73,34 +55,35 @@ def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | Non
         return None
     from scipy.spatial import KDTree
 
-    spec, circle = train.attrs["spec"], _lon_circle(train, held_out)
+    spec, both = train.attrs["spec"], _join(train, held_out)
     # In units of the window size, samples share cells below a distance of 1, and touch at 1. Along
     # categories they do not touch: in units of half a cell less, neighbours are farther than 1.
     units = {
         dim: size - 0.5 if is_category(dim, train.coords.get(_origin_name(train, dim))) else size
         for dim, size in zip(spec["dims"], spec["size"], strict=True)
     }
+    circle = both.view.lon_circle()
     periods = [
         circle.columns / unit if circle and circle.dim == dim else 0 for dim, unit in units.items()
     ]
-    train_origins, origins = _origins(train, units), _origins(held_out, units)
+    origins = np.stack([both.origin[dim] / unit for dim, unit in units.items()], axis=-1)
     for axis, period in enumerate(periods):
         if period:
-            train_origins[:, axis] %= period
             origins[:, axis] %= period
-    nearest = KDTree(train_origins, boxsize=periods).query(origins, p=np.inf)[0]
+    train_origins, held_out_origins = np.split(origins, [train.sizes[SAMPLE_DIM]])
+    nearest = KDTree(train_origins, boxsize=periods).query(held_out_origins, p=np.inf)[0]
     half_cell = 0.5 / max(spec["size"])
     return int((nearest < 1 - half_cell).sum()), int((nearest < 1 + half_cell).sum())
 
 
-def _lon_circle(train: xr.Dataset, held_out: xr.Dataset) -> LonCircle | None:
-    """Return the longitude of the cube that both were cut from, if it spans the globe."""
+def _join(train: xr.Dataset, held_out: xr.Dataset) -> Samples:
+    """Return the positions of all samples, first those of `train`, in the cube of both."""
     coords = {
         name: (SAMPLE_DIM, np.concatenate([coord.values, held_out[name].values]), coord.attrs)
         for name, coord in train.coords.items()
         if name in held_out.coords and coord.dtype.kind in "fiu"
     }
-    return Samples.locate(xr.Dataset({}, coords, train.attrs)).view.lon_circle()
+    return Samples.locate(xr.Dataset({}, coords, train.attrs))
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
@@ -120,22 +103,16 @@ def _same_coordinates(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool
     name = _origin_name(train, dim)
     if name not in train.coords or name not in held_out.coords:
         return name not in train.coords and name not in held_out.coords
-    at_position = []
-    for store in (train, held_out):
-        positions, first = np.unique(store[f"{dim}_index"].values, return_index=True)
-        at_position.append(dict(zip(positions.tolist(), store[name].values[first], strict=True)))
-    ours, theirs = at_position
+    ours, theirs = (
+        dict(zip(store[f"{dim}_index"].values.tolist(), store[name].values, strict=True))
+        for store in (train, held_out)
+    )
     return all(ours[i] == theirs[i] for i in ours.keys() & theirs.keys())
 
 
 def _origin_name(store: xr.Dataset, dim: str) -> str:
     """Return the name of the coordinate of the first cells of samples along a dim."""
     return dim if dim in store.coords else f"{dim}_origin"
-
-
-def _origins(store: xr.Dataset, units: Mapping[str, float]) -> NDArray[np.float64]:
-    """Return the first cell of each sample along every dim, in the unit of the dim."""
-    return np.stack([store[f"{dim}_index"].values / unit for dim, unit in units.items()], axis=-1)
 
 
 def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
