@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import DTypeLike, NDArray
 
@@ -28,6 +30,12 @@ def gap_cells(
     n = int(np.prod(list(shape.values()), dtype=int))
     lost = np.random.default_rng(seed).random(n) < gaps
     return lost[cell_ids(shape, dim_order)]
+
+
+def dates_after(start: str, days: NDArray[Any], calendar: str) -> NDArray[Any]:
+    """Dates so many days after a date, in any calendar."""
+    first = xr.date_range(start, periods=1, calendar=calendar)[0]
+    return pd.Index([first + datetime.timedelta(days=int(d)) for d in days]).values
 
 
 def coordinates(shape: Mapping[str, int], calendar: str | None = None) -> dict[str, Any]:

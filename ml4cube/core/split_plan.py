@@ -161,7 +161,7 @@ class SplitPlan:
         parts = partition(weights, list(wanted.values()), seed, classes)
         return cls(
             grid=grid,
-            labels=_labels_of(wanted)[parts].tobytes(),
+            labels=labels_of(wanted)[parts].tobytes(),
             seed=int(seed),
             fractions=tuple(wanted.items()),
             buffer=buffer,
@@ -195,7 +195,7 @@ class SplitPlan:
         wanted = {part: float(f) for part, f in fractions.items() if f > 0}
         starts = starts_in_order(np.asarray(weights, dtype=np.float64), list(wanted.values()))
         parts = np.searchsorted(starts, np.arange(len(grid)), side="right")
-        return cls(grid, _labels_of(wanted)[parts].tobytes(), None, tuple(wanted.items()))
+        return cls(grid, labels_of(wanted)[parts].tobytes(), None, tuple(wanted.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as JSON, whose labels are compressed: a map of regions has millions."""
@@ -235,8 +235,7 @@ class SplitPlan:
         for axis, (_, block_of_cell) in reversed(list(enumerate(along_dims))):
             labels = labels.take(block_of_cell, axis)
         if reaches:
-            held_out = (table == TEST) | (table == VAL)
-            near = cells_near(held_out, self.grid, reaches, positions)
+            near = cells_near(np.isin(table, HELD_OUT), self.grid, reaches, positions)
             labels[near & (labels == TRAIN)] = EXCLUDED
         return labels
 
@@ -363,7 +362,7 @@ class CellPlan:
         shuffled = shuffled_positions(ids, self.size, self.seed)
         ends = np.asarray(self._ends(), dtype=np.uint64)
         parts = np.searchsorted(ends, shuffled, side="right")
-        return _labels_of(dict(self.fractions))[parts]
+        return labels_of(dict(self.fractions))[parts]
 
     def _ends(self) -> list[int]:
         """Return where each part ends in the shuffled cells; every part has at least one cell."""
@@ -410,7 +409,7 @@ class CellPlan:
             return cls(tuple(raw["shape"].items()), tuple(raw["fractions"].items()), raw["seed"])
 
 
-def _labels_of(parts: Iterable[str]) -> Labels:
+def labels_of(parts: Iterable[str]) -> Labels:
     """Return the label of each part."""
     return np.array([PARTS[part] for part in parts], dtype=np.uint8)
 

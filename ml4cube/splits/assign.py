@@ -7,10 +7,9 @@ import warnings
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.distance.reach import AxisReach
 from ml4cube.core.errors import EmptyPartError, caller_level, check_whole
 from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
+from ml4cube.core.split_plan import EXCLUDED, TRAIN, CellPlan, SplitPlan, check_fractions
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import (
     BufferLike,
@@ -267,18 +266,18 @@ def assign_time_split(
     buffer, _ = plan_buffer(None, gap, False, view, [dim], dim)
     grid = Grid.blocks(view.sorted_sizes, {dim: 1})
     mask = valid_mask(valid, view)
-    weights = count_by_block(mask, grid).ravel()
+    weights = count_by_block(mask, grid)
     # A time may have several steps, which share a part.
     distinct_times = Grid.blocks({dim: int(time_ranks.max()) + 1}, {dim: 1})
     time_plan = SplitPlan.in_order(distinct_times, np.bincount(time_ranks, weights), fractions)
-    reaches: tuple[AxisReach, ...] = ()
+    labels = time_plan.table[time_ranks]
     gap_steps = dict(buffer).get(dim)
     if isinstance(gap_steps, int) and len(distinct_times) < time_ranks.size:
         # The gap counts distinct times. A plan's buffer does so only along a dim whose own
         # coordinate holds times, so the gap becomes part of the labels.
-        reaches = (AxisReach.of_cells(dim, len(distinct_times), gap_steps),)
         buffer = ()
-    labels = time_plan.label_cells({dim: time_ranks}, reaches)
+        first_held_out = time_ranks[labels != TRAIN].min(initial=len(distinct_times) + gap_steps)
+        labels[(labels == TRAIN) & (time_ranks >= first_held_out - gap_steps)] = EXCLUDED
     plan = SplitPlan(grid, labels.tobytes(), None, time_plan.fractions, buffer)
     advice = f"use a smaller gap than {gap!r}, or a larger train fraction"
     check_train_left(view, plan, weights, mask, advice)
@@ -286,11 +285,11 @@ def assign_time_split(
 
 
 def weigh_blocks(
-    view: CubeView, mask: xr.DataArray | None, grid: Grid, stratify: StratifyLike | None
+    view: CubeView, mask: xr.DataArray, grid: Grid, stratify: StratifyLike | None
 ) -> tuple[Counts, Strata | None]:
     """Count the valid cells of each block and of each class in it; read the data once."""
     if stratify is None:
-        return count_by_block(mask, grid).ravel(), None
+        return count_by_block(mask, grid), None
     strata = class_counts(stratify, view, grid, mask)
     return strata.weights, strata
 
@@ -299,7 +298,7 @@ def check_train_left(
     view: CubeView,
     plan: SplitPlan,
     weights: Counts,
-    mask: xr.DataArray | None,
+    mask: xr.DataArray,
     advice: str = "use a smaller buffer, larger blocks or a smaller test fraction",
 ) -> None:
     """Refuse a buffer that takes every valid cell of the train part."""
@@ -312,9 +311,7 @@ def check_train_left(
         positions = {dim: np.arange(s.start, s.stop) for dim, s in box.items()}
         labels = plan.label_cells(positions, reaches)
         train_cells = xr.DataArray(labels == TRAIN, dims=plan.grid.dims)
-        if mask is not None:
-            in_box = {dim: s for dim, s in box.items() if dim in mask.dims}
-            train_cells = train_cells & mask.isel(in_box)
-        if train_cells.any():
+        in_box = {dim: s for dim, s in box.items() if dim in mask.dims}
+        if (train_cells & mask.isel(in_box)).any():
             return
     raise EmptyPartError(f"the gap or buffer takes every valid cell of the train part; {advice}")

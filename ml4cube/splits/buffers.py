@@ -19,8 +19,7 @@ from ml4cube.core.distance.reach import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
 from ml4cube.core.split_plan import CellPlan, SplitPlan
-from ml4cube.cube.coordinates import dates_along
-from ml4cube.splits.cube import CubeView, microseconds, sorted_ranks
+from ml4cube.splits.cube import CubeView, dates_of, microseconds, sorted_ranks
 
 GapLike = int | str | datetime.timedelta | np.timedelta64
 BufferLike = GapLike | SizesLike
@@ -253,7 +252,7 @@ def _lat_lon_dims(view: CubeView, distance: Any) -> tuple[str, str]:
 
 def _sorted_dates(dim: str, distance: Any, view: CubeView) -> xr.DataArray:
     """Return the dates along `dim`, which must be sorted; the user's `distance` needs them."""
-    dates: xr.DataArray | None = dates_along(view.ds.coords.values(), dim)
+    dates = dates_of(view.ds, dim)
     if dates is None:
         coord = view.dim_coord(dim)
         raise InvalidValueError(

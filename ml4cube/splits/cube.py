@@ -83,8 +83,7 @@ class CubeView:
         coords = self.ds.coords.values()
         if role == "time":
             dim = find_time_dim(coords, self.dims)
-            dates: xr.DataArray | None = None if dim is None else dates_along(coords, dim)
-            return dates
+            return None if dim is None else dates_of(self.ds, dim)
         found = [
             coord
             for coord in coords
@@ -122,7 +121,7 @@ class CubeView:
 
         Without a coordinate that can be sorted, this is the position of the step.
         """
-        coord: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
+        coord = dates_of(self.ds, dim)
         dim_coord = self.dim_coord(dim)
         # Dates beside a dim order it, unless its own coordinate has times, or a date is missing.
         if coord is None or (
@@ -196,6 +195,12 @@ class CubeView:
             return None
         repeated_columns = max(math.floor(excess + 1.01), 0)
         return LonCircle(str(axis.dims[0]), axis.size - repeated_columns)
+
+
+def dates_of(ds: Cube, dim: str) -> xr.DataArray | None:
+    """Return the coordinate of dates that identifies the steps along a dim, or None."""
+    dates: xr.DataArray | None = dates_along(ds.coords.values(), dim)
+    return dates
 
 
 def sorted_ranks(coord: xr.DataArray) -> NDArray[np.intp]:

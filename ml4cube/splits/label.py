@@ -13,7 +13,6 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.distance.reach import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import (
@@ -81,17 +80,15 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
 def with_label(view: CubeView, plan: SplitPlan | CellPlan, name: str, made_by: str) -> xr.Dataset:
     """Add the label of a plan to its cube, lazily if the cube is chunked."""
     _warn_of_overlapping_samples(view, plan)
-    reaches = reaches_of(plan, view)
+    look_up = _look_up_labels(view, plan)
     labels: Any
     if view.chunks is None:
         labels = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
         for box in slabs(view.sizes):  # A buffer needs more memory than the labels.
             cells = [np.arange(s.start, s.stop) for s in box.values()]
-            labels[tuple(box.values())] = label_box(
-                *cells, dims=view.dims, plan=plan, reaches=reaches
-            )
+            labels[tuple(box.values())] = look_up(*cells)
     else:
-        labels = _lazy_labels(view.dims, view.chunks, plan, reaches)
+        labels = _lazy_labels(look_up, view.dims, view.chunks)
     recipe = {
         "format": RECIPE_FORMAT,
         "made_by": made_by,
@@ -124,11 +121,13 @@ def _warn_of_overlapping_samples(view: CubeView, plan: SplitPlan | CellPlan) -> 
         )
 
 
+def _look_up_labels(view: CubeView, plan: SplitPlan | CellPlan) -> Callable[..., Labels]:
+    """Return the function that looks up the labels of a box of cells of the cube."""
+    return partial(label_box, dims=view.dims, plan=plan, reaches=reaches_of(plan, view))
+
+
 def _lazy_labels(
-    dims: tuple[str, ...],
-    chunks: Mapping[Any, tuple[int, ...]],
-    plan: SplitPlan | CellPlan,
-    reaches: tuple[Reach, ...],
+    look_up: Callable[..., Labels], dims: tuple[str, ...], chunks: Mapping[Any, tuple[int, ...]]
 ) -> Any:
     """Return labels as a dask array; its name depends on plan, reaches and chunks."""
     positions_and_axes: list[Any] = []
@@ -137,12 +136,9 @@ def _lazy_labels(
         lazy = da.from_array(positions, chunks=(chunks[dim],))  # type: ignore[no-untyped-call]
         positions_and_axes += [lazy, (axis,)]
     return da.blockwise(  # type: ignore[no-untyped-call]
-        label_box,
+        look_up,
         tuple(range(len(dims))),
         *positions_and_axes,
-        dims=dims,
-        plan=plan,
-        reaches=reaches,
         align_arrays=False,  # All arrays have the cube's chunks.
         dtype=np.uint8,
         meta=np.empty((0,) * len(dims), dtype=np.uint8),
@@ -163,13 +159,12 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     if plan.cube_shape != view.sorted_sizes or label.dims != view.dims:
         return None
     try:
-        reaches = reaches_of(plan, view)
+        look_up = _look_up_labels(view, plan)
     except InvalidValueError:  # A coordinate that the buffer needs was dropped.
         return None
     # Dask names an array by its inputs, so another name may mean other labels.
-    if _lazy_labels(view.dims, label.variable.chunksizes, plan, reaches).name != dask_name:
-        return None
-    return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
+    lazy = _lazy_labels(look_up, view.dims, label.variable.chunksizes)
+    return look_up if lazy.name == dask_name else None
 
 
 def check_name(name: str, view: CubeView) -> None:

@@ -23,7 +23,7 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.partition import partition
-from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions
+from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions, labels_of
 from ml4cube.splits.assign import check_train_left
 from ml4cube.splits.buffers import BufferLike, CyclicLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import Cube, CubeView
@@ -196,14 +196,13 @@ def assign_region_split(
         drawn_fractions, test = None, True  # The true cells of a mask are the test part.
     parsed_buffer, cyclic_dims = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
     mask = valid_mask(valid, view)
-    weights = count_by_block(mask, region_map.grid).ravel()
+    weights = count_by_block(mask, region_map.grid)
     if drawn_fractions is None:
         region_labels = _label_named(region_map, test, [] if val is None else val)
     else:
         region_weights, what = region_map.sum(weights), f"regions of {region_map.name!r}"
         part_of_region = partition(region_weights, list(drawn_fractions.values()), seed, what=what)
-        codes = np.array([PARTS[part] for part in drawn_fractions], dtype=np.uint8)
-        region_labels = codes[part_of_region]
+        region_labels = labels_of(drawn_fractions)[part_of_region]
     labels = region_map.label(region_labels, background)
     plan = SplitPlan(
         grid=region_map.grid,

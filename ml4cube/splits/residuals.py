@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import has_distances, is_time
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.cube.coordinates import dates_along
-from ml4cube.splits.cube import microseconds
+from ml4cube.splits.cube import dates_of, microseconds
 
 logger = logging.getLogger(__name__)
 
@@ -146,12 +145,12 @@ def remove_trend_and_season(
 def _positions(array: xr.DataArray, dim: str) -> Floats:
     """Return the position of each cell, in units of the median distance of neighbours."""
     n = array.sizes[dim]
-    coord = array.coords[dim] if dim in array.coords else _coord_of_dates(array, dim)
+    coord = array.coords[dim] if dim in array.coords else dates_of(array, dim)
     equally_spaced = np.arange(float(n))
     if coord is None or n < 2 or coord.isnull().any() or not has_distances(coord):
         return equally_spaced
     numbers = (microseconds(coord) if is_time(coord) else coord.values).astype(float)
-    step = float(np.median(np.abs(np.diff(numbers)))) if np.isfinite(numbers).all() else 0.0
+    step = _step(numbers) if np.isfinite(numbers).all() else 0.0
     if step == 0:
         return equally_spaced
     positions = np.abs(numbers - numbers[0]) / step
@@ -163,14 +162,9 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     return equally_spaced if error <= _ABOUT_EQUAL else positions
 
 
-def _coord_of_dates(array: xr.DataArray, dim: str) -> xr.DataArray | None:
-    found: xr.DataArray | None = dates_along(array.coords.values(), dim)
-    return found
-
-
 def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
     """Return days since the first date along a dim, and the length of its calendar's year."""
-    coord = _coord_of_dates(array, dim)
+    coord = dates_of(array, dim)
     if coord is None or coord.size < 2 or coord.isnull().any():
         return None
     days = microseconds(coord) / _MICROSECONDS_PER_DAY
@@ -178,8 +172,9 @@ def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
     return days, _DAYS_OF_YEAR.get(calendar, 365.2425)
 
 
-def _step(days: Floats) -> float:
-    return float(np.median(np.abs(np.diff(days))))
+def _step(numbers: Floats) -> float:
+    """Return the median distance of neighbours."""
+    return float(np.median(np.abs(np.diff(numbers))))
 
 
 def _without_season(

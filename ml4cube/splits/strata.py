@@ -65,13 +65,9 @@ class Strata:
             )
 
 
-def class_counts(
-    stratify: StratifyLike, view: CubeView, grid: Grid, mask: xr.DataArray | None
-) -> Strata:
+def class_counts(stratify: StratifyLike, view: CubeView, grid: Grid, mask: xr.DataArray) -> Strata:
     """Count the cells of each class in each block, in one pass over the data."""
     values, bins, request = _parse(stratify, view)
-    if mask is not None:
-        values, mask = xr.broadcast(values, mask)
     pairs = count_values(values, mask, grid, classes=bins is None)
     has_class = pairs.block >= 0
     keys = pairs.key[has_class]
@@ -92,7 +88,7 @@ def class_counts(
     # Cells without a class are counted in a last column, and their blocks are complements.
     column = np.full(has_class.size, len(class_names))
     column[has_class] = class_of_key
-    dims = [dim for dim in grid.dims if dim in values.dims]
+    dims = [dim for dim in grid.dims if dim in {*values.dims, *mask.dims}]
     shape = [grid.counts[grid.dims.index(dim)] for dim in dims]
     counts = np.zeros((math.prod(shape), len(class_names) + 1), dtype=np.int64)
     np.add.at(counts, (np.where(has_class, pairs.block, ~pairs.block), column), pairs.count)

@@ -107,16 +107,12 @@ def create_split(
     variables = {name: arrays[name] for name in used}
     train = _select(variables, (arrays["split"] == TRAIN) & unmasked, "train", by_cell)
     test = _select(variables, (arrays["split"] == TEST) & unmasked, "test", by_cell)
-
-    def stack(part: Arrays, names: Sequence[str]) -> NDArray[Any]:
-        return np.stack([part[name] for name in names], axis=stack_axis)
-
-    return (
-        stack(train, features),
-        stack(test, features),
-        stack(train, targets),
-        stack(test, targets),
+    X_train, X_test, y_train, y_test = (
+        np.stack([part[name] for name in names], axis=stack_axis)
+        for names in (features, targets)
+        for part in (train, test)
     )
+    return X_train, X_test, y_train, y_test
 
 
 def _variables(

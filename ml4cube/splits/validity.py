@@ -27,10 +27,10 @@ ValidLike = str | Iterable[str] | xr.DataArray
 _CELLS_AT_ONCE = 1 << 24
 
 
-def valid_mask(valid: ValidLike | None, view: CubeView) -> xr.DataArray | None:
-    """Return the user's `valid` as one lazy bool array, or None if every cell is valid."""
+def valid_mask(valid: ValidLike | None, view: CubeView) -> xr.DataArray:
+    """Return the user's `valid` as one lazy bool array; True without dims if not given."""
     if valid is None:
-        return None
+        return xr.DataArray(True)
     if isinstance(valid, xr.DataArray):
         arrays = [valid]
     elif isinstance(valid, np.ndarray) or not isinstance(valid, Iterable):
@@ -113,15 +113,13 @@ def _called(argument: str, array: xr.DataArray) -> str:
     return argument if array.name is None else f"{argument} {array.name!r}"
 
 
-def count_by_block(mask: xr.DataArray | None, grid: Grid) -> Counts:
-    """Return the number of valid cells, (blocks, 1), in one pass over the data."""
-    if mask is None:
-        return repeat_along_missing(np.ones(1, dtype=np.int64), (), grid)
+def count_by_block(mask: xr.DataArray, grid: Grid) -> Counts:
+    """Return the number of valid cells in each block, in one pass over the data."""
     dims = [dim for dim in grid.dims if dim in mask.dims]
     block = {dim: n for dim, n in zip(grid.dims, grid.tile, strict=True) if dim in dims}
     # One column: the mask, whose True are counted.
     counts = sum_tiles(mask.transpose(*dims), block, lambda cells, _: iter([cells]), 1)
-    return repeat_along_missing(counts.astype(np.int64), dims, grid)
+    return repeat_along_missing(counts.astype(np.int64), dims, grid).ravel()
 
 
 def repeat_along_missing(counts: Counts, dims: Sequence[str], grid: Grid) -> Counts:

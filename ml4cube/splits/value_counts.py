@@ -47,17 +47,17 @@ class ValueCounts:
 
 
 def count_values(
-    values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: bool
+    values: xr.DataArray, mask: xr.DataArray, grid: Grid, classes: bool
 ) -> ValueCounts:
     """Return the counts of the values in each block, chunk by chunk.
 
-    Blocks are numbered along those dims of the grid that `values` has.
+    Blocks are numbered along those dims of the grid that `values` or the mask has.
     """
     name = str(values.name)
+    mask = mask & xr.ones_like(values, dtype=bool)
+    values = values.broadcast_like(mask)
     dims = [dim for dim in grid.dims if dim in values.dims]
     n_blocks = [grid.counts[grid.dims.index(dim)] for dim in dims]
-    if mask is None:
-        mask = xr.ones_like(values, dtype=bool)
     # In one graph, so that dask reads only once what values and mask share.
     arrays = xr.unify_chunks(values.transpose(*dims).chunk(), mask.transpose(*dims).chunk())
     axes = tuple(range(len(dims)))
@@ -133,14 +133,13 @@ def _sum_classes(block: Ints, key: NDArray[Any], count: Ints) -> ValueCounts:
 
 def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int) -> ValueCounts:
     """Add up the counts of equal pairs; round keys until few are left, or one per block."""
-    while True:
-        # They are sorted, because after the first time this is much faster than with pandas.
-        if all((part == part.astype(np.int32)).all() for part in (block, key)):
-            # Both fit into one integer, which is faster to sort.
-            order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
-        else:
-            order = np.lexsort((key, block))
-        block, key, count = block[order], key[order], count[order]
+    if all((part == part.astype(np.int32)).all() for part in (block, key)):
+        # Both fit into one integer, which is faster to sort.
+        order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
+    else:
+        order = np.lexsort((key, block))
+    block, key, count = block[order], key[order], count[order]
+    while True:  # Rounded keys stay sorted.
         is_new_pair = np.ones(block.size, dtype=bool)
         is_new_pair[1:] = (block[1:] != block[:-1]) | (key[1:] != key[:-1])
         starts = np.flatnonzero(is_new_pair)

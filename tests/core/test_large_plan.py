@@ -1,4 +1,4 @@
-"""A cube of a million blocks is planned from its metadata, in little memory and few tasks."""
+"""A cube of a million blocks is labelled and planned from its metadata, in little memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = '''
-import json, sys
+import json, sys, time
 import cloudpickle
 import numpy as np
 import xarray as xr
@@ -24,7 +24,12 @@ from ml4cube.store.shard_encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.precision import Precision
 from ml4cube.sampling.layout import layout_of, shard_tasks
-from ml4cube.splits import assign_block_split
+from ml4cube.splits import apply_split, assign_block_split
+
+def peak_megabytes():
+    # not ru_maxrss, which begins with the memory of the process that started this one
+    (peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(peak) / 1024
 
 folder = sys.argv[1]
 BLOCK = {"time": 8, "lat": 64, "lon": 64}
@@ -32,6 +37,17 @@ zarr.create_group(folder + "/cube.zarr").create_array(
     "t", shape=(8000, 6400, 640), chunks=tuple(BLOCK.values()), dtype="float32",
     dimension_names=tuple(BLOCK), fill_value=np.nan,
 )
+
+unread = xr.open_zarr(folder + "/cube.zarr", chunks=None, consolidated=False)
+start = time.monotonic()
+label = assign_block_split(unread, BLOCK, val=0.1, buffer=1)["split"]
+assert label.chunks is not None and label.chunksizes["lat"][0] % 64 == 0
+corner = label[:16, :64, :64].values
+assert set(np.unique(corner)) <= {0, 1, 2, 255}
+again = apply_split(unread, label.attrs["ml4cube_split"])["split"]
+np.testing.assert_array_equal(again[:16, :64, :64].values, corner)
+label_seconds, label_mb = time.monotonic() - start, peak_megabytes()
+
 cube = assign_block_split(xr.open_zarr(folder + "/cube.zarr", consolidated=False), BLOCK, seed=1)
 
 class Pretend:
@@ -63,12 +79,11 @@ for _, shard, pieces in shard_tasks(sampler.sampling, plan, "train", layout, "sh
     if shard + 1 < layout.shard_count:
         tiles = [sampler.sampling.extractor.tiles.block(piece.tile) for piece in pieces]
         blocks_of_a_shard.append(len({tuple(np.array(t.start) // (1, 4, 4)) for t in tiles}))
-# not ru_maxrss, which begins with the memory of the process that started this one
-(peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({
     "blocks": len(sampler.sampling.blocks), "tasks": engine.tasks, "largest": engine.largest,
     "package": engine.package, "shards": shards, "wanted": layout.shard_count,
-    "mb": int(peak) / 1024, "least_blocks": min(blocks_of_a_shard),
+    "mb": peak_megabytes(), "least_blocks": min(blocks_of_a_shard),
+    "label_mb": label_mb, "label_seconds": label_seconds,
 }))
 '''
 
@@ -80,6 +95,8 @@ def test_a_million_blocks(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
+    assert found["label_mb"] < 500  # of a cube that was opened without dask
+    assert found["label_seconds"] < 60
     assert found["blocks"] == 1_000_000
     assert found["tasks"] <= 20_000
     assert found["mb"] < 1000

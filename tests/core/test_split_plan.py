@@ -57,17 +57,6 @@ def test_partition_leaves_no_part_empty(case: tuple[list[int], list[float]], see
     assert parts.max() < len(fractions)
 
 
-@given(seed=SEEDS, weights=st.lists(st.integers(0, 300), min_size=100, max_size=200))
-@settings(max_examples=40)
-def test_hundred_blocks_meet_the_fractions(seed: int, weights: list[int]) -> None:
-    total = sum(weights)
-    if sum(w > 0 for w in weights) < 80:
-        return
-    parts = partition(weights, [0.7, 0.1, 0.2], seed)
-    shares = np.bincount(parts, weights, minlength=3) / total
-    assert abs(shares - [0.7, 0.1, 0.2]).max() <= 0.005
-
-
 def test_equal_blocks_are_met_exactly_and_seeds_differ() -> None:
     tables = {bytes(partition([7] * 10, [0.8, 0.2], seed)) for seed in range(40)}
     assert all(np.frombuffer(t, dtype=np.intp).sum() == 2 for t in tables)
@@ -108,14 +97,21 @@ def test_bad_fractions(split: float, val: float, error: type[Exception], says: s
         check_fractions(split, val)
 
 
+def _labels(grid: Grid) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.sampled_from([0, 1, 1, 2]), min_size=len(grid), max_size=len(grid))
+
+
 @st.composite
 def _labelled_grid(draw: st.DrawFn) -> tuple[Grid, SplitPlan]:
     dims = ["lat", "lon", "time"][: draw(st.integers(1, 3))]
     shape = {d: draw(st.integers(2, 7)) for d in dims}
     size = {d: draw(st.integers(1, n)) for d, n in shape.items()}
     grid = Grid.blocks(shape, size)
-    labels = draw(st.lists(st.sampled_from([0, 1, 1, 2]), min_size=len(grid), max_size=len(grid)))
-    return grid, SplitPlan(grid, bytes(labels))
+    return grid, SplitPlan(grid, bytes(draw(_labels(grid))))
+
+
+def _every_cell(grid: Grid) -> dict[str, np.ndarray]:
+    return {dim: np.arange(n) for dim, n in zip(grid.dims, grid.shape, strict=True)}
 
 
 @given(case=_labelled_grid(), data=st.data())
@@ -129,7 +125,7 @@ def test_buffer_in_cells_is_that_of_brute_force(
         cells, cyclic = data.draw(st.integers(0, n + 1)), data.draw(st.booleans())
         near.append(oracle.near_in_cells(n, cells, cyclic))
         reaches.append(AxisReach.of_cells(dim, n, cells, cyclic))
-    everywhere = {d: np.arange(n) for d, n in zip(grid.dims, grid.shape, strict=True)}
+    everywhere = _every_cell(grid)
     found = plan.label_cells(everywhere, reaches)
     assert np.array_equal(found, oracle.buffered(plan.label_cells(everywhere), near))
     # and any box of cells, in any order, has the labels of the whole
@@ -153,10 +149,9 @@ def test_buffer_on_the_sphere_is_that_of_brute_force(
 ) -> None:
     shape = {"lat": len(lats), "lon": len(lons)}
     grid = Grid.blocks(shape, {d: data.draw(st.integers(1, n)) for d, n in shape.items()})
-    labels = data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(grid), max_size=len(grid)))
-    plan = SplitPlan(grid, bytes(labels))
+    plan = SplitPlan(grid, bytes(data.draw(_labels(grid))))
     reach = SphereReach("lat", "lon", np.array(lats), np.array(lons), km)
-    cells = {d: np.arange(n) for d, n in shape.items()}
+    cells = _every_cell(grid)
     found = plan.label_cells(cells, [reach])
 
     def apart(a: tuple[int, ...], b: tuple[int, ...]) -> float:
@@ -178,8 +173,7 @@ def test_a_buffer_on_a_fine_grid_is_a_circle_on_the_sphere(km: float) -> None:
     labels = np.ones(grid.counts, np.uint8)
     labels[5, 30] = 0  # a test cell at 60 degrees north
     plan = SplitPlan(grid, labels.tobytes())
-    everywhere = {"lat": np.arange(lats.size), "lon": np.arange(lons.size)}
-    found = plan.label_cells(everywhere, [SphereReach("lat", "lon", lats, lons, km)])
+    found = plan.label_cells(_every_cell(grid), [SphereReach("lat", "lon", lats, lons, km)])
     apart = np.array(
         [[oracle.great_circle_km(lats[5], lons[30], y, x) for x in lons] for y in lats]
     )

@@ -23,6 +23,15 @@ from ml4cube.splits import (
 )
 from tests.cubes import coordinates
 
+# by the distance in ranges
+CORRELATIONS = {
+    "exponential": lambda h: np.exp(-3 * h),
+    "gaussian": lambda h: np.exp(-3 * h**2),
+    "spherical": lambda h: np.where(h < 1 / 0.811, 1 - 1.5 * 0.811 * h + 0.5 * (0.811 * h) ** 3, 0),
+    "matern-3/2": lambda h: (1 + 4.744 * h) * np.exp(-4.744 * h),
+    "matern-5/2": lambda h: (1 + 5.918 * h + (5.918 * h) ** 2 / 3) * np.exp(-5.918 * h),
+}
+
 
 def made_field(shape, ranges, model, seed):
     """Gaussian random field on a torus (circulant embedding) of twice its size, or of five ranges.
@@ -34,18 +43,7 @@ def made_field(shape, ranges, model, seed):
     for axis, (n, r) in enumerate(zip(big, ranges, strict=True)):
         x = np.minimum(np.arange(n), n - np.arange(n)) / r
         squares = squares + x.reshape([-1 if a == axis else 1 for a in range(len(big))]) ** 2
-    h = np.sqrt(squares)
-    if model == "exponential":
-        covariance = np.exp(-3 * h)
-    elif model == "gaussian":
-        covariance = np.exp(-3 * h**2)
-    elif model == "matern-3/2":
-        covariance = (1 + 4.744 * h) * np.exp(-4.744 * h)
-    elif model == "matern-5/2":
-        covariance = (1 + 5.918 * h + (5.918 * h) ** 2 / 3) * np.exp(-5.918 * h)
-    else:
-        s = 0.811 * h
-        covariance = np.where(s < 1, 1 - 1.5 * s + 0.5 * s**3, 0.0)
+    covariance = CORRELATIONS[model](np.sqrt(squares))
     power = np.clip(np.fft.fftn(covariance).real, 0, None)
     noise = np.random.default_rng(seed).normal(size=big)
     field = np.fft.ifftn(np.fft.fftn(noise) * np.sqrt(power)).real
@@ -57,11 +55,18 @@ def with_gaps(field, seed, share=0.3):
     return np.where(lost, np.nan, field)
 
 
+def with_peak_memory(function, *arguments):
+    """The result, and the most bytes that were in use at once."""
+    tracemalloc.start()
+    result = function(*arguments)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return result, peak
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gaps", [False, True], ids=["whole", "gaps"])
-@pytest.mark.parametrize(
-    "model", ["exponential", "gaussian", "spherical", "matern-3/2", "matern-5/2"]
-)
+@pytest.mark.parametrize("model", CORRELATIONS)
 @pytest.mark.parametrize(
     ("shape", "truth"),
     [
@@ -204,12 +209,12 @@ def test_dtypes(dtype):
 
 
 def test_a_season_and_a_trend_are_taken_off():
-    n, rng = 2400, np.random.default_rng(0)
+    n = 2400
     for calendar in (None, "360_day"):
         coords = coordinates({"time": n}, calendar)
         noise = made_field([n], [12], "exponential", 5)
         season = 5 * np.cos(2 * np.pi * np.arange(n) / (360 if calendar else 365.2425))
-        values = noise + season + 0.01 * np.arange(n) + 0 * rng.normal()
+        values = noise + season + 0.01 * np.arange(n)
         ds = xr.Dataset({"a": ("time", values)}, coords)
         assert estimate_range(ds, "a")["time"] == pytest.approx(12, rel=0.25)
         # Dates may lie beside the dim.
@@ -274,23 +279,26 @@ def test_order_of_dims_and_chunks_do_not_matter(monkeypatch):
 def test_a_sample_of_a_large_cube_is_read_in_bounded_memory():
     drawn = da.random.default_rng(0).normal(size=(200, 400, 400), chunks=(20, 200, 200))
     ds = xr.Dataset({"a": (("time", "y", "x"), drawn)})  # 256 MB
-    tracemalloc.start()
-    found = estimate_range(ds, "a", "time")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    found, peak = with_peak_memory(estimate_range, ds, "a", "time")
     assert found["time"] == 1.0
     assert peak < 150e6
 
 
-def test_the_daily_cycle_is_removed_from_sampled_steps_too(monkeypatch):
-    """The steps of a sample lie days apart, but hours apart in the cube."""
+@pytest.mark.parametrize(
+    ("freq", "shape", "steps_of_a_cycle"),
+    [
+        ("2h", [13_140, 60], 12),  # a day; the steps of a sample lie days apart
+        ("D", [731, 120], 365.2425),  # two years; the steps of a sample span a bit less
+    ],
+)
+def test_cycles_are_removed_from_sampled_steps_too(freq, shape, steps_of_a_cycle, monkeypatch):
     monkeypatch.setattr(residuals, "CELLS_AT_MOST", 20_000)
-    field = made_field([13_140, 60], [1, 6], "exponential", 0)
-    times = np.datetime64("2000-01-01", "ns") + np.arange(13_140) * np.timedelta64(2, "h")
-    angles = 2 * np.pi * (np.arange(13_140)[:, None] / 12 + np.arange(60) / 60)
-    cube = xr.DataArray(field + 5 * np.sin(angles), dims=("time", "x"), coords={"time": times})
-    found = estimate_range(cube, dims="x")
-    assert found["x"] == pytest.approx(6, rel=0.35)
+    steps, places = np.ogrid[: shape[0], : shape[1]]
+    wave = 5 * np.sin(2 * np.pi * (steps / steps_of_a_cycle + places / 60))
+    times = xr.date_range("2000-01-01", periods=shape[0], freq=freq)
+    field = made_field(shape, [1, 6], "exponential", 0)
+    cube = xr.DataArray(field + wave, {"time": times}, ("time", "x"))
+    assert estimate_range(cube, dims="x")["x"] == pytest.approx(6, rel=0.35)
 
 
 @pytest.mark.parametrize(
@@ -303,16 +311,6 @@ def test_two_ordinary_years_are_two_years(freq, periods):
     season = 10 * np.cos(2 * np.pi * days / 365.2425)
     cube = xr.DataArray(noise + season[:, None], {"time": times}, ("time", "x"))
     assert estimate_range(cube, dims="time", detrend=False)["time"] == 1.0
-
-
-def test_two_years_are_two_years_when_steps_are_sampled(monkeypatch):
-    """A sample of the steps spans a bit less than the cube."""
-    monkeypatch.setattr(residuals, "CELLS_AT_MOST", 20_000)
-    field = made_field([731, 120], [1, 6], "exponential", 0)
-    angles = 2 * np.pi * (np.arange(731)[:, None] / 365.2425 + np.arange(120) / 60)
-    times = xr.date_range("2020-01-01", periods=731)
-    cube = xr.DataArray(field + 5 * np.sin(angles), {"time": times}, ("time", "x"))
-    assert estimate_range(cube, dims="x")["x"] == pytest.approx(6, rel=0.35)
 
 
 @pytest.mark.parametrize("x", [[5.0, 6.0, 3.0], [0.0, 2.0, 1.0]])
@@ -345,14 +343,8 @@ def test_it_is_a_dict_that_knows_more():
     ],
 )
 def test_errors(arguments, words):
-    ds = xr.Dataset(
-        {
-            "a": ("x", np.zeros(9)),
-            "c": ("x", np.zeros(9)),
-            "when": ("x", np.zeros(9, "datetime64[ns]")),
-            "scalar": 1.0,
-        }
-    )
+    ds = xr.Dataset({name: ("x", np.zeros(9)) for name in ("a", "c")})
+    ds = ds.assign(when=ds["a"].astype("datetime64[ns]"), scalar=1.0)
     find = suggest_block_size if "min_blocks" in arguments else estimate_range
     with pytest.raises((InvalidValueError, InvalidTypeError), match=words):
         find(ds, **{"var": "a", **arguments})
@@ -407,10 +399,6 @@ def test_too_few_blocks_are_told_in_plain_words(caplog):
     assert "add a buffer" in caplog.text
     counts = [len(blocks_along(ds.sizes[dim], sizes[dim])) for dim in sizes]
     assert math.prod(counts) >= 10
-    assert_split_works(ds, sizes)
-
-
-def assert_split_works(ds, sizes):
     assert set(np.unique(assign_block_split(ds, sizes, 0.8, val=0.1).split)) == {0, 1, 2}
 
 
@@ -440,10 +428,7 @@ def test_a_wide_hole_in_an_axis_takes_no_room(last):
     first = np.datetime64("2000-01-01", "s") if dated else 0.0
     axis = np.append(first + np.arange(399), last)
     cube = xr.Dataset({"a": ("t", values)}, {"t": axis})
-    tracemalloc.start()
-    found = estimate_range(cube)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    found, peak = with_peak_memory(estimate_range, cube)
     assert peak < 20e6
     assert found.keys() == {"t"}
     suggest_block_size(cube)
@@ -453,8 +438,4 @@ def test_a_wide_hole_in_an_axis_takes_no_room(last):
 def test_a_long_axis_takes_no_more_than_its_values():
     values = np.random.default_rng(0).normal(size=300_000)
     cube = xr.DataArray(values, {"x": np.arange(300_000.0)}, dims="x")
-    tracemalloc.start()
-    estimate_range(cube)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 30 * values.nbytes
+    assert with_peak_memory(estimate_range, cube)[1] < 30 * values.nbytes

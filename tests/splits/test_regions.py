@@ -98,28 +98,24 @@ def test_drawn_regions_meet_the_fractions_of_valid_cells(order, chunks):
     np.testing.assert_array_equal(again.values, cells)
 
 
-def test_a_mask_is_the_test_part_and_a_coordinate_may_be_the_map():
-    cube = cell_id_cube(SHAPE, "float64")
-    south = xr.DataArray(np.arange(8) < 3, dims="lat")
-    label = assign_region_split(cube, south)["split"]
-    np.testing.assert_array_equal(label.isel(time=0, lon=0).values, [0, 0, 0, 1, 1, 1, 1, 1])
-    named = cube.assign_coords(zone=("lat", list("aabbccdd")))
-    label = assign_region_split(named, "zone", test=["b", "d"])["split"]
-    np.testing.assert_array_equal(label.isel(time=0, lon=0).values, [1, 1, 0, 0, 1, 1, 0, 0])
+TEXTS = np.array(["bog", "fen", np.nan], np.dtypes.StringDType(na_object=np.nan))
 
 
-def test_a_mask_with_gaps_is_the_test_part():
-    """As pandas makes it: an array of objects."""
-    mask = xr.DataArray(np.array([True, False, None, True, True, True], object), dims="y")
-    ds = xr.Dataset({"a": (("y", "x"), np.zeros((6, 2)))})
-    assert assign_region_split(ds, mask).split[:, 0].values.tolist() == [0, 1, 255, 0, 0, 0]
-
-
-def test_a_missing_text_is_no_region():
-    texts = np.array(["bog", "fen", np.nan], np.dtypes.StringDType(na_object=np.nan))
-    ds = xr.Dataset({"a": (("y", "x"), np.zeros((3, 2)))})
-    label = assign_region_split(ds, xr.DataArray(texts, dims="y"), test="fen").split
-    assert label[:, 0].values.tolist() == [1, 0, 255]
+@pytest.mark.parametrize(
+    ("ids", "test", "expected"),
+    [
+        (np.array([True, True, False]), None, [0, 0, 1]),
+        (np.array([True, False, None], object), None, [0, 1, 255]),  # as pandas makes it
+        (np.array(["bog", "fen", "heath"]), ["bog", "heath"], [0, 1, 0]),
+        (TEXTS, "fen", [1, 0, 255]),
+    ],
+)
+def test_masks_and_texts_are_maps(ids, test, expected):
+    zone = xr.DataArray(ids, dims="y")
+    cube = xr.Dataset({"a": (("y", "x"), np.zeros((3, 2)))}, {"zone": zone})
+    for given_map in (zone, "zone"):
+        label = assign_region_split(cube, given_map, test=test).split
+        assert label[:, 0].values.tolist() == expected
 
 
 def test_the_recipe_says_what_is_left_out():
@@ -157,12 +153,13 @@ def test_maps_too_large_for_a_recipe_are_refused(monkeypatch):
         assign_region_split(cube, ids)
 
 
+def along_lat(ids, coords=None):
+    return xr.DataArray(ids, coords, dims="lat")
+
+
+OTHER_LAT = {"lat": np.arange(8.0)}
 BAD = [
-    (
-        {"test": ["tundra"]},
-        InvalidValueError,
-        "test: unknown region 'tundra'; 'biome' has bog, fen",
-    ),
+    ({"test": ["tundra"]}, InvalidValueError, "unknown region 'tundra'; 'biome' has bog, fen"),
     ({"test": "fen", "val": ["fen"]}, InvalidValueError, "'fen' must be named once"),
     ({"test": []}, EmptyPartError, "must name at least one region"),
     ({"test": "fen", "split": 0.7}, InvalidValueError, "either .* got split=0.7, test='fen'"),
@@ -173,35 +170,21 @@ BAD = [
     ({"test": "fen", "background": "test"}, InvalidValueError, "'excluded' or 'train'"),
     ({"test": "fen", "buffer": 99}, EmptyPartError, "takes every valid cell"),
     ({"seed": 0.5}, InvalidTypeError, "seed"),
+    ({"regions": "biome"}, InvalidValueError, "regions must be .*, got 'biome'"),
+    ({"regions": np.zeros(8)}, InvalidTypeError, "ndarray"),
+    ({"regions": along_lat(np.zeros(7))}, InvalidValueError, "7 cells along 'lat'"),
+    ({"regions": xr.DataArray(3)}, InvalidValueError, "must have dims"),
+    ({"regions": along_lat(np.full(8, np.nan))}, InvalidValueError, "got only gaps"),
+    ({"regions": along_lat(np.zeros(8))}, EmptyPartError, "1 of 1 regions"),
+    ({"regions": along_lat(np.arange(8), OTHER_LAT)}, InvalidValueError, "other 'lat' coordinates"),
 ]
 
 
 @pytest.mark.parametrize(("options", "error", "says"), BAD)
 def test_bad_arguments_are_named(options, error, says):
-    ids, _ = map_of("word")
+    options = {"regions": map_of("word")[0], **options}
     with pytest.raises(error, match=says):
-        assign_region_split(cell_id_cube(SHAPE, "float64"), ids, **options)
-
-
-@pytest.mark.parametrize(
-    ("ids", "error", "says"),
-    [
-        ("biome", InvalidValueError, "regions must be .*, got 'biome'"),
-        (np.zeros(8), InvalidTypeError, "ndarray"),
-        (xr.DataArray(np.zeros(7), dims="lat"), InvalidValueError, "7 cells along 'lat'"),
-        (xr.DataArray(3), InvalidValueError, "must have dims"),
-        (xr.DataArray(np.full(8, np.nan), dims="lat"), InvalidValueError, "got only gaps"),
-        (xr.DataArray(np.zeros(8), dims="lat"), EmptyPartError, "1 of 1 regions"),
-        (
-            xr.DataArray(np.arange(8), {"lat": np.arange(8.0)}, dims="lat"),
-            InvalidValueError,
-            "other 'lat' coordinates",
-        ),
-    ],
-)
-def test_a_wrong_map_is_named(ids, error, says):
-    with pytest.raises(error, match=says):
-        assign_region_split(cell_id_cube(SHAPE, "float64"), ids)
+        assign_region_split(cell_id_cube(SHAPE, "float64"), **options)
 
 
 @pytest.mark.parametrize(

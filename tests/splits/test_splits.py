@@ -3,9 +3,6 @@
 import collections
 import datetime
 import json
-import subprocess
-import sys
-import warnings
 
 import cftime
 import dask
@@ -36,7 +33,7 @@ from ml4cube.splits.label import label_lookup
 from ml4cube.splits.leakage.duplicates import find_duplicates
 from ml4cube.splits.validity import valid_mask
 from tests import oracle_splits as oracle
-from tests.cubes import cell_id_cube
+from tests.cubes import cell_id_cube, no_compute
 
 SHAPE = {"time": 12, "lat": 9, "lon": 10}
 CHUNKINGS = [None, {"time": 5, "lat": 4}, {"time": 1}, {"lat": 9, "lon": 3}]
@@ -118,12 +115,11 @@ def test_kilometres_are_one_distance_over_both_dims(chunks, along):
     ],
 )
 def test_kilometres_that_differ_by_dim_are_refused_before_anything_is_read(along, says):
-    def read(block):
-        raise AssertionError("the cube was read")
-
     cube = globe({"lat": 3})
-    cube["a"] = cube["a"].copy(data=cube["a"].data.map_blocks(read, dtype=float))
-    with pytest.raises(InvalidValueError, match=f"{says}.*pass that distance once") as caught:
+    with (
+        dask.config.set(scheduler=no_compute),
+        pytest.raises(InvalidValueError, match=f"{says}.*pass that distance once") as caught,
+    ):
         assign_block_split(cube, {"lat": 3, "lon": 4}, buffer=along, valid="a")
     assert "{'lat': '800km'}" in str(caught.value)
 
@@ -195,17 +191,6 @@ def test_one_label_per_block_and_fractions_within_a_block():
     assert ((label == False) == (label == 0)).all()  # noqa: E712
 
 
-def test_fractions_are_of_valid_cells():
-    cube = cell_id_cube({"time": 50, "x": 20}, "float64")
-    land = xr.DataArray(np.arange(20) < 5, dims="x")
-    cube["a"] = cube["a"].where(~land)
-    label = assign_block_split(cube, {"time": 2, "x": 5}, 0.7, valid="a")["split"]
-    valid = cube["a"].notnull()
-    assert abs(float((label == 1).where(valid).mean()) - 0.7) <= 0.01
-    by_mask = assign_block_split(cube, {"time": 2, "x": 5}, 0.7, valid=valid)["split"]
-    np.testing.assert_array_equal(by_mask.values, label.values)
-
-
 @pytest.mark.parametrize("valid", [None, xr.DataArray([True, False, True], dims="x")])
 def test_a_short_last_block_counts_by_its_cells(valid):
     cube = cell_id_cube({"time": 9, "x": 3}, "float64")
@@ -242,15 +227,12 @@ def test_labels_are_looked_up_only_where_they_are_those_of_the_cube(sizes, coord
         np.testing.assert_array_equal(label_lookup(same, "split")(*positions), ds.split.values)
 
 
-@pytest.mark.parametrize("calendar", [None, "360_day"])
+@pytest.mark.parametrize("calendar", ["standard", "360_day"])
 @pytest.mark.parametrize("gap", [None, 2, "61D", np.timedelta64(61, "D")])
 def test_time_split_is_forward_with_a_gap(calendar, gap):
-    cube = cell_id_cube({"time": 20, "x": 3}, "float64").drop_vars("time", errors="ignore")
-    time = xr.date_range(
-        "2000-01-01", periods=20, freq="MS", calendar=calendar or "standard",
-        use_cftime=calendar is not None,
-    )  # fmt: skip
-    made = assign_time_split(cube.assign_coords(time=time), 0.6, val=0.2, gap=gap)["split"]
+    cube = cell_id_cube({"time": 20, "x": 3}, "float64")
+    cube["time"] = xr.date_range("2000-01-01", periods=20, freq="MS", calendar=calendar)
+    made = assign_time_split(cube, 0.6, val=0.2, gap=gap)["split"]
     rows = made.transpose("time", ...).values.reshape(20, -1)
     assert (rows == rows[:, :1]).all()
     steps = rows[:, 0].tolist()
@@ -277,13 +259,11 @@ def test_cells_of_one_time_share_a_part_also_where_it_stands_twice(descending, g
 
 
 def test_random_split_warns_and_is_the_same_for_any_chunking():
+    cube = cell_id_cube(SHAPE, "float64")
     with pytest.warns(UserWarning, match="neighbour"):
-        plain = assign_rand_split(cell_id_cube(SHAPE, "float64"), 0.7, val=0.1)["split"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        other = assign_rand_split(
-            cell_id_cube(SHAPE, "float64", dask_chunks={"lon": 3}), 0.7, val=0.1
-        )["split"]
+        plain = assign_rand_split(cube, 0.7, val=0.1)["split"]
+    with pytest.warns(UserWarning, match="neighbour"):
+        other = assign_rand_split(cube.chunk({"lon": 3}), 0.7, val=0.1)["split"]
     np.testing.assert_array_equal(plain.values, other.values)
     assert abs((plain.values == 1).mean() - 0.7) < 0.001
 
@@ -295,8 +275,7 @@ def test_create_split_shares_every_cell_out(as_arrays):
     data = {name: made[name].values for name in made.data_vars} if as_arrays else made
     X_train, X_test, y_train, y_test = create_split(data, "a", exclude_vars=["c"])
     assert X_train.shape[-1] == X_test.shape[-1] == 1  # b alone
-    train = made["a"].values[made["split"].broadcast_like(made["a"]).values == 1]
-    assert sorted(np.ravel(y_train)) == sorted(train)
+    assert sorted(np.ravel(y_train)) == sorted(made["a"].values[made["split"].values == 1])
     assert sorted([*np.ravel(y_train), *np.ravel(y_test)]) == sorted(made["a"].values.ravel())
     for axis in (3, -4, 9):
         axes = "-3 to 2" if as_arrays else "-2 to 1"
@@ -401,54 +380,6 @@ def test_data_called_split_is_not_overwritten():
         assign_block_split(ds, {"lat": 2})
     plain = ds.assign(split=("lat", np.arange(8) < 5))
     assert assign_block_split(plain, {"lat": 2}).split.dtype == np.uint8
-
-
-def test_a_part_that_would_be_empty_is_refused():
-    cube = cell_id_cube({"time": 4, "x": 3}, "float64")
-    with pytest.raises(EmptyPartError):
-        assign_block_split(cube, {"time": 4}, 0.5)
-    with pytest.raises(EmptyPartError):
-        assign_block_split(cube.where(False), {"time": 1}, 0.5, valid="a")
-    with pytest.raises(EmptyPartError):
-        assign_time_split(cube, 0.5, gap=2)
-
-
-LARGE = """
-import sys, time
-import numpy as np, xarray as xr, zarr
-from ml4cube.splits import apply_split, assign_block_split
-
-group = zarr.open_group(sys.argv[1], mode="w", zarr_format=3)
-group.create_array(
-    "a", shape=(8000, 6400, 640), chunks=(8, 64, 64), dtype="float32",
-    dimension_names=("time", "lat", "lon"),
-)
-ds = xr.open_zarr(sys.argv[1], chunks=None, consolidated=False)
-start = time.monotonic()
-made = assign_block_split(ds, {"time": 8, "lat": 64, "lon": 64}, val=0.1, buffer=1)
-assert made["split"].chunks is not None and made["split"].chunksizes["lat"][0] % 64 == 0
-corner = made["split"].isel(time=slice(0, 16), lat=slice(0, 64), lon=slice(0, 64)).values
-assert set(np.unique(corner)) <= {0, 1, 2, 255}
-again = apply_split(ds, made["split"].attrs["ml4cube_split"])["split"]
-np.testing.assert_array_equal(again[:16, :64, :64].values, corner)
-took = time.monotonic() - start
-# not ru_maxrss, which begins with the memory of the process that started this one
-(peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(took, int(peak) / 1024)
-"""
-
-
-@pytest.mark.slow
-def test_a_huge_cube_opened_without_dask_gets_a_lazy_label(tmp_path):
-    # 33e9 cells in a million blocks, of which the store holds the metadata alone
-    done = subprocess.run(
-        [sys.executable, "-c", LARGE, str(tmp_path / "huge.zarr")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    seconds, megabytes = map(float, done.stdout.split())
-    assert megabytes < 500
-    assert seconds < 60
 
 
 @pytest.mark.parametrize(
@@ -566,7 +497,7 @@ def test_dates_of_something_else_are_no_times():
 @pytest.mark.parametrize("gap", [4, 10, "10D"])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_gap_that_takes_all_of_train_is_refused(gap, own):
-    cube = observed(DAYS[np.arange(10) // 2])
+    cube = observed(DAYS.repeat(2)[:10])
     cube = cube.swap_dims(obs="time") if own else cube
     with pytest.raises(EmptyPartError, match="smaller gap"):
         assign_time_split(cube, 0.6, gap=gap)

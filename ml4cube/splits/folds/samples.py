@@ -373,7 +373,7 @@ def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str,
     """Return the positions of rows that are the cells of the cube, or its valid cells, in order."""
     n_cells = math.prod(view.sizes.values())
     mask = valid_mask(valid, view)
-    if n == n_cells or mask is None:
+    if n == n_cells:
         mask = xr.DataArray(True)
     positions = np.nonzero(mask.variable.set_dims(view.sizes).values)  # type: ignore[no-untyped-call]
     if n != positions[0].size:

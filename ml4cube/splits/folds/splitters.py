@@ -339,7 +339,7 @@ class LeaveRegionOut(CubeSplitter):
                 )
             view = CubeView.of(self.cube)
             region_map = RegionMap.of(self.regions, view)
-            counts = count_by_block(valid_mask(self.valid, view), region_map.grid).ravel()
+            counts = count_by_block(valid_mask(self.valid, view), region_map.grid)
         else:
             samples = self._locate(X, groups)
             region_map = RegionMap.of(self.regions, samples.view)

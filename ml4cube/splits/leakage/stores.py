@@ -103,10 +103,11 @@ def _same_coordinates(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool
     name = _origin_name(train, dim)
     if name not in train.coords or name not in held_out.coords:
         return name not in train.coords and name not in held_out.coords
-    ours, theirs = (
-        dict(zip(store[f"{dim}_index"].values.tolist(), store[name].values, strict=True))
-        for store in (train, held_out)
-    )
+    at_position = []
+    for store in (train, held_out):
+        positions, first = np.unique(store[f"{dim}_index"].values, return_index=True)
+        at_position.append(dict(zip(positions.tolist(), store[name].values[first], strict=True)))
+    ours, theirs = at_position
     return all(ours[i] == theirs[i] for i in ours.keys() & theirs.keys())
 
 
