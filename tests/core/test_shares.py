@@ -14,6 +14,7 @@ from ml4cube.core.rank_shares import (
     ChunkOrder,
     ChunkSchedule,
     EvalShare,
+    ShuffleReport,
     TrainShare,
     effective_batch_size,
     permutation,
@@ -254,6 +255,11 @@ def test_effective_batch_size_is_between_one_and_the_batch() -> None:
     assert effective_batch_size([3] * 10) == 1
     assert effective_batch_size(list(range(10))) == 10
     assert math.isclose(effective_batch_size([0, 0, 0, 1]), 16 / 10)
+
+
+def test_blocks_without_samples_do_not_count() -> None:
+    report = ShuffleReport.of([[0, 2], [2, 2]], "chunks", [3, 0, 5])
+    assert (report.blocks, report.least_blocks) == (2, 1)
 
 
 @pytest.mark.parametrize(("n", "batch", "world"), GEOMETRIES)

@@ -125,6 +125,7 @@ def test_the_dim_of_time_is_found_by_three_rules(coords, dims, found):
         ({"start": ("obs", DAYS), "end": ("obs", DAYS)}, None),
         ({"start": ("obs", DAYS[[0, 1, 1, 2, 3, 4, 5, 6]])}, None),
         ({"start": ("obs", DAYS[[1, 0, 2, 3, 4, 5, 6, 7]])}, None),
+        ({"start": ("obs", DAYS[[7, 0, 2, 1, 3, 4, 5, 6]])}, None),  # all after the first are less
         ({"obs": NUMBERS, "start": DAYS[0]}, None),
         ({"start": ("obs", np.concatenate([NOLEAP, STANDARD]))}, None),  # cannot be compared
     ],
