@@ -289,6 +289,9 @@ def test_noise_belongs_to_a_cell_whatever_the_tile_window_and_dim_order(monkeypa
     turned = cube.transpose("lon", "lat", "time")
     second = predict_cube(IDENTITY, turned, about, sample_size={"lat": 3}, keep_gaps=False)
     np.testing.assert_allclose(second.a.transpose(*cube.a.dims), first.a, rtol=1e-5)
+    # the overlap of the store belongs to its windows
+    made = [json.loads(cube.attrs["ml4cube_prediction"]) for cube in (first, second)]
+    assert [description["overlap"]["lat"] for description in made] == [2, 0]
 
 
 def test_the_model_sees_dims_in_the_order_of_the_store_whatever_the_cube():
