@@ -152,7 +152,7 @@ def test_slots_that_the_first_of_several_batches_still_needs_are_known() -> None
         for first in (0, 4):
             queue.append(take(range(4)))
             queue.fill(np.arange(first, first + 4), slice(0, 4), lambda rows: let_go.wait(60))
-        position, _ = queue.first_unfilled()
+        position = queue.first_unfilled()
         let_go.set()
         assert position == 0
         assert [len(queue.pop()) for _ in range(2)] == [1, 1]

@@ -25,9 +25,10 @@ class BatchQueue:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-gather")
-        # Arrays of each batch, and the tasks that fill them, each with the first position in the
-        # epoch that it fills.
-        self._batches: deque[tuple[list[Array], list[tuple[int, Future[None]]]]] = deque()
+        # Arrays of each batch, and the tasks that fill them.
+        self._batches: deque[tuple[list[Array], list[Future[None]]]] = deque()
+        # Tasks of all batches, each with the first position in the epoch that it fills.
+        self._tasks: deque[tuple[int, Future[None]]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -57,19 +58,23 @@ class BatchQueue:
         step = max(1, _FILL_BYTES * len(positions) // max(sum(array.nbytes for array in out), 1))
         for start in range(rows.start, rows.stop, step):
             task = self._pool.submit(gather, slice(start, min(start + step, rows.stop)))
-            tasks.append((int(positions[start]), task))
+            tasks.append(task)
+            self._tasks.append((int(positions[start]), task))
 
-    def first_unfilled(self) -> tuple[int, Future[None]] | None:
-        """Return the first position that is not filled yet, and its task; None if all are."""
-        for _, tasks in self._batches:
-            for position, task in tasks:
-                if not task.done():
-                    return position, task
-        return None
+    def first_unfilled(self) -> int | None:
+        """Return the first position that is not filled yet; None if all are."""
+        while self._tasks and self._tasks[0][1].done():
+            self._tasks.popleft()
+        return self._tasks[0][0] if self._tasks else None
+
+    def wait_for_first(self) -> None:
+        """Wait for the rows at the position that `first_unfilled` returns."""
+        if self._tasks:
+            self._tasks[0][1].result()
 
     def pop(self) -> list[Array]:
         """Remove and return the first batch, once it is full."""
         out, tasks = self._batches.popleft()
-        for _, task in tasks:
+        for task in tasks:
             task.result()
         return out

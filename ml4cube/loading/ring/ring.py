@@ -180,8 +180,7 @@ class _RingEpoch:
             stop = self._reachable(positions)
             if stop == start:
                 # No slot is free: all hold chunks from which samples are still gathered.
-                if unfilled := self._queue.first_unfilled():
-                    unfilled[1].result()
+                self._queue.wait_for_first()
                 continue
             self._wait_for_reads(int(positions[stop - 1]))
             self._queue.fill(positions, slice(start, stop), gather)
@@ -197,7 +196,7 @@ class _RingEpoch:
     def _move_to(self, position: int) -> None:
         """Free slots that are not needed from a position on, and read ahead."""
         unfilled = self._queue.first_unfilled()
-        self._release(position if unfilled is None else unfilled[0])
+        self._release(position if unfilled is None else unfilled)
         self._read_ahead(position)
 
     def _release(self, position: int) -> None:
