@@ -284,6 +284,5 @@ def _equal_tiles(prints: Words, first_tiles: Ints, offsets: Ints) -> Iterator[In
 
 def _count_copied(labels: NDArray[np.uint8]) -> Ints:
     """Count the held-out cells of each of some equal tiles (tiles, cells) that train elsewhere."""
-    is_train = labels == TRAIN
-    trains_elsewhere = is_train.sum(axis=0) > is_train
-    return np.asarray((np.isin(labels, HELD_OUT) & trains_elsewhere).sum(axis=1))
+    is_train_somewhere = (labels == TRAIN).any(axis=0)
+    return np.asarray((np.isin(labels, HELD_OUT) & is_train_somewhere).sum(axis=1))
