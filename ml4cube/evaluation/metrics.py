@@ -145,30 +145,42 @@ class PairSums:
 
         has_group, has_truth, is_predicted = group >= 0, np.isfinite(t), np.isfinite(p)
         is_pair = has_group & has_truth & is_predicted
-        by_group = _Groups(group[is_pair], n_groups)
-        p, t, w = p[is_pair], t[is_pair], w[is_pair]
+        p, t, w, group_of_pair = p[is_pair], t[is_pair], w[is_pair], group[is_pair]
+
+        def sum_by_group(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            if n_groups == 1:  # np.sum adds pairwise, which bincount does not
+                return np.array([values.sum()])
+            sums = np.bincount(group_of_pair, weights=values, minlength=n_groups)
+            return sums.astype(np.float64, copy=False)
+
+        weight = sum_by_group(w)
+
+        def mean_by_group(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            mean = _ratio(sum_by_group(w * values), weight, 0.0)
+            # correct for rounding, so that a constant has a spread of exactly 0
+            return mean + _ratio(sum_by_group(w * (values - mean[group_of_pair])), weight, 0.0)
+
         error = p - t
-        weight = by_group.sum(w)
-        prediction_mean, truth_mean = by_group.mean(p, w, weight), by_group.mean(t, w, weight)
-        dp, dt = p - prediction_mean[by_group.ids], t - truth_mean[by_group.ids]
+        prediction_mean, truth_mean = mean_by_group(p), mean_by_group(t)
+        dp, dt = p - prediction_mean[group_of_pair], t - truth_mean[group_of_pair]
         largest_error = np.zeros(n_groups)
-        np.maximum.at(largest_error, by_group.ids, np.abs(error))
+        np.maximum.at(largest_error, group_of_pair, np.abs(error))
         return cls(
-            count=np.bincount(by_group.ids, minlength=n_groups),
+            count=np.bincount(group_of_pair, minlength=n_groups),
             gaps=np.bincount(group[has_group & ~has_truth], minlength=n_groups),
             unpredicted=np.bincount(
                 group[has_group & has_truth & ~is_predicted], minlength=n_groups
             ),
             weight=weight,
-            error=by_group.sum(w * error),
-            absolute_error=by_group.sum(w * np.abs(error)),
-            squared_error=by_group.sum(w * error**2),
+            error=sum_by_group(w * error),
+            absolute_error=sum_by_group(w * np.abs(error)),
+            squared_error=sum_by_group(w * error**2),
             largest_error=largest_error,
             prediction_mean=prediction_mean,
             truth_mean=truth_mean,
-            prediction_m2=by_group.sum(w * dp**2),
-            truth_m2=by_group.sum(w * dt**2),
-            product_m2=by_group.sum(w * dp * dt),
+            prediction_m2=sum_by_group(w * dp**2),
+            truth_m2=sum_by_group(w * dt**2),
+            product_m2=sum_by_group(w * dp * dt),
         )
 
     def merge(self, other: PairSums) -> PairSums:
@@ -212,28 +224,6 @@ class PairSums:
             "product_m2": self.product_m2 + other.product_m2 + dp * dt * between,
         }
         return PairSums(**merged)
-
-
-class _Groups:
-    """Group of each pair; sums and means of values by group."""
-
-    def __init__(self, ids: NDArray[np.intp], n_groups: int) -> None:
-        self.ids, self.n_groups = ids, n_groups
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of each group."""
-        if self.n_groups == 1:  # np.sum adds pairwise, which bincount does not
-            return np.array([values.sum()])
-        sums = np.bincount(self.ids, weights=values, minlength=self.n_groups)
-        return sums.astype(np.float64, copy=False)
-
-    def mean(
-        self, values: NDArray[np.float64], w: NDArray[np.float64], weight: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Return the weighted mean of each group, 0 where it has no weight."""
-        mean = _ratio(self.sum(w * values), weight, 0.0)
-        # correct for rounding, so that a constant has a spread of exactly 0
-        return mean + _ratio(self.sum(w * (values - mean[self.ids])), weight, 0.0)
 
 
 def _as_float64(values: Any) -> NDArray[np.float64]:

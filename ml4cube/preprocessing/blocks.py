@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice, pairwise, product
@@ -28,25 +28,26 @@ def threads() -> int:
 
 
 def each_block(
-    variable: xr.Variable, others: Sequence[xr.Variable | None], function: Callable[..., T]
+    variable: xr.Variable, others: Mapping[str, xr.Variable | None], function: Callable[..., T]
 ) -> Iterator[tuple[Slices, T]]:
     """Yield the slices and the result of each block of a variable, computed a few at a time.
 
-    The function takes the block, and the same cells of the others, which may lack dims.
+    The function takes the block, and by name the same cells of the others, which may lack dims.
+    Those that are None are left out.
     """
     if variable.size == 0:
         return
     variable = read_directly(variable)  # Still lazy, but its chunks are read without zarr.
-    variables = (variable, *others)
-    other_dims = [() if other is None else other.dims for other in others]
-    of_block = partial(_apply, function, variable.dims, other_dims)
-    if any(one is not None and one.chunks is not None for one in variables):
-        yield from _each_dask_block(variable, others, of_block)
+    given = {name: other for name, other in others.items() if other is not None}
+    variables = [variable, *given.values()]
+    dims_of = {name: other.dims for name, other in given.items()}
+    of_block = partial(_apply, function, variable.dims, dims_of)
+    if any(one.chunks is not None for one in variables):
+        yield from _each_dask_block(variables, of_block)
         return
 
     def read(slices: Slices) -> T:
-        arrays: list[Any] = [_cut(one, slices) for one in variables]
-        return of_block(*arrays)
+        return of_block(*(_cut(one, slices) for one in variables))
 
     # reading, decoding and summing release the GIL
     count = threads()
@@ -61,49 +62,41 @@ def each_block(
             yield done, future.result()
 
 
-def _cut(variable: xr.Variable | None, slices: Slices) -> NDArray[Any] | None:
+def _cut(variable: xr.Variable, slices: Slices) -> NDArray[Any]:
     """Read the part of a variable that lies in a block."""
-    if variable is None:
-        return None
     return np.asarray(variable.isel({dim: slices[str(dim)] for dim in variable.dims}).values)
 
 
 def _apply(
     function: Callable[..., T],
     dims: tuple[Hashable, ...],
-    other_dims: Sequence[tuple[Hashable, ...]],
+    dims_of: Mapping[str, tuple[Hashable, ...]],
     block: NDArray[Any],
-    *others: NDArray[Any] | None,
+    *others: NDArray[Any],
 ) -> T:
     """Apply a function to a block and other arrays, broadcast to its shape."""
     sizes = dict(zip(dims, block.shape, strict=True))
-    return function(
-        block,
-        *(
-            None if array is None else xr.Variable(known, array).set_dims(sizes).values  # type: ignore[no-untyped-call]
-            for known, array in zip(other_dims, others, strict=True)
-        ),
-    )
+    arrays = {}
+    for (name, known), array in zip(dims_of.items(), others, strict=True):
+        arrays[name] = xr.Variable(known, array).set_dims(sizes).values  # type: ignore[no-untyped-call]
+    return function(block, **arrays)
 
 
 def _each_dask_block(
-    variable: xr.Variable, others: Sequence[xr.Variable | None], of_block: Callable[..., T]
+    variables: Sequence[xr.Variable], of_block: Callable[..., T]
 ) -> Iterator[tuple[Slices, T]]:
-    """Compute in dask's workers, which return a few results at a time."""
+    """Compute the blocks of the first variable in dask's workers, a few results at a time."""
     import dask
     import dask.array
 
-    if variable.chunks is None:
-        variable = variable.chunk(block_shape(variable))
-    dims = variable.dims
-    chunks = dict(zip(dims, variable.chunks or (), strict=True))
+    first, dims = variables[0], variables[0].dims
+    if first.chunks is None:
+        first = first.chunk(block_shape(first))
+    chunks = dict(zip(dims, first.chunks or (), strict=True))
     arguments: list[Any] = []
-    for one in (variable, *others):
-        if one is None:
-            arguments += [None, None]
-        else:
-            array = one.chunk({dim: chunks[dim] for dim in one.dims}).data
-            arguments += [array, [dims.index(dim) for dim in one.dims]]
+    for one in variables:
+        array = one.chunk({dim: chunks[dim] for dim in one.dims}).data
+        arguments += [array, [dims.index(dim) for dim in one.dims]]
     # an array with one object, the result, in place of each block
     results = dask.array.blockwise(  # type: ignore[no-untyped-call]
         of_block, range(len(dims)), *arguments, dtype=object, meta=np.empty(0)

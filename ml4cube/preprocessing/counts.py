@@ -202,15 +202,13 @@ def _earlier_codes(cube: xr.Dataset, stages: Iterable[Stage], counted: xr.Variab
     for stage in stages:
         if not {*stage.gap_variables, *filter(None, [stage.mask])} <= set(cube.variables):
             continue
-        mask = None if stage.mask is None else cubes.as_flags(cube.variables[stage.mask])
-        variables = [cube.variables[name] for name in stage.gap_variables]
-        if mask is not None and not variables:
-            stage_codes = mask_codes(mask, counted)
-        elif _all_sizes(*variables, mask).keys() <= set(counted.dims):
-            stage_codes = gap_codes(variables, mask, stage.mode, None)
-        else:  # cells along other dims do not belong to this variable
-            continue
-        codes = codes + stage_codes * (codes == KEPT)
+        if stage.gap_variables:
+            stage_codes = gap_codes(cube, stage.gap_variables, stage.mode, stage.mask)
+        else:
+            stage_codes = mask_codes(cube.variables[stage.mask], counted)
+        # cells along other dims do not belong to this variable
+        if set(stage_codes.dims) <= set(counted.dims):
+            codes = codes + stage_codes * (codes == KEPT)
     return codes
 
 
@@ -226,32 +224,32 @@ def _count(flags: xr.Variable, variable: xr.Variable) -> xr.Variable:
 
 def mask_codes(mask: xr.Variable, variable: xr.Variable) -> xr.Variable:
     """Return the reason code of each cell of a variable by a mask alone."""
-    return ~cubes.any_over_other_dims(mask, variable.dims) * np.uint8(MASK)
+    flags = cubes.any_over_other_dims(cubes.as_flags(mask), variable.dims)
+    return ~flags * np.uint8(MASK)
 
 
 def gap_codes(
-    variables: Sequence[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
+    cube: xr.Dataset, gap_variables: Iterable[str], mode: str, mask: str | None
 ) -> xr.Variable:
-    """Return the reason code of each of so many samples, or of each cell if None."""
+    """Return the reason code of each sample, or of each cell of a cube without samples."""
+    flags = [] if mask is None else [cubes.as_flags(cube.variables[mask])]
+    samples = {dim: n for dim, n in cube.sizes.items() if dim == SAMPLE_DIM}
     # one by one, because windows of samples may have different dims
-    each = (_gap_codes(variable, mask, mode, samples) for variable in variables)
+    each = (_gap_codes(cube.variables[name], flags, mode, samples) for name in gap_variables)
     combine: Callable[..., xr.Variable] = np.minimum if mode == "if_all_nan" else np.maximum
     return functools.reduce(combine, each)
 
 
 def _gap_codes(
-    variable: xr.Variable, mask: xr.Variable | None, mode: str, samples: int | None
+    variable: xr.Variable, flags: Sequence[xr.Variable], mode: str, samples: Mapping[Any, int]
 ) -> xr.Variable:
-    """Return the reason codes by the gaps of one variable."""
-    if samples is None:
-        outer, window = _all_sizes(variable, mask), {}
-    else:
-        outer = {SAMPLE_DIM: samples}
-        window = {dim: n for dim, n in variable.sizes.items() if dim != SAMPLE_DIM}
-    inputs = [read_in_blocks(variable), *([] if mask is None else [mask])]
+    """Return the reason codes by the gaps of one variable, inside the flags of a mask, if any."""
+    inputs = [read_in_blocks(variable), *flags]
+    outer = samples or _all_sizes(*inputs)
+    window = {dim: n for dim, n in variable.sizes.items() if dim not in outer}
     codes: xr.Variable = xr.apply_ufunc(
         _gap_codes_of_block,
-        *(cubes.broadcast_to(one, outer | window) for one in inputs),
+        *(cubes.broadcast_to(one, {**outer, **window}) for one in inputs),
         input_core_dims=[list(window)] * len(inputs),
         kwargs={"mode": mode, "window": len(window)},
         dask="parallelized",

@@ -151,7 +151,5 @@ def any_over_other_dims(flags: xr.Variable, dims: Sequence[Hashable]) -> xr.Vari
 
 def broadcast_to(variable: xr.Variable, sizes: Mapping[Any, int]) -> xr.Variable:
     """Broadcast to dims by name; flags may have other dims, along which any counts."""
-    variable = any_over_other_dims(variable, list(sizes))
-    missing = {dim: n for dim, n in sizes.items() if dim not in variable.dims}
-    full: xr.Variable = variable.set_dims({**missing, **variable.sizes})  # type: ignore[no-untyped-call]
-    return full.transpose(*sizes)
+    full: xr.Variable = any_over_other_dims(variable, list(sizes)).set_dims(sizes)  # type: ignore[no-untyped-call]
+    return full

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from ml4cube.core.scaling import GROUPS, dated_dim, group_numbers
 from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.preprocessing.area_weights import Weights, cell_weights
-from ml4cube.preprocessing.blocks import Slices, each_block
+from ml4cube.preprocessing.blocks import each_block
 from ml4cube.preprocessing.cubes import check_known
 
 
@@ -97,17 +97,28 @@ def field_statistics(
     name: str, variable: xr.Variable, cells: xr.Variable | None, options: FieldOptions
 ) -> FieldStatistics:
     """Compute the statistics of one variable from some of its cells, or all if None."""
-    reduction = _Reduction.of(variable, options)
-    weights = options.weights.get(name)
-    groups = options.groups if reduction.has_groups else None
-    shape = tuple(reduction.sizes.values())
+    dims = variable.dims
+    kept_dims = [str(dim) for dim in dims if options.dims is not None and dim not in options.dims]
+    sizes = {dim: variable.sizes[dim] for dim in kept_dims}
+    groups, time_axis = options.groups, None
+    if groups is not None and groups.dims[0] not in dims:
+        groups = None  # without a time dim there is no climatology
+    if options.by is not None and groups is not None:
+        time_axis = dims.index(groups.dims[0])
+        sizes = {options.by: len(options.labels[options.by]), **sizes}
+    shape = tuple(sizes.values())
+    axes = tuple(axis for axis, dim in enumerate(dims) if dim not in kept_dims)
     bins = default_bins(math.prod(shape)) if options.has_histogram else None
+    weights = options.weights.get(name)
     total = Moments.empty(shape)
     histograms: dict[str, tuple[Any, Histogram]] = {}
-    sum_block = partial(_sum_block, reduction, bins)
-    for slices, sums in each_block(variable, [cells, weights, groups], sum_block):
+    others = {"cells": cells, "weights": weights, "groups": groups}
+    sum_block = partial(_sum_block, axes, time_axis, bins)
+    for slices, sums in each_block(variable, others, sum_block):
         for group, moments, histogram in sums:
-            index = reduction.index(slices, group)
+            front = () if groups is None else (group,)
+            # `...` makes a single entry a view, too
+            index = (*front, *(slices[dim] for dim in kept_dims), ...)
             entries = Moments(*(array[index] for array in total))
             for array, merged in zip(entries, entries.merge(moments), strict=True):
                 array[...] = merged
@@ -116,96 +127,50 @@ def field_statistics(
                 if str(index) in histograms:
                     histogram = histograms[str(index)][1].merge(histogram)
                 histograms[str(index)] = index, histogram
-    statistics = FieldStatistics(
-        *total,
-        dims=tuple(reduction.sizes),
-        labels={dim: options.labels[dim] for dim in reduction.sizes if dim in options.labels},
-        weighting=options.weighting,
-    )
-    if bins is None:
-        return statistics
-    dtype = np.int64 if weights is None else np.float64
-    whole = Histogram.gathered(shape, bins, list(histograms.values()), dtype)
-    return replace(statistics, histogram=whole)
-
-
-@dataclass(frozen=True)
-class _Reduction:
-    """Axes of a variable over which it is reduced, and the shape of its statistics."""
-
-    dims: tuple[str, ...]
-    kept_dims: tuple[str, ...]
-    # Axis of the climatology's groups, if the variable has it.
-    time_axis: int | None
-    # Of the statistics: the climatology, if any, and the kept dims.
-    sizes: dict[str, int]
-
-    @classmethod
-    def of(cls, variable: xr.Variable, options: FieldOptions) -> Self:
-        """Apply the options to a variable; one without a time dim has no climatology."""
-        dims = tuple(str(dim) for dim in variable.dims)
-        kept = tuple(d for d in dims if options.dims is not None and d not in options.dims)
-        sizes = {dim: variable.sizes[dim] for dim in kept}
-        time_axis = None
-        if options.by is not None and options.groups is not None:
-            (time_dim,) = options.groups.dims
-            if time_dim in dims:
-                time_axis = dims.index(str(time_dim))
-                sizes = {options.by: len(options.labels[options.by]), **sizes}
-        return cls(dims, kept, time_axis, sizes)
-
-    @property
-    def has_groups(self) -> bool:
-        """True if the first dim of the statistics is that of the climatology."""
-        return self.time_axis is not None
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """Axes of the variable to reduce over."""
-        return tuple(axis for axis, dim in enumerate(self.dims) if dim not in self.kept_dims)
-
-    def index(self, slices: Slices, group: int) -> tuple[Any, ...]:
-        """Return the index of a block's sums in the statistics."""
-        # `...` makes a single entry a view, too
-        front: tuple[Any, ...] = (group,) if self.has_groups else ()
-        return (*front, *(slices[dim] for dim in self.kept_dims), ...)
-
-    def steps_by_group(
-        self, groups: NDArray[Any] | None
-    ) -> Iterator[tuple[int, NDArray[np.intp] | None]]:
-        """Yield the groups in a block, each with its positions along time, None for all."""
-        if groups is None:
-            yield 0, None
-            return
-        along_time = [slice(None) if i == self.time_axis else 0 for i in range(groups.ndim)]
-        group_of_step = groups[tuple(along_time)]
-        for group in np.unique(group_of_step):
-            steps = np.flatnonzero(group_of_step == group)
-            yield int(group), None if len(steps) == len(group_of_step) else steps
+    whole = None
+    if bins is not None:
+        dtype = np.int64 if weights is None else np.float64
+        whole = Histogram.gathered(shape, bins, list(histograms.values()), dtype)
+    labels = {dim: options.labels[dim] for dim in sizes if dim in options.labels}
+    return FieldStatistics(*total, tuple(sizes), labels, whole, options.weighting)
 
 
 def _sum_block(
-    reduction: _Reduction,
+    axes: tuple[int, ...],
+    time_axis: int | None,
     bins: int | None,
     values: NDArray[Any],
-    cells: NDArray[Any] | None,
-    weights: NDArray[Any] | None,
-    groups: NDArray[Any] | None,
+    cells: NDArray[Any] | None = None,
+    weights: NDArray[Any] | None = None,
+    groups: NDArray[Any] | None = None,
 ) -> list[tuple[int, Moments, Histogram | None]]:
-    """Return moments, and a histogram if `bins` is given, of every group in a block."""
+    """Return moments along `axes`, and a histogram if `bins` is given, of each group in a block."""
     sums = []
-    for group, steps in reduction.steps_by_group(groups):
+    for group, steps in _steps_by_group(groups, time_axis):
         arrays: list[Any] = [values, cells, weights]
         if steps is not None:
-            arrays = [a if a is None else np.take(a, steps, reduction.time_axis) for a in arrays]
-        moments = Moments.of(arrays[0], reduction.axes, *arrays[1:])
-        histogram = None if bins is None else _histogram(reduction, bins, *arrays)
+            arrays = [a if a is None else np.take(a, steps, time_axis) for a in arrays]
+        moments = Moments.of(arrays[0], axes, *arrays[1:])
+        histogram = None if bins is None else _histogram(axes, bins, *arrays)
         sums.append((group, moments, histogram))
     return sums
 
 
+def _steps_by_group(
+    groups: NDArray[Any] | None, time_axis: int | None
+) -> Iterator[tuple[int, NDArray[np.intp] | None]]:
+    """Yield the groups in a block, each with its positions along time, None for all."""
+    if groups is None:
+        yield 0, None
+        return
+    group_of_step = groups[tuple(slice(None) if i == time_axis else 0 for i in range(groups.ndim))]
+    for group in np.unique(group_of_step):
+        steps = np.flatnonzero(group_of_step == group)
+        yield int(group), None if len(steps) == len(group_of_step) else steps
+
+
 def _histogram(
-    reduction: _Reduction,
+    axes: tuple[int, ...],
     bins: int,
     values: NDArray[Any],
     cells: NDArray[Any] | None,
@@ -223,10 +188,10 @@ def _histogram(
         unused |= weights == 0
     if unused.any():
         counted = np.where(unused, np.array(np.nan, counted.dtype), counted)
-    kept_shape = tuple(values.shape[reduction.dims.index(dim)] for dim in reduction.kept_dims)
 
     def by_entry(array: NDArray[Any]) -> NDArray[Any]:
-        last_axes = tuple(range(array.ndim - len(reduction.axes), array.ndim))
-        return np.moveaxis(array, reduction.axes, last_axes).reshape(*kept_shape, -1)
+        last_axes = range(array.ndim - len(axes), array.ndim)
+        moved = np.moveaxis(array, axes, last_axes)
+        return moved.reshape(*moved.shape[: array.ndim - len(axes)], -1)
 
     return Histogram.of(by_entry(counted), bins, None if weights is None else by_entry(weights))

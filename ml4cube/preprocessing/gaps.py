@@ -214,7 +214,8 @@ def apply_filter(
         # a mask applies to every variable, so the largest one has all the cells to count
         counted = max(data, key=lambda name: cube[name].size, default=mask_name)
         stage = Stage(gap_variables=[], mode="masked", mask=mask_name, counted=counted)
-        result = with_stage_counts(result, cube, stage, mask_codes(mask, cube.variables[counted]))
+        cell_codes = mask_codes(cube.variables[mask_name], cube.variables[counted])
+        result = with_stage_counts(result, cube, stage, cell_codes)
     return like_given(result, ds)
 
 
@@ -301,10 +302,8 @@ def drop_nan_values(
         )
     if not gap_variables:
         return like_given(cube, ds)
-    mask = None if mask_name is None else cubes.as_flags(cube.variables[mask_name])
-    variables = [cube.variables[name] for name in gap_variables]
     if SAMPLE_DIM in cube.dims:
-        codes = gap_codes(variables, mask, mode, cube.sizes[SAMPLE_DIM])
+        codes = gap_codes(cube, gap_variables, mode, mask_name)
         return like_given(_drop_samples(cube, codes.values), ds)
     counted = variable_to_count(cube, gap_variables, mask_name)
     if counted is None:
@@ -313,9 +312,14 @@ def drop_nan_values(
             f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
             "one grid in vars, and call once for each grid"
         )
+    codes = gap_codes(cube, gap_variables, mode, mask_name)
+    dropped = {}
+    for name in data:
+        if cube[name].dtype.kind == "f" and set(codes.dims) <= set(cube[name].dims):
+            check_numpy(f"variable {name!r}", cube[name].dtype)
+            dropped[name] = _with_gaps(cube[name], codes != KEPT)
     stage = Stage(gap_variables, mode, mask_name, counted)
-    codes = gap_codes(variables, mask, mode, None)
-    return like_given(_drop_cells(cube, data, stage, codes), ds)
+    return like_given(with_stage_counts(cubes.with_arrays(cube, dropped), cube, stage, codes), ds)
 
 
 def _gap_variables(
@@ -337,18 +341,6 @@ def _gap_variables(
                 f"{cube[name].dtype}"
             )
     return [name for name in data if name in listed]
-
-
-def _drop_cells(
-    cube: xr.Dataset, data: Iterable[str], stage: Stage, codes: xr.Variable
-) -> xr.Dataset:
-    """Turn the cells whose reason code is not `KEPT` into gaps of every float with their dims."""
-    floats = [name for name in data if cube[name].dtype.kind == "f"]
-    affected = [name for name in floats if set(codes.dims) <= set(cube[name].dims)]
-    for name in affected:
-        check_numpy(f"variable {name!r}", cube[name].dtype)
-    dropped = {name: _with_gaps(cube[name], codes != KEPT) for name in affected}
-    return with_stage_counts(cubes.with_arrays(cube, dropped), cube, stage, codes)
 
 
 def fill_nan_values(

@@ -242,7 +242,7 @@ def _statistics(
         if not options.are_default:
             return field_statistics(name, variable, cells, options)
         total = VariableStatistics()
-        for _, block in each_block(variable, [cells], VariableStatistics.of):
+        for _, block in each_block(variable, {"where": cells}, VariableStatistics.of):
             total = total.merge(block)
     return total
 

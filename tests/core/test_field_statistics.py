@@ -35,13 +35,8 @@ def made_cube(calendar: str | None = None, seed: int = 0, dtype: str = "float32"
     cells[:, 0, 1, 1] = np.nan
     cells[:, 1, 2, 0] = 273.15
     ds = xr.Dataset({"t": (tuple(SHAPE), cells)}, coordinates(SHAPE, calendar))
-    if calendar is None:
-        steps = np.arange(SHAPE["time"]) * np.timedelta64(25, "D")
-        ds["time"] = np.datetime64("2001-11-20", "ns") + steps
-    else:
-        ds["time"] = xr.date_range(
-            "2001-11-20", periods=SHAPE["time"], freq="25D", calendar=calendar, use_cftime=True
-        )
+    in_calendar = {"calendar": calendar or "standard", "use_cftime": calendar is not None}
+    ds["time"] = xr.date_range("2001-11-20", periods=SHAPE["time"], freq="25D", **in_calendar)
     label = rng.choice(np.array([1, 1, 1, 0, 2, 255], "uint8"), tuple(SHAPE.values()))
     ds["split"] = (tuple(SHAPE), label)
     ds["height"] = (("lat", "lon"), rng.random((4, 2)))
@@ -62,34 +57,34 @@ def cells_at(ds: xr.Dataset, weights: xr.DataArray, place: dict[str, Any], by: s
     return values, counted
 
 
-FORMS: list[tuple[Any, str | None, str | None]] = [
-    (["time", "lat", "lon"], None, None),
-    ("time", None, None),
-    (None, "month", None),
-    (None, "season", "area"),
-    (["time", "lat", "lon"], "season", None),
-    (None, None, "area"),
-    (["lat", "time", "lon"], None, "given"),
-    (["time", "level"], "season", "given"),
+FORMS: list[dict[str, Any]] = [
+    {"dims": ["time", "lat", "lon"]},
+    {"dims": "time"},
+    {"by": "month"},
+    {"by": "season", "weights": "area"},
+    {"dims": ["time", "lat", "lon"], "by": "season"},
+    {"weights": "area"},
+]
+GIVEN_WEIGHTS = xr.DataArray(np.arange(8.0).reshape(2, 4), dims=["lon", "lat"])
+WEIGHED_FORMS: list[dict[str, Any]] = [
+    {"dims": ["lat", "time", "lon"], "weights": GIVEN_WEIGHTS},
+    {"dims": ["time", "level"], "by": "season", "weights": GIVEN_WEIGHTS},
 ]
 
 
 @pytest.mark.parametrize("calendar", [None, "360_day"])
-@pytest.mark.parametrize(("dims", "by", "weights"), FORMS)
+@pytest.mark.parametrize("form", [*FORMS, *WEIGHED_FORMS])
 def test_every_entry_has_the_moments_and_quantiles_of_its_train_cells(
-    dims: Any, by: str | None, weights: str | None, calendar: str | None
+    form: dict[str, Any], calendar: str | None
 ) -> None:
     ds = made_cube(calendar)
-    given: Any = weights
-    if weights == "given":
-        given = xr.DataArray(np.arange(8.0).reshape(2, 4), dims=["lon", "lat"])
-    known = {None: xr.DataArray(1.0), "area": np.cos(np.deg2rad(ds.lat)), "given": given}[weights]
-    full = known.broadcast_like(ds.t).transpose(*ds.t.dims)
-    stats = pp.Statistics.from_cube(ds, ["t"], dims=dims, by=by, weights=given, quantiles=[0.5])
-    found = stats["t"]
+    weights = form.get("weights", xr.DataArray(1.0))
+    weights = np.cos(np.deg2rad(ds.lat)) if isinstance(weights, str) else weights
+    full = weights.broadcast_like(ds.t).transpose(*ds.t.dims)
+    found = pp.Statistics.from_cube(ds, ["t"], **form, quantiles=[0.5])["t"]
     assert isinstance(found, FieldStatistics)
-    along = set(SHAPE) if dims is None else {dims} if isinstance(dims, str) else set(dims)
-    kept = [dim for dim in SHAPE if dim not in along]
+    by, along = form.get("by"), form.get("dims", list(SHAPE))
+    kept = [dim for dim in SHAPE if dim not in ([along] if isinstance(along, str) else along)]
     assert found.dims == ((by, *kept) if by else tuple(kept))
     labels = found.labels[by] if by else [None]
     checked = 0
@@ -290,17 +285,14 @@ def test_signaling_nans_are_gaps(dtype: str, bits: int, size: tuple[int, int], g
 
 
 @pytest.mark.parametrize("quantiles", [(), (0.5,)])
-@pytest.mark.parametrize(("dims", "by", "weights"), [*FORMS[:6], (None, None, None)])
-def test_cells_outside_train_change_no_bit_of_any_form(
-    dims: Any, by: Any, weights: Any, quantiles: Any
-) -> None:
+@pytest.mark.parametrize("form", [*FORMS, {}])
+def test_cells_outside_train_change_no_bit_of_any_form(form: Any, quantiles: Any) -> None:
     ds = made_cube()
     spoiled = ds.assign(t=xr.where(ds.split == 1, ds.t, np.float32(1e9)).astype("f4"))
-    form = {"dims": dims, "by": by, "weights": weights, "quantiles": quantiles}
     for chunks in (None, {"time": 7, "lat": 3}):
         a, b = (cube.chunk(chunks) if chunks else cube for cube in (ds, spoiled))
-        stats = pp.Statistics.from_cube(a, ["t"], **form)
-        assert pp.Statistics.from_cube(b, ["t"], **form) == stats
+        stats = pp.Statistics.from_cube(a, ["t"], **form, quantiles=quantiles)
+        assert pp.Statistics.from_cube(b, ["t"], **form, quantiles=quantiles) == stats
         assert stats.part == "train"
 
 
@@ -314,13 +306,11 @@ def assert_alike(found: Any, whole: Any) -> None:
         np.testing.assert_allclose(close, getattr(whole, name), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("chunks", [{"time": 7, "lat": 3}, {"lon": 1, "level": 1}])
-def test_chunks_orders_and_schedulers_do_not_matter(
-    dims: Any, by: Any, weights: Any, chunks: Any
-) -> None:
+def test_chunks_orders_and_schedulers_do_not_matter(form: Any, chunks: Any) -> None:
     ds = made_cube()
-    form = {"dims": dims, "by": by, "weights": weights, "quantiles": [0.5]}
+    form = {**form, "quantiles": [0.5]}
     plain = pp.Statistics.from_cube(ds, ["t"], **form)["t"]
     lazy = ds.transpose("lon", "time", "lat", "level", missing_dims="ignore").chunk(chunks)
     with dask.config.set(scheduler="synchronous"):
@@ -329,17 +319,16 @@ def test_chunks_orders_and_schedulers_do_not_matter(
     assert one == again
     found = one["t"]
     assert_alike(found, plain)
-    if weights is None:
+    if "weights" not in form:
         order = [found.dims.index(dim) for dim in plain.dims]
         np.testing.assert_array_equal(found.quantile(0.3).transpose(order), plain.quantile(0.3))
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.permutations(range(4)), st.sampled_from(FORMS[:6]))
+@given(st.permutations(range(4)), st.sampled_from(FORMS))
 def test_parts_merged_in_any_order_are_the_whole(order: list[int], form: Any) -> None:
-    dims, by, weights = form
     ds = made_cube(seed=1)
-    options = {"dims": dims, "by": by, "weights": weights, "quantiles": [0.5]}
+    options = {**form, "quantiles": [0.5]}
     parts = [ds.isel(time=slice(i, i + 8)) for i in (0, 8, 16, 24)]
     whole = pp.Statistics.from_cube(ds, ["t"], **options)["t"]
     merged: Any = None
@@ -348,21 +337,19 @@ def test_parts_merged_in_any_order_are_the_whole(order: list[int], form: Any) ->
         merged = stats if merged is None else merged.merge(stats)
     found = merged["t"]
     assert_alike(found, whole)
-    if weights is None:
+    if "weights" not in form:
         np.testing.assert_array_equal(found.histogram.counts, whole.histogram.counts)
         np.testing.assert_array_equal(found.histogram.edges, whole.histogram.edges)
     else:
         np.testing.assert_allclose(found.histogram.counts, whole.histogram.counts, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])
-def test_json_and_pickle_keep_every_bit(dims: Any, by: Any, weights: Any) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_json_and_pickle_keep_every_bit(form: Any) -> None:
     ds = made_cube("360_day")
     ds["plev"] = ("lat", ds.lat.values)
     for quantiles in ([], [0.5]):
-        stats = pp.Statistics.from_cube(
-            ds, ["t"], dims=dims, by=by, weights=weights, quantiles=quantiles
-        )
+        stats = pp.Statistics.from_cube(ds, ["t"], **form, quantiles=quantiles)
         for copy in (
             pp.Statistics.from_json(stats.to_json()),
             pickle.loads(pickle.dumps(stats)),  # noqa: S301

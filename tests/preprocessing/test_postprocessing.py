@@ -59,41 +59,35 @@ def test_a_dask_array_stays_lazy() -> None:
     assert post.undo_normalizing(lazy, 1.0, 3.0).chunks == lazy.chunks
 
 
+ONES = np.ones(2)
+BY_LEVEL = xr.DataArray([0.0, 1.0], dims="level")
+
+
 @pytest.mark.parametrize(
     ("x", "first", "second", "error", "words"),
     [
-        (np.ones(2), {"a": [0, 1]}, None, InvalidTypeError, "xm.* is a mapping, got ndarray"),
-        ({"a": np.ones(2)}, 0.0, 1.0, InvalidTypeError, "mapping"),
-        ({"a": np.ones(2)}, {"b": [0, 1]}, None, InvalidValueError, "no variable in common"),
-        ({"a": np.ones(2)}, {"a": [0, 1]}, 1.0, InvalidTypeError, "left out"),
-        (np.ones(2), 0.0, None, InvalidTypeError, "two numbers"),
+        (ONES, {"a": [0, 1]}, None, InvalidTypeError, "xm.* is a mapping, got ndarray"),
+        ({"a": ONES}, 0.0, 1.0, InvalidTypeError, "mapping"),
+        ({"a": ONES}, {"b": [0, 1]}, None, InvalidValueError, "no variable in common"),
+        ({"a": ONES}, {"a": [0, 1]}, 1.0, InvalidTypeError, "left out"),
+        (ONES, 0.0, None, InvalidTypeError, "two numbers"),
+        (ONES, BY_LEVEL, 1.0, InvalidTypeError, "keep dims.*ndarray"),
+        (ONES, 0.0, float("nan"), InvalidValueError, "all gaps"),
         (
-            np.ones(2),
-            xr.DataArray([0.0, 1.0], dims="level"),
-            1.0,
-            InvalidTypeError,
-            "keep dims.*ndarray",
-        ),
-        (np.ones(2), 0.0, float("nan"), InvalidValueError, "all gaps"),
-        (
-            {"a": np.ones(2)},
+            {"a": ONES},
             {"a": [0]},
             None,
             InvalidTypeError,
             r"\['a'\] must be two numbers, got \[0\]",
         ),
-        ({"a": np.ones(2)}, {"a": [1, 2, 3]}, None, InvalidTypeError, "must be two numbers"),
-        (
-            xr.DataArray(np.ones(2), name="a"),
-            {"a": None},
-            None,
-            InvalidTypeError,
-            "must be two numbers",
-        ),
-        ({"a": np.ones(2)}, {"a": "12"}, None, InvalidTypeError, "must be two numbers"),
-        ({"a": np.ones(2)}, {"a": ["1", "2"]}, None, InvalidTypeError, "must be two numbers"),
-        ({"a": np.ones(2)}, {"a": [1, -1]}, None, InvalidValueError, "std >= 0, or .min, max."),
-        (np.ones(2), 1, -1, InvalidValueError, "std >= 0, or .min, max."),
+        ({"a": ONES}, {"a": [1, 2, 3]}, None, InvalidTypeError, "must be two numbers"),
+        (xr.DataArray(ONES, name="a"), {"a": None}, None, InvalidTypeError, "must be two numbers"),
+        ({"a": ONES}, {"a": "12"}, None, InvalidTypeError, "must be two numbers"),
+        ({"a": ONES}, {"a": ["1", "2"]}, None, InvalidTypeError, "must be two numbers"),
+        ({"a": ONES}, {"a": b"ab"}, None, InvalidTypeError, "must be two numbers"),
+        ({"a": ONES}, {"a": [b"1", b"2"]}, None, InvalidTypeError, "must be two numbers"),
+        ({"a": ONES}, {"a": [1, -1]}, None, InvalidValueError, "std >= 0, or .min, max."),
+        (ONES, 1, -1, InvalidValueError, "std >= 0, or .min, max."),
     ],
 )
 def test_numbers_that_do_not_suit_are_refused(
@@ -106,7 +100,7 @@ def test_numbers_that_do_not_suit_are_refused(
     if isinstance(x, dict) and isinstance(first, dict) and "a" in first and second is None:
         for scale in (pp.standardize, pp.normalize):
             with pytest.raises(error, match=words):
-                scale({"a": np.ones(2)}, first)
+                scale({"a": ONES}, first)
 
 
 @pytest.mark.parametrize("dtype", ["c8", "M8[s]", "m8[s]", "U3", object])

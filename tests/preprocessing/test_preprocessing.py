@@ -984,12 +984,6 @@ def test_filled_cells_stay_counted_when_cells_are_dropped() -> None:
     assert pp.accounting(done.assign_coords(x=[1, 2]).x) == counts
 
 
-@pytest.mark.parametrize("pair", [b"ab", [b"1", b"2"]])
-def test_bytes_are_no_numbers(pair: Any) -> None:
-    with pytest.raises(InvalidTypeError, match="two numbers"):
-        pp.standardize(xr.Dataset({"a": ("x", [1.0, 2.0])}), {"a": pair})
-
-
 def test_a_counted_piece_can_be_joined_with_an_uncounted_one() -> None:
     cube = xr.Dataset({"a": ("x", [1.0, np.nan, 3.0, 4.0])})
     pieces = [pp.drop_nan_values(cube.isel(x=slice(2)), ["a"]), cube.isel(x=slice(2, 4))]

@@ -46,12 +46,8 @@ def made_cube(
         coordinates(sizes, calendar),
         {"title": "made"},
     )
-    periods = {"periods": steps, "freq": "MS"}
-    ds["time"] = (
-        xr.date_range("2000-01-01", **periods, calendar=calendar, use_cftime=True)
-        if calendar
-        else xr.date_range("2000-01-01", **periods)
-    )
+    in_calendar = {"calendar": calendar or "standard", "use_cftime": calendar is not None}
+    ds["time"] = xr.date_range("2000-01-01", periods=steps, freq="MS", **in_calendar)
     ds["split"] = ("time", (np.arange(steps) < 24).astype("uint8"))
     return ds
 

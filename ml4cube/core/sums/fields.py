@@ -232,9 +232,7 @@ class FieldStatistics(VariableStatistics):
     @property
     def moments(self) -> Moments:
         """Fields that are merged cell by cell."""
-        return Moments(
-            self.count, self.mean, self.m2, self.min, self.max, self.gaps, self.infs, self.weight
-        )
+        return Moments(*(getattr(self, name) for name in Moments._fields))
 
     def merge(self, other: VariableStatistics) -> Self:
         """Merge with the statistics of other cells.
