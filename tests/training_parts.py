@@ -45,7 +45,7 @@ def trainer(
     model: nn.Module | None = None,
     ranks: bool = False,
     train: Any = None,
-    val: Any = None,
+    val: Any = ...,
     schedule: bool = True,
     lr: float = 0.01,
     **arguments: Any,
@@ -62,11 +62,18 @@ def trainer(
             if ranks
             else DataLoader(data, batch_size=4, shuffle=True)
         )
-    if val is None:
+    if val is ...:
         val = DataLoader(dataset(17, seed=1), batch_size=5)
     kind = pytorch_distributed.Trainer if ranks else pytorch.Trainer
     arguments = {"loss": nn.MSELoss(), "seed": 3, "device": "cpu", "epochs": 3, **arguments}
     return kind(model, train, val, optimizer, **arguments)
+
+
+def trained(**arguments: Any) -> pytorch.Trainer:
+    """Such a Trainer that has trained."""
+    run = trainer(**arguments)
+    run.train()
+    return run
 
 
 def weights(model: nn.Module | str | Path) -> dict[str, list[Any]]:

@@ -177,10 +177,7 @@ class BestModel(_MonitorCallback):
     def on_train_end(self, loop: TrainingLoop) -> None:
         """Load the best weights into the model, on every rank."""
         if self.value is None and self._has_checked:
-            raise RunError(
-                f"{self.monitor} was not a number in any epoch, so there is no best model; "
-                "look at trainer.history"
-            )
+            raise no_best_model(self.monitor)
         if self.value is None:
             logger.warning(
                 "training ended before any epoch was checked; the model has the weights of the "
@@ -314,6 +311,14 @@ class ModelCheckpoint(_MonitorCallback):
             "value": value,
             "run": self.run,
         }
+
+
+def no_best_model(monitor: str | None) -> RunError:
+    """Return the error for a run in which the monitored column was NaN in every epoch."""
+    return RunError(
+        f"{monitor} was not a number in any epoch, so there is no best model; look at "
+        "trainer.history"
+    )
 
 
 def reporters(progress: bool, loggers: Any) -> list[Callback]:

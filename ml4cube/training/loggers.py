@@ -55,11 +55,9 @@ class Logger(ABC):
     _module, _package = "", ""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
-        if params is not None and not isinstance(params, Mapping):
-            raise InvalidTypeError(f"params must be a mapping {{name: value}}, got {params!r}")
+        self.params = dict(as_mapping("params", {} if params is None else params))
         if self._package:
             import_package(self._module, self._package, type(self).__name__)
-        self.params = dict(params or {})
         self._opened: Any = None  # what `_open` returned; None while the log is closed
 
     def start(self, step: int = 0) -> None:
@@ -511,6 +509,13 @@ class NeptuneLogger(_InitLogger):
 
     def _close(self, opened: Any) -> None:
         opened.stop()
+
+
+def as_mapping(name: str, given: Any) -> Mapping[str, Any]:
+    """Return a mapping, or refuse anything else."""
+    if not isinstance(given, Mapping):
+        raise InvalidTypeError(f"{name} must be a mapping {{name: value}}, got {given!r}")
+    return given
 
 
 def _csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

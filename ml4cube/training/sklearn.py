@@ -25,13 +25,12 @@ from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
-    RunError,
     StoreError,
     check_choice,
 )
 from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.progress import write_line
-from ml4cube.training.callbacks import LoggerCallback, is_better
+from ml4cube.training.callbacks import LoggerCallback, is_better, no_best_model
 from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.inputs.batches import as_pair, set_epoch
 from ml4cube.training.inputs.checks import check_loader, import_package
@@ -219,10 +218,7 @@ class Trainer:
         finally:
             self._loggers.on_close(loop)
         if best is None:
-            raise RunError(
-                f"{self._monitor} was not a number in any epoch, so there is no best model; look "
-                "at trainer.history"
-            )
+            raise no_best_model(self._monitor)
         self.model = best
         if self._path is not None and hasattr(self._mlflow, "log_artifact"):
             self._mlflow.log_artifact(str(self._path), self._path.name)

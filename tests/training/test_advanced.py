@@ -20,7 +20,7 @@ from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping, ModelCheckpoint
 from tests.distributed_runner import on_ranks
-from tests.training_parts import At, dataset, losses, network, trainer, weights
+from tests.training_parts import At, dataset, losses, network, trained, trainer, weights
 
 
 class Script(Callback):
@@ -46,8 +46,7 @@ class Script(Callback):
 def test_exactly_the_best_few_are_kept_best_first(tmp_path, mode, top, kept):
     values = [9.0, 2.0, 5.0, 4.0, 1.0, 9.0]
     checkpoint = ModelCheckpoint(tmp_path, mode=mode, save_top_k=top)
-    run = trainer(epochs=6, early_stopping=False, callbacks=[Script(values), checkpoint], samples=8)
-    run.train()
+    trained(epochs=6, early_stopping=False, callbacks=[Script(values), checkpoint], samples=8)
     assert [int(path.stem[6:10]) for path in checkpoint.paths] == kept
     assert sorted(os.listdir(tmp_path)) == sorted(path.name for path in checkpoint.paths)
     best = read_file(checkpoint.paths[0])
@@ -70,37 +69,39 @@ def test_one_checkpoint_over_several_runs_keeps_the_best_few_of_each(tmp_path):
     assert all(path.read_bytes() == content for path, content in files.items())
 
 
+def fitted(epochs=3, **arguments):
+    """An AdvancedTrainer after `fit`, with model, settings and data of `trainer`."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    parts = AdvancedTrainer(
+        model, optimizer, nn.MSELoss(), schedule, seed=3, device="cpu", **arguments
+    )
+    train = DataLoader(dataset(40), batch_size=4, shuffle=True)
+    parts.fit(train, DataLoader(dataset(17, seed=1), batch_size=5), epochs=epochs)
+    return parts
+
+
 def test_fit_equals_the_trainer_underneath_and_resumes(tmp_path):
     """With all that seed 003 names; checkpoints, callbacks and loggers are called."""
-    data, val = dataset(40), DataLoader(dataset(17, seed=1), batch_size=5)
     settings = {
         "use_amp": True,
         "gradient_accumulation_steps": 2,
         "gradient_clip": 0.05,
         "metrics": {"l1": nn.L1Loss()},
     }
-    whole = trainer(**settings, epochs=4)
-    whole.train()
+    whole = trained(**settings, epochs=4)
 
     def fit(epochs):
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        parts = AdvancedTrainer(
-            model,
-            optimizer,
-            nn.MSELoss(),
-            torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9),
+        return fitted(
+            epochs,
             early_stopping=EarlyStopping(patience=10),
             checkpoint=checkpoint,
             callbacks=At(1, lambda: seen.append("step 1")),
             loggers=[CSVLogger(tmp_path / "log.csv")],
             snapshot_path=tmp_path / "s.pt",
-            seed=3,
-            device="cpu",
             **settings,
         )
-        parts.fit(DataLoader(data, batch_size=4, shuffle=True), val, epochs=epochs)
-        return parts
 
     checkpoint = ModelCheckpoint(tmp_path / "kept", monitor="l1", mode="max", save_top_k=2)
     seen = []
@@ -111,18 +112,6 @@ def test_fit_equals_the_trainer_underneath_and_resumes(tmp_path):
     kept = [read_file(path)["value"] for path in checkpoint.paths]
     assert kept == sorted(history["l1"], reverse=True)[:2]
     assert len((tmp_path / "log.csv").read_text().split()) == 5
-
-
-def fitted(epochs=3, val=True, **arguments):
-    """An AdvancedTrainer after `fit`."""
-    model = arguments.pop("model", None) or network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    parts = AdvancedTrainer(
-        model, optimizer, nn.MSELoss(), seed=3, **{"device": "cpu", **arguments}
-    )
-    held_out = DataLoader(dataset(9, seed=1), batch_size=4) if val else None
-    parts.fit(DataLoader(dataset(24), batch_size=4), held_out, epochs=epochs)
-    return parts
 
 
 def test_further_settings_of_the_loop_are_handed_on(tmp_path):
@@ -152,7 +141,7 @@ def test_a_batch_job_gets_one_line_for_each_epoch(capsys):
     best = min(history["val_loss"])
     assert f"(best: val_loss {best:.6g} in epoch " in last
     assert "done by" not in last
-    fitted(99, max_steps=6)  # one epoch, so that nothing remains
+    fitted(99, max_steps=10)  # one epoch, so that nothing remains
     assert "done by" not in capsys.readouterr().err
     fitted(2, progress=False)
     assert capsys.readouterr() == ("", "")

@@ -5,13 +5,13 @@ call was made once with the real packages: wandb 0.31 offline, mlflow-skinny 3.1
 (a run continued by its id, its steps read back), neptune 1.14 offline.
 """
 
-import builtins
 import csv
 import json
 import math
 import os
 import sys
 import types
+from collections import namedtuple
 from dataclasses import replace
 
 import cloudpickle
@@ -30,7 +30,7 @@ from ml4cube.training.loggers import (
     WandBLogger,
 )
 from tests.distributed_runner import on_ranks
-from tests.training_parts import At, Interrupt, trainer
+from tests.training_parts import At, Interrupt, trained
 
 
 def read_csv(path):
@@ -180,12 +180,9 @@ class FakeMLflow(types.ModuleType):
     def __init__(self):
         super().__init__("mlflow")
         self.experiments, self.runs, self.uris, self.uri_set = {}, {}, [], False
-        entities = types.ModuleType("mlflow.entities")
-        entities.Metric = lambda key, value, timestamp, step: types.SimpleNamespace(
-            key=key, value=value, timestamp=timestamp, step=step
-        )
-        entities.Param = lambda key, value: (key, value)
-        self.entities = entities
+        self.entities = types.ModuleType("mlflow.entities")
+        self.entities.Metric = namedtuple("Metric", "key value timestamp step")
+        self.entities.Param = namedtuple("Param", "key value")
 
     def is_tracking_uri_set(self):
         return self.uri_set
@@ -314,14 +311,13 @@ def test_mlflow_continues_its_run_without_repeating_a_step(fakes):
 def test_each_training_from_the_start_is_a_run_of_its_own_in_a_service(fakes):
     logs = [MLflowLogger(tracking_uri="file:/a"), WandBLogger("p"), NeptuneLogger("w/p")]
     for seed in (1, 2):  # folds with the same loggers
-        trainer(loggers=logs, epochs=2, seed=seed).train()
+        trained(loggers=logs, epochs=2, seed=seed)
     for run in fakes.mlflow.runs.values():
         assert [m.step for m in run["metrics"] if m.key == "epoch"] == [10, 20]
     assert len(fakes.mlflow.runs) == 2
     for calls, id_at in ((fakes.wandb.calls, 4), (fakes.neptune.calls, 3)):
         assert len({call[id_at] for call in calls if call[0] == "init"}) == 2
-    ran = trainer(loggers=logs, epochs=1)
-    ran.train()
+    ran = trained(loggers=logs, epochs=1)
     ran._loop.options = replace(ran._loop.options, epochs=2)
     ran.train()  # trains on, in the same run
     assert len(fakes.mlflow.runs) == 3
@@ -371,26 +367,22 @@ def test_arguments_that_cannot_work_are_refused(fakes, tmp_path, make, message):
         make(tmp_path)
 
 
-def test_a_missing_package_is_one_clear_error_when_the_logger_is_made(monkeypatch, tmp_path):
-    plain = builtins.__import__
-
-    def missing(name, *args, **kwargs):
-        if name.split(".")[0] in ("wandb", "mlflow", "neptune", "tensorboard"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return plain(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    for name in ("wandb", "mlflow", "neptune", "torch.utils.tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)
-    makers = {
-        "wandb": lambda: WandBLogger("p"),
-        "mlflow-skinny": lambda: MLflowLogger("e", tracking_uri="file:/a"),
-        "neptune": lambda: NeptuneLogger("p"),
-        "tensorboard": lambda: TensorBoardLogger(tmp_path / "tb"),
-    }
-    for package, make in makers.items():
-        with pytest.raises(ModuleNotFoundError, match=f"run `pip install {package}`"):
-            make()
+@pytest.mark.parametrize(
+    ("module", "package", "make"),
+    [
+        ("wandb", "wandb", lambda: WandBLogger("p")),
+        ("mlflow", "mlflow-skinny", lambda: MLflowLogger("e", tracking_uri="file:/a")),
+        ("neptune", "neptune", lambda: NeptuneLogger("p")),
+        ("torch.utils.tensorboard", "tensorboard", lambda: TensorBoardLogger("tb")),
+    ],
+)
+def test_a_missing_package_is_one_clear_error_when_the_logger_is_made(
+    monkeypatch, tmp_path, module, package, make
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=f"run `pip install {package}`"):
+        make()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -418,8 +410,7 @@ def test_several_loggers_get_the_history_of_a_run(tmp_path, fakes):
         TensorBoardLogger(tmp_path / "tb"),
         MLflowLogger(tracking_uri="file:/a"),
     ]
-    ran = trainer(loggers=logs, epochs=2)
-    ran.train()
+    ran = trained(loggers=logs, epochs=2)
     wanted = ran.history["val_loss"]
     assert [float(row["val_loss"]) for row in read_csv(tmp_path / "a.csv")] == wanted
     assert [row["val_loss"] for row in read_jsonl(tmp_path / "a.jsonl")[1:]] == wanted
@@ -435,9 +426,7 @@ def test_a_resumed_run_goes_on_in_the_same_log_and_run_of_the_service(tmp_path, 
     def run(**arguments):
         logs = [CSVLogger(tmp_path / "a.csv"), MLflowLogger(tracking_uri="file:/a")]
         settings = {"snapshot_path": tmp_path / "s.pt", "save_every": 2, "epochs": 5}
-        ran = trainer(loggers=logs, **settings, **arguments)
-        ran.train()
-        return ran
+        return trained(loggers=logs, **settings, **arguments)
 
     with pytest.raises(Interrupt):
         run(callbacks=[At(35)])  # in epoch 4; the snapshot is of epoch 2
@@ -453,8 +442,7 @@ def test_a_resumed_run_goes_on_in_the_same_log_and_run_of_the_service(tmp_path, 
 
 def log_on_ranks(folder):
     log = CSVLogger(f"{folder}/log.csv")
-    ran = trainer(ranks=True, loggers=[log], epochs=2)
-    ran.train()
+    ran = trained(ranks=True, loggers=[log], epochs=2)
     return log._opened, ran.history["val_loss"]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim.lr_scheduler import MultiStepLR, StepLR
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.files.checkpoint import read_file, write_file
@@ -74,34 +75,28 @@ def test_restarts_repeat_one_cycle():
     assert flat == pytest.approx([r[0] for r in single] * 3 + [0.1, 0.1])
 
 
-def build(name, opt):
-    if name == "chain":
-        return SchedulerChain(
-            WarmUpScheduler(opt, 3),
-            LinearScheduler(opt, 4, 0.1),
-            CosineAnnealingScheduler(opt, 5),
-        )
-    if name == "milestones":
-        later = torch.optim.lr_scheduler.MultiStepLR(opt, [2, 5])
-        return SchedulerChain(WarmUpScheduler(opt, 3), later)
-    return {
-        "cosine": lambda: CosineAnnealingScheduler(opt, 7, 0.01),
-        "restarts": lambda: CosineRestartScheduler(opt, 9, cycles=2),
-        "polynomial": lambda: PolynomialScheduler(opt, 7, power=0.5),
-    }[name]()
+BUILD = {
+    "chain": lambda opt: SchedulerChain(
+        WarmUpScheduler(opt, 3), LinearScheduler(opt, 4, 0.1), CosineAnnealingScheduler(opt, 5)
+    ),
+    "milestones": lambda opt: SchedulerChain(WarmUpScheduler(opt, 3), MultiStepLR(opt, [2, 5])),
+    "cosine": lambda opt: CosineAnnealingScheduler(opt, 7, 0.01),
+    "restarts": lambda opt: CosineRestartScheduler(opt, 9, cycles=2),
+    "polynomial": lambda opt: PolynomialScheduler(opt, 7, power=0.5),
+}
 
 
-@pytest.mark.parametrize("name", ["chain", "milestones", "cosine", "restarts", "polynomial"])
+@pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
 @pytest.mark.parametrize("cut", [0, 2, 3, 6, 7, 11])
-def test_resumed_rates_are_the_same_bits(tmp_path, name, cut):
-    whole = rates(build(name, optimizer(0.5, 0.25)), 14)
-    first = build(name, optimizer(0.5, 0.25))
+def test_resumed_rates_are_the_same_bits(tmp_path, build, cut):
+    whole = rates(build(optimizer(0.5, 0.25)), 14)
+    first = build(optimizer(0.5, 0.25))
     rates(first, cut)
     state = {"scheduler": first.state_dict(), "optimizer": first.optimizer.state_dict()}
     write_file(tmp_path / "s.pt", state)
     content = read_file(tmp_path / "s.pt")
 
-    again = build(name, optimizer(0.5, 0.25))
+    again = build(optimizer(0.5, 0.25))
     again.optimizer.load_state_dict(content["optimizer"])
     again.load_state_dict(content["scheduler"])
     assert rates(again, 14 - cut) == whole[cut:]
@@ -111,7 +106,7 @@ def test_resumed_rates_are_the_same_bits(tmp_path, name, cut):
     "second",
     [
         lambda opt: CosineAnnealingScheduler(opt, 6, 0.1),
-        lambda opt: torch.optim.lr_scheduler.StepLR(opt, 2, 0.5),
+        lambda opt: StepLR(opt, 2, 0.5),
     ],
 )
 def test_chain_runs_its_links_in_turn(second):
@@ -136,16 +131,8 @@ def test_chain_runs_its_links_in_turn(second):
         (lambda opt: SchedulerChain(), "at least one scheduler"),
         (lambda opt: SchedulerChain([WarmUpScheduler(opt, 2)]), "one by one"),
         (lambda opt: SchedulerChain(SchedulerChain(WarmUpScheduler(opt, 2))), "no chain of them"),
-        (
-            lambda opt: SchedulerChain(WarmUpScheduler(opt, 2), WarmUpScheduler(optimizer(1.0), 2)),
-            "same optimizer",
-        ),
-        (
-            lambda opt: SchedulerChain(
-                torch.optim.lr_scheduler.StepLR(opt, 2), WarmUpScheduler(opt, 3)
-            ),
-            "scheduler 1 of the chain, StepLR, has no",
-        ),
+        (lambda opt: SchedulerChain(StepLR(opt, 2), StepLR(optimizer(1.0), 2)), "same optimizer"),
+        (lambda opt: SchedulerChain(StepLR(opt, 2), StepLR(opt, 3)), "1 of the chain, StepLR, has"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):

@@ -33,6 +33,9 @@ def numbers(samples=40, features=3, seed=0):
     return x, (x.sum(1) + generator.normal(scale=0.1, size=samples)).astype("float32")
 
 
+X, Y = numbers()
+
+
 def loader(x, y=None, size=7):
     tensors = [torch.from_numpy(np.asarray(a)) for a in (x, y) if a is not None]
     return DataLoader(TensorDataset(*tensors), batch_size=size)
@@ -42,12 +45,11 @@ def loader(x, y=None, size=7):
 
 
 def test_partial_fit_sees_every_batch_of_every_epoch_in_order():
-    x, y = numbers()
-    model = Trainer(SGDRegressor(random_state=0), loader(x, y), epochs=3).train()
+    model = Trainer(SGDRegressor(random_state=0), loader(X, Y), epochs=3).train()
     byhand = SGDRegressor(random_state=0)
     for _ in range(3):
         for start in range(0, 40, 7):
-            byhand.partial_fit(x[start : start + 7], y[start : start + 7])
+            byhand.partial_fit(X[start : start + 7], Y[start : start + 7])
     np.testing.assert_array_equal(model.coef_, byhand.coef_)
 
 
@@ -104,51 +106,47 @@ class Wanders(SGDRegressor):
 
 @pytest.mark.slow
 def test_the_best_epoch_is_returned_and_saved(tmp_path):
-    x, y = numbers()
     path = tmp_path / "deep" / "best.skops"
-    trainer = Trainer(Wanders(), [(x, y)], [(x, y)], model_path=path, epochs=6)
+    trainer = Trainer(Wanders(), [(X, Y)], [(X, Y)], model_path=path, epochs=6)
     model = trainer.train()
     assert (trainer.best_epoch, len(trainer.history), model.epoch_) == (3, 6, 3)
     saved = load_model(path, trusted=[f"{Wanders.__module__}.Wanders"])
-    np.testing.assert_array_equal(saved.predict(x), model.predict(x))
+    np.testing.assert_array_equal(saved.predict(X), model.predict(X))
     assert [file.name for file in path.parent.iterdir()] == ["best.skops"]
 
 
 def test_without_a_number_to_choose_by_no_estimator_is_returned():
-    x, y = numbers()
-    trainer = Trainer(SGDRegressor(), [(x, y)], loss=lambda true, pred: np.nan)
+    trainer = Trainer(SGDRegressor(), [(X, Y)], loss=lambda true, pred: np.nan)
     with pytest.raises(RunError, match="train_loss was not a number in any epoch"):
         trainer.train()
 
 
 def test_patience_counts_epochs_without_improvement():
-    x, y = numbers()
     for patience, how in ((2, {}), (1, {"monitor": "r2", "mode": "max"})):
         settings_ = {"metrics": {"r2": r2_score}, "epochs": 6, "patience": patience, **how}
-        trainer = Trainer(Wanders(), [(x, y)], [(x, y)], **settings_)
+        trainer = Trainer(Wanders(), [(X, Y)], [(X, Y)], **settings_)
         assert trainer.train().epoch_ == 3
         assert len(trainer.history) == 3 + patience
 
 
 def test_weights_of_samples_reach_the_estimator_loss_and_metrics():
-    x, y = numbers()
     weights = np.where(np.arange(40) < 20, 1.0, 0.0)
-    all_ = Trainer(LinearRegression(), [(x, y, weights)], batch_training=False).train()
-    np.testing.assert_allclose(all_.coef_, LinearRegression().fit(x[:20], y[:20]).coef_, rtol=1e-3)
+    all_ = Trainer(LinearRegression(), [(X, Y, weights)], batch_training=False).train()
+    np.testing.assert_allclose(all_.coef_, LinearRegression().fit(X[:20], Y[:20]).coef_, rtol=1e-3)
     with pytest.raises(InvalidTypeError, match="takes no sample_weight"):
-        Trainer(IncrementalPCA(1), [(x, y, weights)], task_type="unsupervised").train()
+        Trainer(IncrementalPCA(1), [(X, Y, weights)], task_type="unsupervised").train()
 
     weights = np.arange(40) % 2
-    batches = [(x[i : i + 7], y[i : i + 7], weights[i : i + 7]) for i in range(0, 40, 7)]
+    batches = [(X[i : i + 7], Y[i : i + 7], weights[i : i + 7]) for i in range(0, 40, 7)]
     metrics = {"r2": r2_score, "worst": max_error}  # which takes no weights
     scored = Trainer(SGDRegressor(), batches, batches, metrics)
-    pred = scored.train().predict(x)
-    assert scored.history["val_loss"] == [pytest.approx(np.square(pred - y)[1::2].mean())]
-    assert scored.history["r2"] == [pytest.approx(r2_score(y[1::2], pred[1::2]))]
-    assert scored.history["worst"] == [pytest.approx(np.abs(pred - y).max())]
+    pred = scored.train().predict(X)
+    assert scored.history["val_loss"] == [pytest.approx(np.square(pred - Y)[1::2].mean())]
+    assert scored.history["r2"] == [pytest.approx(r2_score(Y[1::2], pred[1::2]))]
+    assert scored.history["worst"] == [pytest.approx(np.abs(pred - Y).max())]
 
-    for mixed in ([(x, y, weights), (x, y)], [(x, y), (x, y, weights)]):
-        errors = np.square(pred - y)
+    for mixed in ([(X, Y, weights), (X, Y)], [(X, Y), (X, Y, weights)]):
+        errors = np.square(pred - Y)
         mean = (errors.sum() + errors[1::2].sum()) / 60  # samples without a weight have weight 1
         assert scored.evaluate(mixed)["val_loss"] == pytest.approx(mean)
 
@@ -262,17 +260,15 @@ def test_arrays_are_fitted_at_once_and_logged_as_the_ancestor_did(tmp_path):
 
 
 def test_a_loader_can_be_fitted_at_once_within_a_limit():
-    x, y = numbers()
-    model = Trainer(LinearRegression(), loader(x, y), batch_training=False, max_samples=40).train()
-    np.testing.assert_allclose(model.coef_, LinearRegression().fit(x, y).coef_, rtol=1e-5)
+    model = Trainer(LinearRegression(), loader(X, Y), batch_training=False, max_samples=40).train()
+    np.testing.assert_allclose(model.coef_, LinearRegression().fit(X, Y).coef_, rtol=1e-5)
     with pytest.raises(InvalidValueError, match="more than max_samples=39"):
-        Trainer(LinearRegression(), loader(x, y), batch_training=False, max_samples=39).train()
+        Trainer(LinearRegression(), loader(X, Y), batch_training=False, max_samples=39).train()
 
 
 def test_loggers_get_every_epoch(tmp_path):
-    x, y = numbers()
     log = CSVLogger(tmp_path / "log.csv")
-    trainer = Trainer(SGDRegressor(random_state=0), loader(x, y), epochs=2, loggers=[log])
+    trainer = Trainer(SGDRegressor(random_state=0), loader(X, Y), epochs=2, loggers=[log])
     trainer.train()
     rows = (tmp_path / "log.csv").read_text().split()
     assert rows[0].startswith("step,epoch,train_loss")
@@ -305,10 +301,9 @@ def test_types_from_elsewhere_must_be_trusted_by_name(tmp_path):
 def test_without_skops_a_path_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "skops.io", None)
     monkeypatch.setitem(sys.modules, "skops", None)
-    x, y = numbers()
     with pytest.raises(ModuleNotFoundError, match="pip install skops"):
-        Trainer(SGDRegressor(), loader(x, y), model_path=tmp_path / "m")
-    Trainer(SGDRegressor(), loader(x, y)).train()  # not needed without a path
+        Trainer(SGDRegressor(), loader(X, Y), model_path=tmp_path / "m")
+    Trainer(SGDRegressor(), loader(X, Y)).train()  # not needed without a path
 
 
 # ---------------------------------------------------------------------- errors
@@ -323,11 +318,7 @@ def test_without_skops_a_path_is_refused_at_once(tmp_path, monkeypatch):
         ({"mode": "best"}, InvalidValueError, "mode must be 'min' or 'max', got 'best'"),
         ({"epochs": 0}, InvalidValueError, "epochs must be an int of 1 or more, got 0"),
         ({"model_path": 3}, InvalidTypeError, "model_path must be a path"),
-        (
-            {"train_data": None},
-            InvalidTypeError,
-            "train_data must be a loader of batches, got None",
-        ),
+        ({"train_data": None}, InvalidTypeError, "train_data must be a loader of .*, got None"),
         ({"batch_training": False, "epochs": 2}, InvalidTypeError, "epochs must be 1"),
         ({"patience": 0}, InvalidValueError, "patience"),
         ({"mlflow_run": 3}, InvalidTypeError, "log_metric"),
@@ -337,8 +328,7 @@ def test_without_skops_a_path_is_refused_at_once(tmp_path, monkeypatch):
     ],
 )
 def test_arguments_that_cannot_work(arguments, error, said):
-    x, y = numbers()
-    settings_ = {"model": SGDRegressor(), "train_data": loader(x, y)} | arguments
+    settings_ = {"model": SGDRegressor(), "train_data": loader(X, Y)} | arguments
     with pytest.raises(error, match=said):
         Trainer(**settings_)
 
@@ -350,11 +340,7 @@ def test_arguments_that_cannot_work(arguments, error, said):
         ([(np.ones((0, 2, 3)), np.ones(0))], EmptyPartError, "train_data must not be empty"),
         ([np.ones((2, 3))], InvalidTypeError, "X alone"),
         ([(np.ones((2, 3)), np.ones(3))], InvalidValueError, "got 3 and 2"),
-        (
-            [(np.ones((2, 3)), np.ones(2), np.ones((2, 3)))],
-            InvalidTypeError,
-            "one value per sample",
-        ),
+        ([(np.ones((2, 3)), np.ones(2), np.ones((2, 3)))], InvalidTypeError, "one value per"),
         ([(1, 2, 3, 4)], InvalidTypeError, "4 items"),
     ],
 )

@@ -165,11 +165,14 @@ def test_a_misspelt_option_is_named_at_once(option, message):
 # ------------------------------------------------------------------- single batches
 
 
-def test_run_batch_takes_one_step_through_the_same_code():
+def test_run_epoch_gives_its_row_and_run_batch_takes_one_of_its_steps():
     batches = list(loader(12))
     torch.manual_seed(4)
     whole = make(scheduler_step_on_batch=True, schedule=True)
-    whole.run_epoch(batches)
+    row = whole.run_epoch(batches)
+    assert row["train_mae"] == whole.history["train_mae"][0]
+    assert "val_loss" not in row
+    assert (row["epoch"], whole.progress_checker.get_epoch()) == (1, 2)
     torch.manual_seed(4)
     single = make(scheduler_step_on_batch=True, schedule=True)
     found = [single.run_batch(batch) for batch in batches]
@@ -193,14 +196,6 @@ def test_steps_of_run_batch_count_in_a_run_that_follows(tmp_path):
         return weights(run.model)
 
     assert trained(tmp_path / "s.pt") == trained(None)
-
-
-def test_run_epoch_gives_the_row():
-    run = make()
-    row = run.run_epoch(loader())
-    assert row["train_mae"] == run.history["train_mae"][0]
-    assert "val_loss" not in row
-    assert (row["epoch"], run.progress_checker.get_epoch()) == (1, 2)
 
 
 # ------------------------------------------------------------------------- test mode
@@ -337,8 +332,8 @@ def test_best_weights_are_kept_and_can_be_put_back(tmp_path):
                 with torch.no_grad():
                     loop.model[0].weight.mul_(-10)
 
-    data = loader()
-    run = make(callbacks=[Spoil()], gradient_clip=0.1)
+    data, checkpoint = loader(), ModelCheckpoint(tmp_path / "kept")
+    run = make(callbacks=[Spoil(), checkpoint], gradient_clip=0.1)
     with pytest.raises(RunError, match="no epoch was trained yet"):
         run.apply_weights()
     history = run.run(3, data, data)
@@ -350,25 +345,22 @@ def test_best_weights_are_kept_and_can_be_put_back(tmp_path):
     run.toggle("test")
     assert run.run(1, data)["val_loss"][0] == pytest.approx(run.best_loss, rel=1e-6)
     assert run.history["epoch"] == [1, 2, 3]  # not touched by the test
-    run.save_model(tmp_path / "deep" / "best.pt")
-    assert torch.load(tmp_path / "deep" / "best.pt", weights_only=True).keys() == best.keys()
+    path = tmp_path / "deep" / "best.pt"
+    run.save_model(path)
+    assert weights(path) == best
     other = make(model=network(seed=9))
-    other.load_model(tmp_path / "deep" / "best.pt")
-    assert weights(other.model) == best
-    other.apply_weights(tmp_path / "deep" / "best.pt")
+    for load, file in (
+        (other.load_model, path),
+        (other.load_model, checkpoint.paths[0]),
+        (other.apply_weights, path),
+    ):
+        other.model.load_state_dict(network(seed=9).state_dict())
+        load(file)
+        assert weights(other.model) == best
     with pytest.raises(InvalidValueError, match="weights of another model"):
-        make(model=nn.Linear(3, 1)).load_model(tmp_path / "deep" / "best.pt")
+        make(model=nn.Linear(3, 1)).load_model(path)
     with pytest.raises(StoreError, match="does not exist"):
         other.load_model(tmp_path / "no.pt")
-
-
-def test_checkpoints_of_the_callback_are_read_too(tmp_path):
-    checkpoint = ModelCheckpoint(tmp_path, monitor="val_mae")
-    run = make(callbacks=[checkpoint])
-    run.run(2, loader(), loader(9))
-    other = make(model=network(seed=9))
-    other.load_model(checkpoint.paths[0])
-    assert weights(other.model).keys() == weights(run.model).keys()
 
 
 @pytest.mark.parametrize("step", [2, 6, 9, 13])
@@ -398,10 +390,7 @@ def test_a_run_cut_off_anywhere_goes_on_bit_for_bit(tmp_path, step):
         ({"train_step": lambda self, batch: 0.5}, r"'loss' is a tensor.*got a float"),
         ({"train_step": lambda self, batch: {"mae": 1}}, r"'loss' is a tensor.*got a dict of"),
         ({"train_step": lambda self, batch: {"loss": 0.5}}, "'loss' is a tensor"),
-        (
-            {"metrics": True},
-            r"Bad\.test_step must return 'output' .* got a dict of \['loss'",
-        ),
+        ({"metrics": True}, r"Bad\.test_step must return 'output' .* got a dict of \['loss'"),
         ({"metric_on_epoch_end": lambda self: [1.0]}, "must return a dict"),
         ({"metric_on_epoch_end": lambda self: {"val_loss": 1.0}}, r"\['val_loss'\], which are col"),
         ({"count_samples": lambda self, batch: "3"}, r"Bad\.count_samples\(\) must .* got '3'"),
@@ -417,27 +406,26 @@ def test_what_a_method_must_not_return_is_refused(methods, message):
         run.run(1, loader(), loader(4))
 
 
-def test_what_cannot_work_is_refused_at_once():
-    model = network()
-    with pytest.raises(InvalidTypeError, match="Trainer has neither train_step"):
-        make(Trainer)
-    with pytest.raises(TypeError, match="neither test_step"):
-        make(Trainer, mode="test")
-    with pytest.raises(InvalidTypeError, match=r"optimizer must be .* got None"):
-        make(optimizer=False)
-    with pytest.raises(InvalidValueError, match="did you mean 'train'"):
-        make(mode="trian")
-    with pytest.raises(InvalidValueError, match=r"device must be a torch device .* got 3\.5"):
-        make(device=3.5)
-    with pytest.raises(InvalidTypeError, match="loss must be a loss function"):
-        make(Trainer, loss="mse")
-    with pytest.raises(InvalidTypeError, match=r"model must be a torch\.nn\.Module, got 'net'"):
-        Regression("net", "cpu")
-    with pytest.raises(InvalidValueError, match=r"device must name a device, got \[\]"):
-        make(device=[])
-    with pytest.raises(InvalidValueError, match=r"n_epoch must be .* got 0"):
-        make(model=model).run(0, loader())
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: make(Trainer), InvalidTypeError, "Trainer has neither train_step"),
+        (lambda: make(Trainer, mode="test"), InvalidTypeError, "neither test_step"),
+        (lambda: make(Trainer, loss="mse"), InvalidTypeError, "loss must be a loss function"),
+        (lambda: make(optimizer=False), InvalidTypeError, r"optimizer must be .* got None"),
+        (lambda: Regression("net", "cpu"), InvalidTypeError, r"a torch\.nn\.Module, got 'net'"),
+        (lambda: make(mode="trian"), InvalidValueError, "did you mean 'train'"),
+        (lambda: make(device=3.5), InvalidValueError, r"be a torch device .* got 3\.5"),
+        (lambda: make(device=[]), InvalidValueError, r"device must name a device, got \[\]"),
+        (lambda: make().run(0, loader()), InvalidValueError, r"n_epoch must be .* got 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
+
+def test_a_test_step_is_needed_only_to_validate():
     class NoTest(Trainer):
         def train_step(self, batch):
             return Regression.train_step(self, batch)
@@ -675,12 +663,8 @@ def test_weights_loaded_after_an_interrupt_are_not_replaced_by_those_of_the_snap
 
 @pytest.mark.slow
 def test_limits_several_sets_norms_and_a_compiled_model():
-    run = make(
-        limit_train_batches=0.34,
-        limit_val_batches=1,
-        log_grad_norm=True,
-        compile="eager",
-    )
+    limits = {"limit_train_batches": 0.34, "limit_val_batches": 1}
+    run = make(log_grad_norm=True, compile="eager", **limits)
     history = run.run(1, loader(), {"north": loader(9), "south": loader(9, seed=3)})
     row = history["ranks"][0][0]
     assert (row["train_n"], row["val_n"]) == (8, 8)

@@ -55,10 +55,9 @@ def choose_precision(precision: str | Sequence[str], device: torch.device) -> st
     names = [precision] if isinstance(precision, str) else precision
     for name in names:
         check_choice("precision", name, ["auto", *DTYPES] if name == precision else DTYPES)
-    if precision == "auto" and device.type == "cpu":
-        return "fp32"  # bf16 must be chosen by name, because many CPUs compute slowly in it
     if precision == "auto":
-        return "bf16" if has_bf16 else "fp16"
+        # On a CPU, bf16 must be chosen by name, because many CPUs compute slowly in it.
+        names = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
     for name in names:
         if name != "bf16" or has_bf16:
             return name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.training.addons.core import MixinAddOn
-from ml4cube.training.loggers import Logger, NeptuneLogger, WandBLogger
+from ml4cube.training.loggers import Logger, NeptuneLogger, WandBLogger, as_mapping
 
 
 class WandBLoggerAddon(MixinAddOn):
@@ -55,7 +55,7 @@ _SERVICES: dict[str, tuple[type[MixinAddOn], type[Logger], dict[str, str]]] = {
 def web_loggers(services: Any, add_ons: Collection[Any]) -> list[Logger]:
     """Make the loggers that a Trainer's argument `web_logger` names, if its add-ons allow them."""
     loggers = []
-    for service, settings in _as_mapping("web_logger", services or {}).items():
+    for service, settings in as_mapping("web_logger", services or {}).items():
         check_choice("web_logger", service, _SERVICES)
         add_on, logger, argument_names = _SERVICES[service]
         if add_on not in add_ons:
@@ -63,13 +63,7 @@ def web_loggers(services: Any, add_ons: Collection[Any]) -> list[Logger]:
                 f"web_logger has {service!r}, but this Trainer has no {add_on.__name__}; make it "
                 f"with Trainer.add_on({add_on.__name__})"
             )
-        settings = _as_mapping(f"web_logger[{service!r}]", settings)
+        settings = as_mapping(f"web_logger[{service!r}]", settings)
         arguments = {argument_names.get(name, name): value for name, value in settings.items()}
         loggers.append(logger(**arguments))
     return loggers
-
-
-def _as_mapping(name: str, given: Any) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise InvalidTypeError(f"{name} must be a mapping {{name: value}}, got {given!r}")
-    return given
