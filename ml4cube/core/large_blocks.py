@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ml4cube.core.grid import Grid
@@ -39,7 +39,7 @@ class LargeBlocks:
 
 def blocks_wanted(fractions: Iterable[float]) -> int:
     """Return the number of blocks that parts of such fractions need."""
-    needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))  # 2 / 0.1 may exceed 20
+    needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))  # 2 / (1 - 0.9) exceeds 20
     return min(max(needed, _FEWEST_BLOCKS), _MOST_BLOCKS)
 
 
@@ -50,17 +50,18 @@ def large_blocks(
     *,
     fewest: int,
     windows: Grid | None,
-    cyclic: Iterable[str],
+    cyclic: Collection[str],
 ) -> LargeBlocks:
     """Cut a cube into `wanted` blocks, or as many as possible, few of whose cells touch others.
 
-    Returned is one block, the cube, if there cannot be `fewest`. If `windows` are given, blocks are
-    at least as large as a window.
+    If many cells touch others however the cube is cut, the blocks with the fewest such cells are
+    returned; ask `is_apart`. Returned is one block, the cube, if there cannot be `fewest` blocks.
+    If `windows` are given, blocks are at least as large as a window.
     """
     candidates: list[LargeBlocks] = []
     for group in map(sorted, groups):
         for dims in (*itertools.combinations(group, 1), *itertools.combinations(group, 2)):
-            candidates += _cut_along(dims, shape, wanted, windows, set(cyclic))
+            candidates += _cut_along(dims, shape, wanted, windows, cyclic)
 
     def penalty(blocks: LargeBlocks) -> tuple[float, ...]:
         if not blocks.is_apart:
@@ -76,7 +77,7 @@ def _cut_along(
     shape: Mapping[str, int],
     wanted: int,
     windows: Grid | None,
-    cyclic: set[str],
+    cyclic: Collection[str],
 ) -> Iterator[LargeBlocks]:
     """Yield the blocks of every combination of cuts along these dims."""
     along = [_cuts(dim, shape[dim], wanted, windows, dim in cyclic) for dim in dims]

@@ -81,7 +81,7 @@ def _are_false(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:
-    """Return a lazy mask of the cells with a value in all variables, or in any of them.
+    """Return a lazy mask of the cells with a finite value in all variables, or in any of them.
 
     None if every cell has one, because the dtypes have no gaps.
     """

@@ -127,6 +127,7 @@ class Progress(Callback):
         self.on_close(loop)
         if not loop.world.is_main:
             return
+        # `state.epoch` is the number of epochs done, with this one.
         now, state, epochs = time.time(), loop.state, loop.options.epochs
         remaining_steps = (epochs - state.epoch) * state.step / state.epoch
         if loop.options.max_steps is not None:
@@ -214,7 +215,8 @@ class LossPlot(Callback):
         from ml4cube.plotting import loss_curve
 
         history = loop.history.to_dict()
-        # With validations between steps, several rows belong to one epoch.
+        # With validations between steps, several rows belong to one epoch, and all have a step.
+        # Only some have one if this setting was changed when the run was resumed.
         by = "epoch" if None in history.get("step", [None]) else "step"
         curves = history["train_loss"], history.get("val_loss")
         figure = loss_curve(*curves, x=history[by], xlabel=by)
@@ -305,7 +307,7 @@ def _describe_slow_rank(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     if fastest["communicate"] - slowest["communicate"] < _SLOW:
         return []
     median_data_wait = statistics.median_low(rank["data_wait"] for rank in ranks)
-    # Data are the cause if they explain at least half of what is reported as slow.
+    # Data are the cause if they explain half of the least difference that is reported.
     waits_for_data = slowest["data_wait"] - median_data_wait > _SLOW / 2
     cause = "waits for data" if waits_for_data else "computes longer"
     return [f"the others wait for rank {slowest['rank']}, which {cause}"]

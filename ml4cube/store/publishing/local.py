@@ -1,6 +1,7 @@
 """Unfinished stores on disk, published by one rename.
 
-While a store is replaced, the old one is in ``ml4cube-replaced/`` in the work folder.
+The work folder, ``<path>.partial/``, is described in `draft`. While a store is replaced, the old
+one is in ``ml4cube-replaced/`` in it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class LocalDraft(Draft):
         if not keep_this_call:
             self.journal.clear()
             self.store_folder.clear()
-        journals, ours = self.journal.root.parent, (self.store_folder.root, self.journal.root)
+        ours = self.store_folder.root, self.journal.root
+        # The folder of journals holds one folder for each call.
+        journals = self.journal.root.parent
         for path in (*self.work_folder.root.glob(f"{OUR_PREFIX}*"), *journals.glob("*")):
             if path.is_dir() and path not in (journals, *ours):
-                # the lock was taken, so an old store that is still here has been replaced; tasks
-                # of stopped runs may still write some files into unfinished ones
+                # Also an old store: taking the lock has put it back unless it had been replaced.
+                # Errors are ignored, because tasks of a stopped run may still write files here.
                 shutil.rmtree(path, ignore_errors=True)
         for path in ours:
             path.mkdir(parents=True, exist_ok=True)
@@ -156,6 +159,8 @@ def _replaced_path(target: Path) -> Path:
 
 def _is_half_replaced(target: Path) -> bool:
     """Return True if the old store was moved away, and the new one is not at its path yet."""
+    # Without an unfinished store, the old one was moved by a run that published its own, and the
+    # target has been removed since.
     unfinished = Path(work_location(target)).glob(store_name("*"))
     return not target.exists() and _replaced_path(target).exists() and any(unfinished)
 
