@@ -400,6 +400,15 @@ def test_wrong_parameters_are_refused_by_fit(options: Any, words: str) -> None:
         pp.CubeScaler(**options).fit(made_cube())
 
 
+def test_the_time_of_a_climatology_may_have_any_name() -> None:
+    ds = made_cube()
+    scaled, renamed = (
+        pp.CubeScaler(climatology="month").fit_transform(cube)
+        for cube in (ds, ds.rename(time="date"))
+    )
+    xr.testing.assert_identical(renamed, scaled.rename(time="date"))
+
+
 def test_a_dim_called_like_the_climatology_is_refused() -> None:
     ds = made_cube()
     leads = ds.expand_dims(month=np.arange(12))

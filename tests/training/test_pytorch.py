@@ -24,6 +24,7 @@ from ml4cube.errors import (
 )
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback, EarlyStopping
+from ml4cube.training.inputs.options import pick_precision
 from ml4cube.training.loggers import JSONLLogger
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.state import History
@@ -270,6 +271,12 @@ def test_schedulers_move_per_epoch_per_step_or_on_a_plateau():
     run.train()
     assert plateau.num_bad_epochs == 0
     assert plateau.last_epoch == 3
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "bf16"), ("cuda", "fp16")])
+def test_amp_chooses_the_precision_of_the_device(device, precision):
+    assert pick_precision(True, None, torch.device(device)) == precision
+    assert pick_precision(False, None, torch.device(device)) == "fp32"
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
