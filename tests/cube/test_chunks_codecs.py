@@ -67,6 +67,17 @@ def test_damage_is_an_error_or_changes_cells_but_not_their_number(
     assert (buffer[[0, 9]] == -1).all()
 
 
+@pytest.mark.parametrize("compressor", PACK)
+def test_any_flipped_bit_is_refused_where_there_is_a_checksum(compressor: str | None) -> None:
+    codecs = ChunkCodecs(compressor, checksum=True)
+    sound = packed(codecs)
+    for place in range(len(sound)):
+        broken = sound.copy()
+        broken[place] ^= 1
+        with pytest.raises(ValueError, match="wrong checksum"):
+            codecs.decode(broken, np.empty((8, 8), "<f4"))
+
+
 def test_a_chunk_of_another_size_is_refused_before_it_expands() -> None:
     zeros = np.zeros(2**27, np.uint8)
     for name in ("zstd", "blosc"):

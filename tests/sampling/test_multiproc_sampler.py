@@ -22,6 +22,8 @@ import pandas as pd
 import pytest
 import xarray as xr
 import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ml4cube.core.errors import (
     CubeError,
@@ -48,6 +50,7 @@ from tests import oracle_splits
 from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
+from tests.oracle_sampler import sample_cube
 from tests.samplestores import paths
 
 SHAPE = {"time": 8, "lat": 9, "lon": 10}
@@ -72,6 +75,113 @@ def split_cube(**options: Any) -> xr.Dataset:
 
 def of_three_parts(folder: Path, **options: Any) -> MultiProcSampler:
     return sampler(split_cube(), folder, val_cube=folder / "v", **options)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    dims = draw(st.lists(st.sampled_from("tyxzw"), min_size=1, max_size=5, unique=True))
+    # the first dim is that of the split
+    shape = {d: draw(st.integers(2, {3: 6, 4: 4, 5: 3}.get(len(dims), 9))) for d in dims}
+    shape[dims[0]], most = 12, {dims[0]: 3}
+    size = {
+        d: draw(st.integers(1, most.get(d, n))) for d, n in shape.items() if draw(st.booleans())
+    }
+    overlap = {d: draw(st.sampled_from([0, 0.3, 0.5])) for d in size}
+    chunked = draw(st.booleans())
+    return {
+        "shape": shape,
+        "size": size,
+        "overlap": overlap,
+        "chunks": {d: draw(st.integers(1, n)) for d, n in shape.items()} if chunked else None,
+        "gaps": draw(st.sampled_from([0.0, 0.1, 0.6])),
+        "seed": draw(st.integers(0, 5)),
+        "drop_nan": draw(st.sampled_from(["auto", "if_all_nan", "masked", None])),
+        "drop_sample": draw(st.booleans()),
+        "mask": draw(st.booleans()),
+        "order": draw(st.sampled_from(["shuffled", "grid"])),
+        "static": draw(st.booleans()),
+    }
+
+
+def made_cube(case: dict[str, Any]) -> xr.Dataset:
+    shape, rng = case["shape"], np.random.default_rng(case["seed"])
+    ds = cell_id_cube(
+        shape,
+        "float64",
+        gaps=case["gaps"],
+        seed=case["seed"],
+        names=("a", "b"),
+        dask_chunks=case["chunks"],
+    )
+    if case["static"]:
+        last = list(shape)[-1]
+        ds["c"] = (last, rng.normal(size=shape[last]))
+    if case["mask"]:
+        lasts = list(shape)[1:] or list(shape)
+        ds["filter_mask"] = (lasts, rng.random([shape[d] for d in lasts]) < 0.8)
+    dim, n = next(iter(shape.items()))
+    parts = [*rng.permutation([0, 1, 2]), *rng.choice([1, 0, 2, 255], size=n)]
+    ds["split"] = (dim, np.repeat(parts, rng.integers(2, 5, len(parts)))[:n].astype("u1"))
+    return ds
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(case=cases())
+def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any]) -> None:
+    if case["drop_nan"] == "masked" and not case["mask"]:
+        case["drop_nan"] = "auto"
+    folder = tmp_path_factory.mktemp("case")
+    ds = made_cube(case)
+    names = [n for n in ds.data_vars if n not in ("split", "filter_mask")]
+    try:
+        made = MultiProcSampler(
+            ds,
+            **paths(folder, val=True),
+            nproc=1,
+            scale_fn=None,
+            sample_size=case["size"] or None,
+            overlap=case["overlap"] or None,
+            drop_nan=case["drop_nan"],
+            drop_sample=case["drop_sample"],
+            order=case["order"],
+            seed=case["seed"],
+        )
+    except EmptyPartError:  # said before any work
+        assert 2 not in ds["split"].values
+        return
+    cells = dict(zip(made.sampling.spec.dims, made.sampling.spec.overlap, strict=True))
+    size = dict(zip(made.sampling.spec.dims, made.sampling.spec.size, strict=True))
+    counts, samples = sample_cube(
+        ds,
+        names,
+        size,
+        cells,
+        drop_nan=case["drop_nan"],
+        mask="filter_mask" if case["mask"] else None,
+        drop_sample=case["drop_sample"],
+    )
+    if not all(samples.values()):
+        with pytest.raises(EmptyPartError, match="no sample"):
+            made.get_datasets()
+        assert not list(folder.iterdir())
+        return
+    stores = dict(zip(("train", "test", "val"), made.get_datasets(), strict=True))
+    accounting = dict(stores["train"].attrs["accounting"])
+    assert accounting.pop("unused") == 0
+    assert accounting == counts
+    assert accounting.pop("total") == sum(accounting.values())
+    for part, store in stores.items():
+        index = np.stack([store[f"{d}_index"].values for d in made.sampling.spec.dims], axis=1)
+        wanted = dict(samples[part])
+        assert sorted(map(tuple, index.tolist())) == sorted(wanted)
+        for name in names:
+            right = np.array([wanted[tuple(i)][name] for i in index.tolist()])
+            kept = [n for n in size.values() if n > 1]
+            np.testing.assert_array_equal(store[name].values, right.reshape(-1, *kept))
 
 
 def test_inputs_stay_as_they_are(tmp_path: Path) -> None:
@@ -217,16 +327,35 @@ def test_the_order_in_which_workers_end_changes_no_bit(
 
 
 @pytest.mark.slow
-def test_noise_that_fills_is_within_the_train_range(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "const"),
+    [("mean", None), ("sample_mean", None), ("constant", -9.0), ("noise", None)],
+)
+def test_fill(tmp_path: Path, method: str, const: float | None) -> None:
     ds = cell_id_cube(SHAPE, "float64", gaps=0.2).assign(split=("time", [1] * 6 + [0] * 2))
     options = {"sample_size": {"lat": 3}, "drop_nan": None, "order": "grid"}
     plain, _ = sampler(ds, tmp_path / "plain", **options).get_datasets()
-    filled, _ = sampler(ds, tmp_path / "filled", fill_method="noise", **options).get_datasets()
+    filled, _ = sampler(
+        ds, tmp_path / "filled", fill_method=method, const=const, **options
+    ).get_datasets()
     gaps = np.isnan(plain.a.values)
+    assert gaps.any()
     np.testing.assert_array_equal(filled.a.values[~gaps], plain.a.values[~gaps])
-    found, raw = filled.a.values[gaps], ds.a.values[:6]
-    assert np.nanmin(raw) <= found.min() <= found.max() <= np.nanmax(raw)
-    assert len(np.unique(found)) > 10
+    raw = ds.a.values[:6]
+    found = filled.a.values[gaps]
+    if method == "constant":
+        assert (found == const).all()
+    elif method == "mean":
+        np.testing.assert_allclose(found, np.nanmean(raw))
+    elif method == "noise":
+        assert found.min() >= np.nanmin(raw)
+        assert found.max() <= np.nanmax(raw)
+        assert len(np.unique(found)) > 10
+    else:
+        partial = gaps.any(axis=1) & ~gaps.all(axis=1)
+        rows = plain.a.values[partial]
+        right = np.broadcast_to(np.nanmean(rows, axis=1, keepdims=True), rows.shape)
+        np.testing.assert_allclose(filled.a.values[partial][np.isnan(rows)], right[np.isnan(rows)])
 
 
 def test_the_mean_that_fills_is_that_of_train_cells_inside_the_mask(tmp_path: Path) -> None:
