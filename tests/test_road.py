@@ -1,6 +1,6 @@
-"""Gaps from cube to score: which are filled, which do not count, and what the user is told.
+"""Through split, sampler and loader: no cell leaks, no sample is lost, none comes twice.
 
-That no cell leaks and no sample is lost or comes twice is in tests/test_differential.py.
+Every cell of these cubes holds its own number, so a sample says where it came from.
 """
 
 import itertools
@@ -11,25 +11,146 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.xr_dataset import XrDataset
+from ml4cube.errors import EmptyPartError
 from ml4cube.prediction import predict_cube
 from ml4cube.preprocessing import fill_nan_values
+from ml4cube.splits import assign_block_split
 from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.pytorch import Trainer
 from tests.cubes import cell_id_cube
 
+SHAPE = {"time": 15, "lat": 10, "lon": 11}
 PARTS = ("train", "test", "val")
 
 
+@st.composite
+def roads(draw):
+    """A cube, a way to split it and a way to cut it."""
+    dims = draw(st.permutations(list(SHAPE)))
+    return {
+        "cube": {
+            "gaps": draw(st.sampled_from([0.0, 0.05])),
+            "dim_order": tuple(dims),
+            "dask_chunks": draw(st.sampled_from([None, {"time": 4, "lat": 5, "lon": 6}])),
+        },
+        "block_size": draw(st.sampled_from([{"time": 3}, {"time": 5, "lat": 5, "lon": 6}])),
+        "buffer": draw(st.sampled_from([None, 1])),
+        "sample_size": draw(st.sampled_from([None, {"lat": 2, "lon": 3}, {"time": 2, "lat": 2}])),
+        "overlap": draw(st.sampled_from([None, 0.5])),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def used_up(labelled, road):
+    """Whether some part holds no window whose cells are all its own and no gaps, by a loop."""
+    size = {dim: (road["sample_size"] or {}).get(dim, 1) for dim in SHAPE}
+    share = road["overlap"] or 0
+    step = {
+        d: n - (max(1, int(share * n + 0.5)) if share and n > 1 else 0) for d, n in size.items()
+    }
+    cube = labelled.transpose(*SHAPE)
+    label = np.broadcast_to(cube["split"].broadcast_like(cube["a"]), tuple(SHAPE.values()))
+    usable = np.where(np.isfinite(cube["a"].values), label, 255)
+    found = set()
+    starts = (range(0, n - size[d] + 1, step[d]) for d, n in SHAPE.items())
+    for start in itertools.product(*starts):
+        box = tuple(slice(a, a + n) for a, n in zip(start, size.values(), strict=True))
+        if len(here := set(usable[box].ravel().tolist())) == 1:
+            found |= here
+    return not {0, 1, 2} <= found
+
+
+def cells_of(batches):
+    """The cell numbers of every sample, one row a sample."""
+    rows = [np.asarray(x, dtype="float64").reshape(len(x), -1) for x in batches]
+    return np.concatenate(rows) if rows else np.empty((0, 1))
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(road=roads())
+def test_no_leak_no_loss_no_duplicate(tmp_path_factory, road):
+    folder = tmp_path_factory.mktemp("road")
+    cube = cell_id_cube(SHAPE, dtype="float64", seed=road["seed"], **road["cube"])
+    labelled = assign_block_split(
+        cube,
+        block_size=road["block_size"],
+        split=0.6,
+        val=0.2,
+        seed=road["seed"],
+        buffer=road["buffer"],
+    )
+    sampler = MultiProcSampler(
+        labelled,
+        sample_size=road["sample_size"],
+        overlap=road["overlap"] if road["sample_size"] else None,
+        scale_fn=None,
+        nproc=1,
+        train_cube=str(folder / "train.zarr"),
+        test_cube=str(folder / "test.zarr"),
+        val_cube=str(folder / "val.zarr"),
+        seed=road["seed"],
+    )
+    try:
+        opened = sampler.get_datasets()
+    except EmptyPartError:  # right only where buffer and straddlers do use up a part
+        assert used_up(labelled, road)
+        assert not list(folder.iterdir())
+        return
+    stores = dict(zip(PARTS, opened, strict=True))
+
+    datasets = {part: PTXrDataset(store, features=["a"]) for part, store in stores.items()}
+    seen = {}
+    for part, dataset in datasets.items():
+        loader = prep_dataloader(dataset, batch_size=4, drop_last=False, seed=road["seed"])
+        seen[part] = cells_of(loader)
+
+    accounting = dict(sampler.plan().accounting)
+    total = accounting.pop("total")
+    assert sum(accounting.values()) == total
+    label = {
+        number: part
+        for part, code in {"train": 1, "test": 0, "val": 2}.items()
+        for number in cube["a"].values[
+            labelled["split"].broadcast_like(cube["a"]).transpose(*cube["a"].dims).values == code
+        ]
+    }
+    for part, rows in seen.items():
+        assert len(rows) == accounting[part] == len(datasets[part])
+        assert len(np.unique(rows, axis=0)) == len(rows)
+        assert np.isfinite(rows).all()
+        assert {label[number] for number in np.unique(rows)} <= {part}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_a_loader_that_drops_its_last_batch_drops_less_than_a_batch(tmp_path, batch_size):
+    cube = assign_block_split(cell_id_cube(SHAPE, dtype="float64"), block_size={"time": 3})
+    train, test = MultiProcSampler(
+        cube,
+        scale_fn=None,
+        nproc=1,
+        train_cube=str(tmp_path / "train.zarr"),
+        test_cube=str(tmp_path / "test.zarr"),
+    ).get_datasets()
+    loader, honest = prep_dataloader(
+        PTXrDataset(train, features=["a"]), PTXrDataset(test, features=["a"]), batch_size=batch_size
+    )
+    assert train.sizes["samples"] - len(cells_of(loader)) == train.sizes["samples"] % batch_size
+    assert len(np.unique(cells_of(honest))) == test.sizes["samples"]
+
+
 WINDOW = {"lat": 4, "lon": 4}
-
-
-def paths_in(folder):
-    """Paths of the stores of a sampler, by its arguments."""
-    return {f"{part}_cube": folder / f"{part}.zarr" for part in PARTS}
 
 
 def gappy_cube():
@@ -91,9 +212,16 @@ def test_gaps_of_targets_count_nothing_from_cube_to_score(tmp_path, fill, scale_
     if lazy:
         parts = {part: PTXrDataset(cube, "b", "a", weights="w", part=part, **cut) for part in PARTS}
     else:
-        stores = paths_in(tmp_path)
-        MultiProcSampler(cube, to_pred="b", nproc=1, **stores, **cut).run()
-        parts = {part: PTXrDataset(stores[f"{part}_cube"], "b", "a", weights="w") for part in PARTS}
+        MultiProcSampler(
+            cube,
+            to_pred="b",
+            nproc=1,
+            **{f"{part}_cube": tmp_path / f"{part}.zarr" for part in PARTS},
+            **cut,
+        ).run()
+        parts = {
+            part: PTXrDataset(tmp_path / f"{part}.zarr", "b", "a", weights="w") for part in PARTS
+        }
     train, val = prep_dataloader(parts["train"], batch_size=3, val_ds=parts["val"])
     model = Same()
     trainer = Trainer(
@@ -144,23 +272,31 @@ def test_targets_are_filled_only_by_name(tmp_path):
         assert [filled_in(values) for values in data.take(range(len(data)))] == expected
         if number not in (0, 2):
             continue
-        stores = paths_in(tmp_path / str(number))
-        sampler = MultiProcSampler(cube, to_pred="b", fill_method=fill, nproc=1, **stores, **cut)
+        folder = tmp_path / str(number)
+        sampler = MultiProcSampler(
+            cube,
+            to_pred="b",
+            fill_method=fill,
+            nproc=1,
+            **{f"{part}_cube": folder / f"{part}.zarr" for part in PARTS},
+            **cut,
+        )
         train = sampler.get_datasets()[0]
         assert [filled_in(train[name]) for name in "ab"] == expected
         assert train.attrs["filled"] == dict.fromkeys(wanted, "constant")
         assert ("gaps of 'b'" in str(sampler.plan())) == ("b" in wanted)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # whoever named b knows
-            PTXrDataset(stores["train_cube"], "b")
+            PTXrDataset(folder / "train.zarr", "b")
 
 
 def test_a_target_that_was_filled_before_is_named(tmp_path):
     """By the sampler without to_pred, or in the cube: its values cannot be told from real ones."""
     cube = gappy_cube()
     cube["whole"] = cube.a.fillna(280.0)
+    paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in PARTS}
     cut = {"sample_size": WINDOW, "drop_nan": None}
-    MultiProcSampler(cube, fill_method="mean", nproc=1, **paths_in(tmp_path), **cut).run()
+    MultiProcSampler(cube, fill_method="mean", nproc=1, **paths, **cut).run()
     store = tmp_path / "train.zarr"
     for options in ({}, {"target_offset": {"lat": 1}}):
         with pytest.warns(UserWarning, match=r"to_pred: gaps of 'b' \('mean'\) were filled"):
@@ -174,7 +310,7 @@ def test_a_target_that_was_filled_before_is_named(tmp_path):
 
     filled = fill_nan_values(cube)
     assert "ml4cube_filled" not in filled.whole.attrs
-    anew = paths_in(tmp_path / "anew")
+    anew = {f"{part}_cube": tmp_path / f"{part}2.zarr" for part in PARTS}
     samples = xr.Dataset({"b": ("samples", [1.0, np.nan]), "a": ("samples", [1.0, 2.0])})
     for make in (
         lambda: MultiProcSampler(filled, to_pred="b", **anew, **cut),
@@ -191,8 +327,9 @@ def test_a_target_that_was_filled_before_is_named(tmp_path):
 
 def test_filling_what_is_dropped_anyway_is_named(tmp_path):
     cube = gappy_cube()
+    paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in PARTS}
     for make in (
-        lambda: MultiProcSampler(cube, fill_method="mean", nproc=1, **paths_in(tmp_path)).plan(),
+        lambda: MultiProcSampler(cube, fill_method="mean", nproc=1, **paths).plan(),
         lambda: XrDataset(cube, fill_method={"a": "mean"}),
         lambda: PTXrDataset(cube, "b", fill_method="mean"),
     ):
