@@ -58,6 +58,7 @@ class View(SampleSource):
         self.variables = source.variables | {name: c.variable for name, c in computed.items()}
         self.lead, self.cube_dims = source.lead, source.cube_dims
         self.counts, self.remote = source.counts, source.remote
+        self.auxiliary = source.auxiliary
         self._scratch = Scratch()
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:

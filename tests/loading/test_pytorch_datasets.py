@@ -790,6 +790,13 @@ def test_an_iterator_that_is_never_asked_is_no_epoch(data: Any, buffer_mb: float
     assert len(epoch(loader)) == N // 16 - 2
 
 
+@pytest.mark.parametrize("options", [{}, {"target_offset": {"time": 1}}])
+def test_a_label_of_samples_made_by_hand_is_no_input(options: dict[str, Any]) -> None:
+    windows = (("samples", "time"), np.arange(12.0).reshape(4, 3))
+    by_hand = xr.Dataset({"a": windows, "b": windows, "split": ("samples", np.ones(4, "uint8"))})
+    assert "split" not in PTXrDataset(by_hand, "b", **options).features
+
+
 def test_one_part_is_asked_for_and_no_other_given(store: Path, tmp_path: Path) -> None:
     assert len(PTXrDataset(store, part="train")) == N
     with pytest.raises(InvalidValueError, match=r"part='test', but ds is the store of 'train'"):
