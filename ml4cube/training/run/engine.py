@@ -35,7 +35,6 @@ from ml4cube.training.ranks.polling import PollSchedule
 from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.feed import Feed
-from ml4cube.training.run.supervised_step import weighted_metrics
 from ml4cube.training.state import History, TrainState, kept_rng
 
 
@@ -69,7 +68,6 @@ class Engine:
         check_same_scaling({"train_data": train, **sets_by_argument("test_data", val)})
         self.world, self.options, self.step = world, options, step
         self.metrics = check_metrics(metrics)
-        self._weighted_metrics = weighted_metrics(self.metrics)
         self._optimizer, self.scheduler = optimizer, scheduler
         self.strategy = make_strategy(world, options)
         self._set_model(self.strategy.place(model))
@@ -258,9 +256,7 @@ class Engine:
         """Evaluate a loader; return the sums, and True if `must_cut` ended the pass early."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
         names = [name for name in sets if name]  # none of a single set
-        measures = ValidationMeasures(
-            self.metrics, self.world.device, names, self._weighted_metrics
-        )
+        measures = ValidationMeasures(self.metrics, self.world.device, names)
         self.model.eval()
         weigh = partial(self.feed.weigh, training=False)
         for name, batches in sets.items():

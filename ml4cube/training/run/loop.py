@@ -24,8 +24,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ml4cube.core.errors import InvalidTypeError, RunError
 from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import kept_generators
-from ml4cube.training.measure.history_rows import rank_columns
-from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
+from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures, rank_columns
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import reporting_errors
 from ml4cube.training.ranks.polling import PERIOD_S
