@@ -73,19 +73,18 @@ class Engine:
         self._set_model(self.strategy.place(model))
         self.feed = Feed(train, world, options, step)
         self.val_loader = exact_loader(val, world)
-        if val is not None:
-            for batches in named_sets(self.val_loader).values():
-                # Called here, so that an invalid limit is refused before an epoch is trained.
-                batch_limit(batches, options.limit_val_batches, "limit_val_batches")
+        for batches in named_sets(self.val_loader).values():
+            # Called here, so that an invalid limit is refused before an epoch is trained.
+            batch_limit(batches, options.limit_val_batches, "limit_val_batches")
         self.state, self.history = TrainState(), History()
         self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
         self.measures, self.clock = TrainMeasures(self.state), StepClock(world)  # of this epoch
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._autocast_dtype = DTYPES[options.precision]
-        self._prepared = False
         self._parameters: list[nn.Parameter] = []  # of the model: torch is slow to collect them
-        self._wrapped: list[bool] = []  # which of them were trained when the model was wrapped
+        # Which of them were trained when the model was wrapped; None before a run has begun.
+        self._wrapped: list[bool] | None = None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -232,10 +231,8 @@ class Engine:
 
     def _prepare(self) -> None:
         """Prepare for steps, also after a callback froze or unfroze parameters; every rank."""
-        if not self._prepared:
-            self._shard()
+        if self._wrapped is None:
             self.feed.compare_sizes()
-            self._wrapped, self._prepared = [], True
         self._parameters = list(self.model.parameters())
         self.strategy.sync_trainable(self._parameters)
         self._wrap()
