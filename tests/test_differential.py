@@ -105,7 +105,6 @@ def split(case: Case) -> xr.Dataset | None:
         labelled = assign_block_split(case.cube, case.block_size, buffer=width, **arguments)
     except EmptyPartError:
         assert 1 not in right
-        assert not list(folder.glob("*"))
         return None
     label = labelled["split"].broadcast_like(case.cube["v0"]).transpose(*case.dims).values
     np.testing.assert_array_equal(label, right)

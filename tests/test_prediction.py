@@ -488,6 +488,16 @@ def test_the_written_cube_is_the_returned_one_with_cf_metadata(tmp_path, suffix,
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+def test_netcdf_is_written_whatever_the_encoding_of_coordinates_says(tmp_path):
+    cube = cell_id_cube({"time": 3, "lat": 4}, names=("t",)).assign_coords(height=2.0)
+    cube.lat.attrs.update(missing_value=-9.0, _FillValue=-8.0)  # xarray refuses to write both
+    cube.t.attrs["coordinates"] = "gone"
+    predict_cube(IDENTITY, cube, out=tmp_path / "cube.nc")
+    with xr.open_dataset(tmp_path / "cube.nc") as written:
+        assert (written.lat == cube.lat).all()
+        assert written.t.encoding["coordinates"] == "height"
+
+
 @pytest.mark.parametrize("grid_mapping", ["crs", "crs: lat lon"])
 def test_bounds_and_grid_mapping_are_kept_however_the_cube_was_opened(tmp_path, grid_mapping):
     cube = cf_cube()

@@ -96,6 +96,12 @@ def losses(trained: Any) -> dict[str, list[Any]]:
     return {name: v for name, v in columns.items() if name not in ("seconds", "ranks")}
 
 
+def assert_end_alike(run: pytorch.Trainer, whole: pytorch.Trainer) -> None:
+    """Train both; weights and losses are the same, bit for bit."""
+    assert weights(run.train()) == weights(whole.train())
+    assert losses(run) == losses(whole)
+
+
 class Stateful:
     """A loader as that of torchdata: its state after the last batch is that of the next pass."""
 
@@ -144,6 +150,11 @@ def interrupt() -> None:
     raise Interrupt
 
 
+def hooks(**functions: Any) -> Callback:
+    """A callback made of functions, by the names of its methods."""
+    return type("Hooks", (Callback,), {n: staticmethod(f) for n, f in functions.items()})()
+
+
 class At(Callback):
     """Call a function once, when a step has been taken; by default, end the run there."""
 
@@ -177,13 +188,11 @@ def resumed_alike(
     Return where the snapshot stood, and the resumed run.
     """
     whole = fresh()
-    model = whole.train()
     with pytest.raises(Interrupt):
         fresh(snapshot_path=path, callbacks=[*callbacks], **settings).train()
     position = torch.load(path, weights_only=True)["state"]
     resumed = fresh(snapshot_path=path, **settings)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    assert_end_alike(resumed, whole)
     assert resumed.best_epoch == whole.best_epoch
     return position, resumed
 

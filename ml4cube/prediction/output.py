@@ -190,6 +190,9 @@ def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
         cube.attrs = _netcdf_attrs(cube.attrs)
         for variable in cube.variables.values():
             variable.attrs = _netcdf_attrs(variable.attrs)
+            # Other entries, such as a missing_value, may contradict these or do not fit the values.
+            kept = ("units", "calendar", "dtype", "_FillValue")
+            variable.encoding = {k: v for k, v in variable.encoding.items() if k in kept}
         encoding = {
             name: {
                 "zlib": True,

@@ -200,15 +200,16 @@ def _earlier_codes(cube: xr.Dataset, stages: Iterable[Stage], counted: xr.Variab
     """Return the reason code of every cell of a variable, from the stages so far."""
     codes = xr.Variable((), np.uint8(KEPT))
     for stage in stages:
-        if not {*stage.gap_variables, *filter(None, [stage.mask])} <= set(cube.variables):
+        used = [cube.variables.get(n) for n in (*stage.gap_variables, stage.mask) if n is not None]
+        if any(variable is None for variable in used):
             continue
-        if stage.gap_variables:
-            stage_codes = gap_codes(cube, stage.gap_variables, stage.mode, stage.mask)
-        else:
+        if not stage.gap_variables:
             stage_codes = mask_codes(cube.variables[stage.mask], counted)
-        # cells along other dims do not belong to this variable
-        if set(stage_codes.dims) <= set(counted.dims):
-            codes = codes + stage_codes * (codes == KEPT)
+        elif _all_sizes(*used).keys() <= set(counted.dims):
+            stage_codes = gap_codes(cube, stage.gap_variables, stage.mode, stage.mask)
+        else:  # cells along other dims do not belong to this variable
+            continue
+        codes = codes + stage_codes * (codes == KEPT)
     return codes
 
 

@@ -121,24 +121,27 @@ def _warn_of_overlapping_samples(view: CubeView, plan: SplitPlan | CellPlan) -> 
         )
 
 
-def _look_up_labels(view: CubeView, plan: SplitPlan | CellPlan) -> Callable[..., Labels]:
+def _look_up_labels(view: CubeView, plan: SplitPlan | CellPlan) -> partial[Labels]:
     """Return the function that looks up the labels of a box of cells of the cube."""
     return partial(label_box, dims=view.dims, plan=plan, reaches=reaches_of(plan, view))
 
 
 def _lazy_labels(
-    look_up: Callable[..., Labels], dims: tuple[str, ...], chunks: Mapping[Any, tuple[int, ...]]
+    look_up: partial[Labels], dims: tuple[str, ...], chunks: Mapping[Any, tuple[int, ...]]
 ) -> Any:
     """Return labels as a dask array; its name depends on plan, reaches and chunks."""
+    # Stores hold the name, to tell calls apart, so it must not change: dask names a partial
+    # otherwise than its function and arguments.
     positions_and_axes: list[Any] = []
     for axis, dim in enumerate(dims):
         positions = np.arange(sum(chunks[dim]))
         lazy = da.from_array(positions, chunks=(chunks[dim],))  # type: ignore[no-untyped-call]
         positions_and_axes += [lazy, (axis,)]
     return da.blockwise(  # type: ignore[no-untyped-call]
-        look_up,
+        look_up.func,
         tuple(range(len(dims))),
         *positions_and_axes,
+        **look_up.keywords,
         align_arrays=False,  # All arrays have the cube's chunks.
         dtype=np.uint8,
         meta=np.empty((0,) * len(dims), dtype=np.uint8),

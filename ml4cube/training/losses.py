@@ -21,7 +21,7 @@ import torch
 from ml4cube.core.angles import cell_areas
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.training.inputs.checks import check_loss
-from ml4cube.training.measure.means import (
+from ml4cube.training.inputs.loss_functions import (
     ClassWeights,
     ShapeChecked,
     is_over_classes,

@@ -57,6 +57,17 @@ def test_partition_leaves_no_part_empty(case: tuple[list[int], list[float]], see
     assert parts.max() < len(fractions)
 
 
+@given(seed=SEEDS, weights=st.lists(st.integers(0, 300), min_size=100, max_size=200))
+@settings(max_examples=40)
+def test_hundred_blocks_meet_the_fractions(seed: int, weights: list[int]) -> None:
+    total = sum(weights)
+    if sum(w > 0 for w in weights) < 80:
+        return
+    parts = partition(weights, [0.7, 0.1, 0.2], seed)
+    shares = np.bincount(parts, weights, minlength=3) / total
+    assert abs(shares - [0.7, 0.1, 0.2]).max() <= 0.005
+
+
 def test_equal_blocks_are_met_exactly_and_seeds_differ() -> None:
     tables = {bytes(partition([7] * 10, [0.8, 0.2], seed)) for seed in range(40)}
     assert all(np.frombuffer(t, dtype=np.intp).sum() == 2 for t in tables)

@@ -30,7 +30,7 @@ from ml4cube.errors import StoreError
 from ml4cube.training.callbacks import Callback, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file
 from ml4cube.training.pytorch import Trainer
-from tests.faults.training_job import data
+from tests.training_parts import dataset
 
 CUT_SHORT = 3  # exit code of a child whose save failed with an error
 
@@ -57,7 +57,7 @@ def train(folder: Path, target: str, epochs: int, action: Callable[[], None] | N
         callbacks.append(ModelCheckpoint(folder / "top", monitor="train_loss", save_top_k=1))
     Trainer(
         net,
-        DataLoader(data(64, seed=1), batch_size=8, shuffle=True),
+        DataLoader(dataset(64, seed=1), batch_size=8, shuffle=True),
         None,
         optimizer,
         save_every=1,

@@ -24,18 +24,12 @@ from torch.utils.data.distributed import DistributedSampler
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.pytorch_distributed import Trainer, ddp_cleanup, ddp_init, dist_train
 from ml4cube.training.ranks.dist import World
+from tests.training_parts import dataset
 
 EPOCHS, STEPS, BATCHES = 6, 7, 13  # of a rank in an epoch; two batches to a step
 COLUMNS = ("epoch", "train_loss", "val_loss", "mae", "lr")
 DWELL_S = 1.0
 LINGER_S = 2.0  # torchrun ends all ranks once one is gone, also one about to say what it lost
-
-
-def data(samples: int, seed: int) -> TensorDataset:
-    """A noisy linear relation."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, 3, generator=generator)
-    return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(samples, 1, generator=generator))
 
 
 def model() -> nn.Module:
@@ -132,7 +126,7 @@ def make_trainer(folder: Path, harm: Harm, plan: dict[str, Any]) -> Trainer:
     """The run, always the same."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    train, val = data(104, seed=1), Watched(data(37, seed=2), harm)
+    train, val = dataset(104, seed=1), Watched(dataset(37, seed=2), harm)
     return Trainer(
         net,
         DataLoader(train, batch_size=4, sampler=share(train, shuffle=True)),

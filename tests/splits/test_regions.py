@@ -104,15 +104,16 @@ TEXTS = np.array(["bog", "fen", np.nan], np.dtypes.StringDType(na_object=np.nan)
 @pytest.mark.parametrize(
     ("ids", "test", "expected"),
     [
+        # most cells of the masks are tested, which no draw of regions would do
         (np.array([True, True, False]), None, [0, 0, 1]),
-        (np.array([True, False, None], object), None, [0, 1, 255]),  # as pandas makes it
+        (np.array([True, False, None, True], object), None, [0, 1, 255, 0]),  # as of pandas
         (np.array(["bog", "fen", "heath"]), ["bog", "heath"], [0, 1, 0]),
         (TEXTS, "fen", [1, 0, 255]),
     ],
 )
 def test_masks_and_texts_are_maps(ids, test, expected):
     zone = xr.DataArray(ids, dims="y")
-    cube = xr.Dataset({"a": (("y", "x"), np.zeros((3, 2)))}, {"zone": zone})
+    cube = xr.Dataset({"a": (("y", "x"), np.zeros((ids.size, 2)))}, {"zone": zone})
     for given_map in (zone, "zone"):
         label = assign_region_split(cube, given_map, test=test).split
         assert label[:, 0].values.tolist() == expected

@@ -256,6 +256,16 @@ def test_cells_of_one_time_share_a_part_also_where_it_stands_twice(descending, g
     assert part == {0: {1}, 1: {1}, 2: {1}, 3: lost, 4: {2}, 5: {0}, 6: {0}}
     again = apply_split(cube.chunk({"time": 3}), made.attrs["ml4cube_split"])["split"]
     np.testing.assert_array_equal(again.values, made.values)
+    assert (assign_time_split(cube, 1.0, gap=gap)["split"] == 1).all()
+
+
+def test_a_time_split_counts_valid_cells():
+    cube = cell_id_cube({"time": 10, "x": 3}, "float64")
+    label = assign_time_split(cube, 0.5, valid=cube["time"] > cube["time"][3])["split"]
+    assert label.isel(x=0).values.tolist() == [1] * 7 + [0] * 3
+    valid = cube["time"].isin(cube["time"][[4, 5]])
+    with pytest.raises(EmptyPartError, match="takes every valid cell of the train part"):
+        assign_time_split(cube, 0.5, gap=1, valid=valid)
 
 
 def test_random_split_warns_and_is_the_same_for_any_chunking():

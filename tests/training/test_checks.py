@@ -15,7 +15,15 @@ from ml4cube.training.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.exact_validation import exact_loader
-from tests.training_parts import At, dataset, network, resumed_alike, weights
+from tests.training_parts import (
+    At,
+    assert_end_alike,
+    dataset,
+    hooks,
+    network,
+    resumed_alike,
+    trained,
+)
 from tests.training_parts import trainer as make
 
 
@@ -57,30 +65,26 @@ def test_any_metric_chooses_the_best_epoch():
 
 def test_epochs_between_validations_are_not_judged():
     watch = Watch()
-    run = make(epochs=5, validate_every=2, callbacks=watch)
-    run.train()
+    run = trained(epochs=5, validate_every=2, callbacks=watch)
     validated = [value is not None for value in run.history["val_loss"]]
     assert validated == [False, True, False, True, True]  # the last epoch always is
     assert watch.calls == [
         "start 20", "end True", "check",
         "start 40", "end True", "check", "start 50", "end True", "check",
     ]  # fmt: skip
-    every = make(epochs=5)
-    every.train()
+    every = trained(epochs=5)
     known = [value for value in run.history["val_loss"] if value is not None]
     assert known == [every.history["val_loss"][epoch] for epoch in (1, 3, 4)]
 
 
 def test_the_last_step_is_validated_in_whatever_epoch_it_falls():
-    run = make(epochs=5, validate_every=2, max_steps=25)  # epochs of 10 steps
-    run.train()
+    run = trained(epochs=5, validate_every=2, max_steps=25)  # epochs of 10 steps
     assert [loss is not None for loss in run.history["val_loss"]] == [False, True, True]
 
 
 def test_steps_between_validations_are_rows_of_their_own():
     watch = Watch()
-    run = make(epochs=2, validate_every_steps=4, callbacks=watch)  # epochs of 10 steps
-    run.train()
+    run = trained(epochs=2, validate_every_steps=4, callbacks=watch)  # epochs of 10 steps
     assert run.history["step"] == [4, 8, 10, 12, 16, 20, 20]
     assert [v is None for v in run.history["val_loss"]] == [False] * 2 + [True] + [False] * 3 + [
         True
@@ -88,30 +92,25 @@ def test_steps_between_validations_are_rows_of_their_own():
     assert len(watch.losses) == 20
     assert run.history["train_loss"][2] == pytest.approx(sum(watch.losses[:10]) / 10)
     assert run.best_loss == min(v for v in run.history["val_loss"] if v is not None)
-    whole = make(epochs=2)
-    whole.train()
+    whole = trained(epochs=2)
     assert [run.history["train_loss"][row] for row in (2, 6)] == whole.history["train_loss"]
 
 
 @pytest.mark.parametrize("step", [4, 6, 8, 13])
 def test_a_run_validated_by_steps_is_resumed_bit_for_bit(tmp_path, step):
-    class SaveNow(Callback):
-        def on_step_end(self, loop):
-            if loop.state.step == step:
-                loop.save_snapshot()
+    save = hooks(on_step_end=lambda loop: loop.state.step == step and loop.save_snapshot())
 
     def fresh(**more):
         return make(epochs=2, validate_every_steps=4, **more)
 
-    resumed_alike(tmp_path / "snapshot.pt", fresh, SaveNow(), At(step))
+    resumed_alike(tmp_path / "snapshot.pt", fresh, save, At(step))
 
 
 def test_patience_counts_checks_inside_an_epoch():
-    run = make(
+    run = trained(
         epochs=3, validate_every_steps=2, patience=2, metrics={"one": lambda p, y: torch.ones(())},
         monitor="one",
     )  # fmt: skip
-    run.train()
     assert run.history["step"][-1] == 6  # best at 2, then 4 and 6 are no better
 
 
@@ -130,8 +129,7 @@ class Scores(Callback):
 def test_a_gain_below_min_delta_is_none(mode, sign):
     scores = Scores(*(sign * value for value in (5.0, 4.4, 4.2, 4.0, 1.0)))
     stopping = EarlyStopping(2, mode, min_delta=0.5)
-    run = make(epochs=5, early_stopping=stopping, callbacks=scores)
-    run.train()
+    run = trained(epochs=5, early_stopping=stopping, callbacks=scores)
     assert len(run.history) == 4
 
 
@@ -164,23 +162,21 @@ def test_a_plateau_is_seen_by_checks_inside_epochs():
 def test_a_run_may_change_to_checks_inside_epochs(tmp_path):
     arguments = {"snapshot_path": tmp_path / "snapshot.pt", "save_every": 1}
     make(epochs=1, **arguments).train()
-    run = make(epochs=2, validate_every_steps=5, **arguments)  # 10 steps are a multiple of that
-    run.train()
+    run = trained(
+        epochs=2, validate_every_steps=5, **arguments
+    )  # 10 steps are a multiple of that
     assert run.history["step"] == [None, 15, 20, 20]
 
 
 def test_a_run_out_of_time_before_its_first_check_leaves_its_snapshot(tmp_path, caplog):
-    class Late(Callback):
-        def on_step_end(self, loop):
-            loop._deadline_s = 0.0 if loop.state.step == 11 else loop._deadline_s
+    def end_time(loop):
+        loop._deadline_s = 0.0 if loop.state.step == 11 else loop._deadline_s
 
     arguments = {"epochs": 4, "validate_every": 3, "snapshot_path": tmp_path / "snapshot.pt"}
-    run = make(callbacks=Late(), max_time=100, **arguments)
-    run.train()
+    run = trained(callbacks=hooks(on_step_end=end_time), max_time=100, **arguments)
     assert "training ended before any epoch was checked" in caplog.text
     assert run.best_epoch is None
-    again, whole = make(**arguments), make(epochs=4, validate_every=3)
-    assert weights(again.train()) == weights(whole.train())
+    assert_end_alike(make(**arguments), make(epochs=4, validate_every=3))
 
 
 def test_a_plateau_begins_anew_after_another_loss(tmp_path):

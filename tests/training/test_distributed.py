@@ -33,10 +33,9 @@ from torchmetrics.wrappers import MinMaxMetric
 from ml4cube.datasets.pytorch import Flip, PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
 from ml4cube.evaluation.metrics import RMSE
-from ml4cube.training.callbacks import Callback
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.inputs.batches import fixed_sizes
-from ml4cube.training.pytorch_distributed import Trainer, dist_train
+from ml4cube.training.pytorch_distributed import dist_train
 from ml4cube.training.ranks import dist as ranks_dist
 from ml4cube.training.ranks.dist import World, ddp_init, pick_device
 from ml4cube.training.ranks.exact_validation import exact_loader
@@ -48,14 +47,18 @@ from tests.training_parts import (
     ROOT,
     At,
     Interrupt,
+    Save,
     Standing,
     Thaw,
+    assert_end_alike,
     dataset,
+    hooks,
     losses,
     meet_now,
     network,
     resumed_alike,
     squared_error,
+    trained,
     trainer,
     weights,
 )
@@ -72,11 +75,7 @@ def tell_usr1():
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-class EveryStep(Callback):
-    """Let ranks look for signals after every step, so that the test says where."""
-
-    def on_step_end(self, loop):
-        meet_now(loop)
+EVERY_STEP = hooks(on_step_end=meet_now)  # ranks look for signals after it: the test says where
 
 
 def assert_close(model, truth):
@@ -139,7 +138,7 @@ def validation_is_exact(folder=None):
             scores |= {"twice": R2Score() * 2, "made_of": MetricCollection(made_of)}
 
         def validate(val, scores=scores, ranks=True):
-            run = trainer(
+            return trained(
                 ranks=ranks,
                 model=network(norm=True),
                 # The same batches on every rank and learning rate 0: only validation differs.
@@ -149,8 +148,6 @@ def validation_is_exact(folder=None):
                 epochs=1,
                 lr=0.0,
             )
-            run.train()
-            return run
 
         truth = validate(DataLoader(dataset(samples, seed=1), batch_size=5), ranks=False)
         named = {"pair_0", "pair_1", "made_of_raw", "made_of_r2"}
@@ -188,8 +185,7 @@ class Samples(Metric):
 def states_of_torchmetrics_are_added_up_once(folder=None):
     ranks = dist.is_initialized()
     _, val = prep_dataloader(dataset(8), dataset(5), batch_size=2, parallel=ranks)
-    run = trainer(val=val, epochs=2, metrics={"n": Samples()}, ranks=ranks)
-    run.train()
+    run = trained(val=val, epochs=2, metrics={"n": Samples()}, ranks=ranks)
     assert run.history["n"] == [5.0, 5.0]
 
 
@@ -200,8 +196,7 @@ def test_states_of_torchmetrics_are_those_of_one_process():
 @on_two_ranks
 def a_trainer_of_one_device_measures_its_own_data(folder=None):
     val = DataLoader(dataset(17, seed=dist.get_rank()), batch_size=5)
-    run = trainer(val=val, epochs=1, metrics={"mse": MeanSquaredError()})
-    run.train()
+    run = trained(val=val, epochs=1, metrics={"mse": MeanSquaredError()})
     assert run.history["mse"] == pytest.approx(run.history["val_loss"])
 
 
@@ -358,8 +353,7 @@ def unequal_loaders_end_together(folder):
         ((5, 3), 2, [16, 12]),
     ):
         for train in ([four] * lengths[rank], DataLoader(dataset(4 * lengths[rank]), batch_size=4)):
-            run = trainer(ranks=True, train=train, epochs=2, gradient_accumulation_steps=window)
-            run.train()
+            run = trained(ranks=True, train=train, epochs=2, gradient_accumulation_steps=window)
             assert trained_on(run) == trained_on(run, 1) == wanted
     with pytest.raises(InvalidValueError, match="train_data gave no batch"):
         trainer(ranks=True, train=[] if rank else [four]).train()
@@ -391,24 +385,18 @@ def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
                 train = Standing(list(train))
             return trainer(ranks=True, train=train, **more)
 
-        class Save(Callback):
-            def on_step_end(self, loop):
-                loop._signals.must_save |= loop.state.step == 3
+        def save_again(loop):
+            loop._signals.must_save |= loop.feed.position is not None
 
-            def on_epoch_start(self, loop):
-                loop._signals.must_save |= loop.feed.position is not None
-
-        whole = fresh()
-        model = weights(whole.train())
         path = f"{folder}/{kind}.pt"
+        saves = [Save(3, meet=False), hooks(on_epoch_start=save_again)]
         for _ in range(2):
             with pytest.raises(Interrupt):
-                fresh(snapshot_path=path, callbacks=[Save(), At(4)]).train()
+                fresh(snapshot_path=path, callbacks=[*saves, At(4)]).train()
         ranks = torch.load(path, weights_only=True)["ranks"]
         assert [rank["state"]["batch"] for rank in ranks] == [4, 3]
         resumed = fresh(snapshot_path=path)
-        assert weights(resumed.train()) == model
-        assert losses(resumed) == losses(whole)
+        assert_end_alike(resumed, fresh())
         assert [trained_on(resumed, epoch) for epoch in range(3)] == [[12, 12]] * 3
 
 
@@ -456,7 +444,7 @@ def best_model_file_and_resume_agree_on_all_ranks(folder):
     assert whole.best_loss == pytest.approx(squared_error(trained), rel=1e-5)
     # Only one rank is told; all save at the same step.
     told = At(12, lambda: dist.get_rank() or tell_usr1())
-    for at, step, callbacks in ((20, 15, []), (13, 12, [told, EveryStep()])):
+    for at, step, callbacks in ((20, 15, []), (13, 12, [told, EVERY_STEP])):
         stops = [*callbacks, At(at)]
         position, _ = resumed_alike(f"{snapshot}{at}", fresh, *stops, save_every=1)
         assert position["step"] == step
@@ -493,7 +481,7 @@ def our_loaders_train_validate_and_resume_on_ranks(folder):
         assert whole._loop.feed.is_even
         assert sum(r["val_n"] for r in whole.history["ranks"][0]) == 37
         # inside an epoch, and after its last batch, when the loader stands in the next one
-        for step, callbacks in ((6, [EveryStep()]), (8, [])):
+        for step, callbacks in ((6, [EVERY_STEP]), (8, [])):
             stops = At(step, tell_usr1), At(step + 1), *callbacks
             position, _ = resumed_alike(f"{folder}/{kind}-{step}.pt", fresh, *stops)
             assert position["step"] == step
@@ -558,8 +546,7 @@ def loaders_that_are_not_shared_out_are_shared_or_warned_of(folder):
     assert trained[0] == trained[1]
     assert ours.parallel
     both = prep_dataloader(data, **of_4)
-    run = trainer(ranks=True, train=both, val=both, epochs=1)
-    run.train()
+    run = trained(ranks=True, train=both, val=both, epochs=1)
     assert trained_on(run) == [16, 16]
 
 
@@ -607,8 +594,7 @@ def a_snapshot_goes_on_with_another_number_of_ranks(folder):
 
 def test_a_snapshot_of_two_ranks_goes_on_with_one(ran):
     path = ran[0] / "a_snapshot_goes_on_with_another_number_of_ranks" / "s.pt"
-    run = trainer(snapshot_path=path, epochs=5)
-    run.train()
+    run = trained(snapshot_path=path, epochs=5)
     assert len(run.history) == 5
 
 
@@ -752,10 +738,7 @@ def test_group_of_the_caller_is_left_alone(tmp_path):
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         assert ddp_init().size == ddp_init().size == 1
-        model = network()
-        loader = DataLoader(dataset(8), batch_size=4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        dist_train(Trainer(model, loader, loader, optimizer, loss=nn.MSELoss(), epochs=1))
+        dist_train(trainer(ranks=True, epochs=1))
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()

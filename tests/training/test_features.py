@@ -42,12 +42,16 @@ from tests.training_parts import (
     Save,
     Standing,
     Stateful,
+    assert_end_alike,
     dataset,
+    hooks,
+    interrupt,
     losses,
     meet_now,
     network,
     resumed_alike,
     squared_error,
+    trained,
     trainer,
     weights,
 )
@@ -82,10 +86,9 @@ def batches(count, size=4):
 )
 def test_limited_loaders_give_so_many_batches(limit, used):
     train, val = batches(100), batches(100)
-    run = trainer(
+    run = trained(
         train=train, val=val, limit_train_batches=limit, limit_val_batches=limit, epochs=2
     )
-    run.train()
     assert run._loop.state.step == 2 * used
     assert [rows[0]["train_n"] for rows in run.history["ranks"]] == [4 * used] * 2
     assert [rows[0]["val_n"] for rows in run.history["ranks"]] == [4 * used] * 2
@@ -150,7 +153,7 @@ def test_fast_dev_run_tries_everything_and_writes_nothing(several, tmp_path):
         def log(self, values, step):
             seen.append(values)
 
-    run = trainer(
+    run = trained(
         train=train,
         val=val,
         epochs=50,
@@ -162,7 +165,6 @@ def test_fast_dev_run_tries_everything_and_writes_nothing(several, tmp_path):
         callbacks=[ModelCheckpoint(tmp_path / "top")],
         metrics={"mae": nn.functional.l1_loss},
     )
-    run.train()
     n = int(several)
     assert (train.taken, val["a"].taken, val["b"].taken) == (n, n, n)
     assert len(run.history) == 1
@@ -196,22 +198,18 @@ def test_times_are_read(given, seconds):
     assert Options(max_time=given).max_seconds == seconds
 
 
-class Slow(Callback):
+def make_slow(loop):
     """Make steps long, so that a time limit comes inside an epoch."""
+    meet_now(loop)
+    time.sleep(0.05)
 
-    def __init__(self, seconds=0.05):
-        self.seconds = seconds
 
-    def on_step_end(self, loop):
-        meet_now(loop)
-        time.sleep(self.seconds)
+SLOW = hooks(on_step_end=make_slow)
 
 
 def test_time_limit_leaves_a_snapshot_inside_the_epoch_that_is_resumed(tmp_path):
-    whole = trainer(epochs=2)
-    model = whole.train()
     path = tmp_path / "s.pt"
-    cut = trainer(epochs=2, snapshot_path=path, callbacks=[Slow()], max_time=0.2)
+    cut = trainer(epochs=2, snapshot_path=path, callbacks=SLOW, max_time=0.2)
     started = time.monotonic()
     cut.train()  # ends in order
     assert time.monotonic() - started < 5
@@ -220,26 +218,23 @@ def test_time_limit_leaves_a_snapshot_inside_the_epoch_that_is_resumed(tmp_path)
     assert 0 < state["batch"] < 10
     assert len(cut.history) == 0
     resumed = trainer(epochs=2, snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    assert_end_alike(resumed, trainer(epochs=2))
     assert resumed.history["ranks"][0][0]["seconds"] > 0.15  # with those before the cut
 
 
 def test_the_time_of_training_is_without_that_of_a_validation_that_was_cut_off(tmp_path):
-    class SlowValidation(SaveInValidation):
-        def on_validation_start(self, loop):
-            time.sleep(0.5)
-            super().on_validation_start(loop)
-
-        def on_validation_end(self, loop, row):
-            raise Interrupt
-
+    slow = hooks(on_validation_start=lambda loop: time.sleep(0.5))
     path = tmp_path / "s.pt"
     with pytest.raises(Interrupt):
-        trainer(epochs=1, snapshot_path=path, callbacks=[SlowValidation()]).train()
-    resumed = trainer(epochs=1, snapshot_path=path)
-    resumed.train()
+        trainer(epochs=1, snapshot_path=path, callbacks=[slow, *SAVED_IN_VALIDATION]).train()
+    resumed = trained(epochs=1, snapshot_path=path)
     assert resumed.history["seconds"][0] < 0.5
+
+
+def test_the_time_of_training_is_without_that_of_validations_between_steps():
+    slow = hooks(on_validation_start=lambda loop: time.sleep(0.5))
+    run = trained(epochs=1, validate_every_steps=4, callbacks=slow)
+    assert max(run.history["seconds"]) < 0.5
 
 
 @pytest.mark.parametrize("every", [None, 3])
@@ -267,9 +262,7 @@ def test_a_validation_of_the_training_loader_that_is_cut_off_is_made_again_in_fu
     finally:
         signal.signal(signal.SIGTERM, before)
     metrics = {"n": partial(count, cut=False)}
-    resumed, whole = fresh(snapshot_path=path, metrics=metrics), fresh(metrics=metrics)
-    assert weights(resumed.train()) == weights(whole.train())
-    assert losses(resumed) == losses(whole)
+    assert_end_alike(fresh(snapshot_path=path, metrics=metrics), fresh(metrics=metrics))
 
 
 @pytest.mark.slow
@@ -287,16 +280,16 @@ def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
     cut.train()
     assert time.monotonic() - started < 2.4  # the whole validation takes that long
     assert torch.load(path, weights_only=True)["state"]["batch"] == 10
-    resumed, whole = trainer(epochs=1, snapshot_path=path), trainer(epochs=1)
-    assert weights(resumed.train()) == weights(whole.train())
-    assert losses(resumed) == losses(whole)
+    assert_end_alike(trainer(epochs=1, snapshot_path=path), trainer(epochs=1))
 
 
-class SaveInValidation(Callback):
-    """Ask for a snapshot when a validation begins, which is then made again."""
+def save_soon(loop):
+    """Ask for a snapshot; a validation that was begun is then made again."""
+    loop._signals.must_save = True
 
-    def on_validation_start(self, loop):
-        loop._signals.must_save = True
+
+SAVE_IN_VALIDATION = hooks(on_validation_start=save_soon)
+SAVED_IN_VALIDATION = [SAVE_IN_VALIDATION, hooks(on_validation_end=lambda *_: interrupt())]
 
 
 @pytest.mark.parametrize("max_steps", [None, 5])
@@ -313,13 +306,8 @@ def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, max_st
         spread = {"spread": lambda pred, target: pred.std().item()}
         return trainer(train=train, val=val, metrics=spread, max_steps=max_steps, **more)
 
-    class End(SaveInValidation):
-        def on_validation_end(self, loop, row):
-            raise Interrupt
-
-    resumed_alike(tmp_path / "s.pt", fresh, End())
-    saved, whole = fresh(snapshot_path=tmp_path / "t.pt", callbacks=SaveInValidation()), fresh()
-    assert weights(saved.train()) == weights(whole.train())
+    resumed_alike(tmp_path / "s.pt", fresh, *SAVED_IN_VALIDATION)
+    assert_end_alike(fresh(snapshot_path=tmp_path / "t.pt", callbacks=SAVE_IN_VALIDATION), fresh())
 
 
 def test_an_order_inside_a_batch_sampler_changes_by_epoch_and_is_resumed(tmp_path):
@@ -352,22 +340,28 @@ def test_an_order_inside_a_batch_sampler_changes_by_epoch_and_is_resumed(tmp_pat
 
 def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
     path = tmp_path / "best.pt"
-    run = trainer(callbacks=[Slow()], max_time=timedelta(seconds=0.2), best_model_path=path)
-    run.train()
+    run = trained(callbacks=SLOW, max_time=timedelta(seconds=0.2), best_model_path=path)
     assert len(run.history) == 1
     assert run.history["ranks"][0][0]["train_n"] < 40
     assert path.exists()
+
+
+def test_no_epoch_begins_if_time_was_over_in_validation():
+    def end_time(loop, row):
+        loop._deadline_s = 0.0
+
+    run = trained(max_time=100, callbacks=hooks(on_validation_end=end_time))
+    assert len(run.history) == 1
 
 
 @on_two_ranks
 def the_time_limit_of_one_rank_ends_all_in_order(folder):
     path = f"{folder}/s.pt"
     late = 0.2 if dist.get_rank() else 60.0
-    trainer(ranks=True, snapshot_path=path, callbacks=[Slow()], max_time=late).train()
+    trainer(ranks=True, snapshot_path=path, callbacks=SLOW, max_time=late).train()
     assert 0 < torch.load(path, weights_only=True)["state"]["step"] < 5
-    resumed, whole = trainer(ranks=True, snapshot_path=path), trainer(ranks=True)
-    assert weights(resumed.train()) == weights(whole.train())
-    assert losses(resumed) == losses(whole)
+    resumed = trainer(ranks=True, snapshot_path=path)
+    assert_end_alike(resumed, trainer(ranks=True))
     assert_same_on_all_ranks((weights(resumed.model), losses(resumed)))
 
 
@@ -379,24 +373,13 @@ def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_p
     model = network(norm=True)
     oracle = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True)
 
-    class Oracle(Callback):
-        def on_step_end(self, loop):
-            oracle.update_parameters(loop.model)
-
     seen = []
-
-    class Reported(Callback):
-        def on_epoch_end(self, loop, row):
-            seen.append((row["val_loss"], squared_error(oracle.module)))
-
-    run = trainer(
-        model=model,
-        ema=0.8,
-        best_model_path=path,
-        callbacks=[Oracle(), Reported()],
-        early_stopping=False,
-        epochs=4,
+    compared = hooks(
+        on_step_end=lambda loop: oracle.update_parameters(loop.model),
+        on_epoch_end=lambda _, row: seen.append((row["val_loss"], squared_error(oracle.module))),
     )
+    settings = {"early_stopping": False, "epochs": 4}
+    run = trainer(model=model, ema=0.8, best_model_path=path, callbacks=compared, **settings)
     trained = run.train()
     for reported, mean in seen:
         assert reported == pytest.approx(mean, rel=1e-5)
@@ -406,8 +389,7 @@ def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_p
     again = network(seed=5, norm=True)
     again.load_state_dict(torch.load(path, weights_only=True))
     assert squared_error(again) == pytest.approx(run.best_loss, rel=1e-5)
-    plain = trainer(model=network(norm=True), early_stopping=False, epochs=4)
-    plain.train()
+    plain = trained(model=network(norm=True), **settings)
     assert losses(plain)["train_loss"] == losses(run)["train_loss"]  # training goes on unaveraged
     assert losses(plain)["val_loss"] != losses(run)["val_loss"]
 
@@ -421,13 +403,9 @@ def test_complex_weights_are_averaged_too():
         def forward(self, x):
             return super().forward(x) * (self.scale * (1 + 1j)).real
 
-    model, steps = Spectral(), []
-
-    class Keep(Callback):
-        def on_step_end(self, loop):
-            steps.append(loop.model.scale.detach().clone())
-
-    trained = trainer(model=model, ema=0.8, epochs=1, callbacks=[Keep()]).train()
+    steps = []
+    keep = hooks(on_step_end=lambda loop: steps.append(loop.model.scale.detach().clone()))
+    trained = trainer(model=Spectral(), ema=0.8, epochs=1, callbacks=keep).train()
     average = reduce(lambda mean, value: 0.8 * mean + 0.2 * value, steps)
     torch.testing.assert_close(trained.scale.detach(), average)
 
@@ -442,7 +420,7 @@ def averages_are_resumed_bit_for_bit(folder):
 
     steps = 5 if ranks else 10
     _, resumed = resumed_alike(f"{folder}/end.pt", fresh, At(3 * steps - 2), save_every=1)
-    for name, save in (("inside", Save(steps + 3)), ("validation", SaveInValidation())):
+    for name, save in (("inside", Save(steps + 3)), ("validation", SAVE_IN_VALIDATION)):
         resumed_alike(f"{folder}/{name}.pt", fresh, save, At(steps + 5))
     if ranks:
         assert_same_on_all_ranks((weights(resumed.model), losses(resumed)))
@@ -480,26 +458,20 @@ def test_snapshot_with_an_average_is_resumed_without_where_that_is_asked_for(tmp
     trainer(ema=0.9, snapshot_path=path, epochs=1).train()
     content = torch.load(path, weights_only=True)
     begun = []
-
-    class Look(Callback):
-        def on_train_start(self, loop):
-            begun.append(weights(loop.model))
-
+    look = hooks(on_train_start=lambda loop: begun.append(weights(loop.model)))
     with pytest.warns(UserWarning, match=r"ema: 0\.9 → None"):
-        trainer(snapshot_path=path, epochs=2, callbacks=Look()).train()
+        trainer(snapshot_path=path, epochs=2, callbacks=look).train()
     assert begun == [{name: value.tolist() for name, value in content["model"].items()}]
 
 
 @on_two_ranks
 def batch_norm_over_ranks_is_reproduced_from_the_file(folder):
     """Ranks see different batches; what is reported is what the file gives."""
-    for ema in (None, 0.9):
-        path = f"{folder}/best-{ema}.pt"
-        run = trainer(ranks=True, model=network(norm=True), best_model_path=path, ema=ema)
-        run.train()
-        model = network(seed=5, norm=True)
-        model.load_state_dict(torch.load(path, weights_only=True))
-        assert squared_error(model) == pytest.approx(run.best_loss, rel=1e-6)
+    path = f"{folder}/best.pt"
+    run = trained(ranks=True, model=network(norm=True), best_model_path=path, ema=0.9)
+    model = network(seed=5, norm=True)
+    model.load_state_dict(torch.load(path, weights_only=True))
+    assert squared_error(model) == pytest.approx(run.best_loss, rel=1e-6)
 
 
 # ------------------------------------------------------------------------ compiling
@@ -544,15 +516,12 @@ def test_missing_compiler_is_one_clear_error_before_training(monkeypatch):
 def test_gradient_norms_are_mean_and_largest_of_the_epoch(clip):
     seen = []
 
-    class Norm(Callback):
-        def on_step_end(self, loop):
-            grads = [p.grad.flatten() for p in loop.model.parameters()]
-            seen.append(torch.cat(grads).norm().item())
+    def see_norm(loop):
+        grads = [p.grad.flatten() for p in loop.model.parameters()]
+        seen.append(torch.cat(grads).norm().item())
 
-    plain = trainer(callbacks=[Norm()], epochs=2)
-    plain.train()
-    run = trainer(log_grad_norm=True, gradient_clip=clip, epochs=2)
-    run.train()
+    plain = trained(callbacks=hooks(on_step_end=see_norm), epochs=2)
+    run = trained(log_grad_norm=True, gradient_clip=clip, epochs=2)
     first = seen[:10]
     if clip is None:
         assert run.history["grad_norm"][0] == pytest.approx(sum(first) / 10, rel=1e-5)
@@ -605,8 +574,7 @@ def several_validation_sets_are_each_exact_and_together(folder):
         for parameter in model.parameters():
             nn.init.constant_(parameter, 0.5)
         settings = {"metrics": scores, "epochs": 1, "lr": 0.0}
-        run = trainer(ranks=ranks, model=model, train=train, val=val, **settings)
-        run.train()
+        run = trained(ranks=ranks, model=model, train=train, val=val, **settings)
         return {name: run.history[name][0] for name in run.history}
 
     def own(data):
@@ -671,8 +639,7 @@ def the_table_says_which_rank_is_slow_and_why(folder):
         if is_slow and reason == "compute":
             model = SlowModel(*model)
         train = kind(DataLoader(dataset(96), batch_size=4))
-        run = trainer(ranks=True, model=model, train=train, epochs=1)
-        run.train()
+        run = trained(ranks=True, model=model, train=train, epochs=1)
         quick, slow = rows = run.history["ranks"][0]
         assert_same_on_all_ranks(rows)
         assert quick["communicate"] > slow["communicate"] + 0.3, rows
@@ -692,14 +659,12 @@ def test_starting_a_loader_is_waiting_for_data():
             time.sleep(0.5)
             return super().__iter__()
 
-    run = trainer(train=SlowStart(dataset(8), batch_size=4), epochs=1)
-    run.train()
+    run = trained(train=SlowStart(dataset(8), batch_size=4), epochs=1)
     assert run.history["ranks"][0][0]["data_wait"] > 0.5
 
 
 def test_one_process_waits_for_nobody():
-    run = trainer(validate_parallelism=True, epochs=1)
-    run.train()
+    run = trained(validate_parallelism=True, epochs=1)
     (row,) = run.history["ranks"][0]
     assert row["communicate"] == 0.0
     assert row["data_wait"] + row["compute"] == pytest.approx(1)

@@ -18,12 +18,11 @@ from torch import nn
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training.losses import MaskedLoss, area_weights, masked
 from ml4cube.training.measure.scores import Meter, Scores, check_metrics
-from ml4cube.training.pytorch_distributed import Trainer
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.run.supervised_step import Supervised
 from tests.distributed_runner import on_ranks
 from tests.oracle import band_areas
-from tests.training_parts import dataset, network, trainer, weights
+from tests.training_parts import dataset, network, trained, trainer, weights
 
 NAN = math.nan
 
@@ -494,19 +493,10 @@ def fit(batches, *, weighted=False, rows=True, classes=False, accumulate=1):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.5)
-    run = Trainer(
-        model,
-        parts,
-        parts,
-        torch.optim.SGD(model.parameters(), lr=0.05),
-        loss=loss,
-        metrics=None if classes else {"mae": MaskedLoss(nn.L1Loss(), weights=weight)},
-        epochs=1,
-        gradient_accumulation_steps=accumulate,
-        device="cpu",
-        validate_parallelism=False,
-    )
-    run.train()
+    metrics = None if classes else {"mae": MaskedLoss(nn.L1Loss(), weights=weight)}
+    settings = {"loss": loss, "metrics": metrics, "gradient_accumulation_steps": accumulate}
+    settings |= {"lr": 0.05, "schedule": False, "epochs": 1}
+    run = trained(ranks=True, model=model, train=parts, val=parts, **settings)
     row = {name: run.history[name][0] for name in run.history if name in ("val_loss", "mae")}
     return np.asarray(weights(model)["weight"]), row, run.history["train_loss"][0]
 
@@ -523,17 +513,8 @@ def test_metrics_are_weighted_by_the_weights_in_batches_as_the_loss_is():
     parts = [(x[c], y[c], weights[c]) for c in cuts]
     metrics = {"torch": nn.functional.l1_loss, "masked": masked(nn.L1Loss())}
     metrics["own"] = lambda pred, target: (pred - target).nanmean()
-    run = Trainer(
-        model,
-        parts,
-        {"a": parts},
-        torch.optim.SGD(model.parameters(), lr=0.0),
-        loss=nn.L1Loss(),
-        metrics=metrics,
-        epochs=1,
-        device="cpu",
-    )
-    run.train()
+    settings = {"loss": nn.L1Loss(), "metrics": metrics, "lr": 0.0, "epochs": 1}
+    run = trained(model=model, train=parts, val={"a": parts}, **settings)
     pred, has_value = model(x).detach(), ~y.isnan()
     cells = has_value * weights[:, None]
     wanted = ((pred - y.nan_to_num(0)).abs() * cells).sum() / cells.sum()
@@ -600,8 +581,7 @@ def test_nothing_to_learn_leaves_the_model_and_is_an_error_only_where_nothing_ev
     void = torch.full_like(y, NAN)
     loss = MaskedLoss(nn.MSELoss())
     model = network()
-    run = trainer(model=model, train=[(x, void), (x, y)], val=[(x, y)], loss=loss, epochs=1)
-    run.train()
+    trained(model=model, train=[(x, void), (x, y)], val=[(x, y)], loss=loss, epochs=1)
     assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
     for name, train, val in (("train_data", void, y), ("test_data", y, void)):
         with pytest.raises(EmptyPartError, match=f"{name} gave samples, but not one value"):
@@ -627,7 +607,7 @@ def test_a_nan_loss_says_whether_it_comes_from_gaps_of_targets():
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_masked_losses_work_in_half_precision(precision):
     x, y = gappy()
-    run = trainer(
+    run = trained(
         model=nn.Linear(3, 4),
         train=[(x, y)] * 4,
         val=[(x, y)],
@@ -635,5 +615,4 @@ def test_masked_losses_work_in_half_precision(precision):
         precision=precision,
         epochs=3,
     )
-    run.train()
     assert run.history["val_loss"][-1] < run.history["val_loss"][0]

@@ -32,7 +32,7 @@ from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping
 from ml4cube.training.trainer import Trainer as Stepwise
 from tests.cubes import cell_id_cube
 from tests.samplestores import write_store
-from tests.training_parts import At, Interrupt, dataset, losses, network, weights
+from tests.training_parts import At, Interrupt, dataset, hooks, losses, network, weights
 
 
 def make(path=None, *, lr=0.01, kind=torch.optim.SGD, schedule=None, group=(), **arguments):
@@ -198,8 +198,9 @@ def test_changed_settings_are_honoured_and_listed(tmp_path, change, told):
     run, said = go_on(path, **change)
     assert len(said) == 1
     assert told in said[0]
-    restore = [] if "seed" in change else [Restore(content["ranks"][0]["rng"]["torch"])]
-    by_hand = make(callbacks=restore, **change)
+    drawn = content["ranks"][0]["rng"]["torch"]
+    restore = hooks(on_train_start=lambda loop: torch.set_rng_state(drawn))
+    by_hand = make(callbacks=[] if "seed" in change else restore, **change)
     by_hand._loop.model.load_state_dict(content["model"])
     by_hand._loop.state.epoch = 2  # the rest of the four epochs
     by_hand.train()
@@ -207,25 +208,10 @@ def test_changed_settings_are_honoured_and_listed(tmp_path, change, told):
     assert losses(run)["val_loss"][2:] == losses(by_hand)["val_loss"]
 
 
-class Restore(Callback):
-    """Puts torch's generator where it was."""
-
-    def __init__(self, state):
-        self.state = state
-
-    def on_train_start(self, loop):
-        torch.set_rng_state(self.state)
-
-
 def test_other_batches_begin_the_epoch_under_way_anew(tmp_path):
     path = tmp_path / "s.pt"
-
-    class Save(Callback):
-        def on_step_end(self, loop):
-            if loop.state.step == 8:
-                loop.save_snapshot()
-
-    cut(path, step=9, callbacks=[Save()])
+    save = hooks(on_step_end=lambda loop: loop.state.step == 8 and loop.save_snapshot())
+    cut(path, step=9, callbacks=[save])
     run, said = go_on(path, train_data=DataLoader(dataset(40), batch_size=4))
     assert "batch_size: 8 → 4. Restarted: the current epoch" in said[0]
     assert [rows[0]["train_n"] for rows in run.history["ranks"]] == [40, 40, 40, 40]

@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-import warnings
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from ml4cube.core.errors import InvalidValueError
-
-# Torch's losses over classes, which divide by the weights of the classes that are not ignored. The
-# last one exists only in recent versions of torch.
-_CLASS_MODULES = tuple(
-    getattr(nn, name)
-    for name in ("CrossEntropyLoss", "NLLLoss", "LinearCrossEntropyLoss")
-    if hasattr(nn, name)
+from ml4cube.training.inputs.loss_functions import (
+    ClassWeights,
+    ShapeChecked,
+    is_over_classes,
+    reduced,
+    setting,
 )
-_CLASS_FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
-# Torch's elementwise losses, which broadcast where shapes differ.
-_ELEMENTWISE = (
-    functional.binary_cross_entropy,
-    functional.binary_cross_entropy_with_logits,
-    functional.gaussian_nll_loss,
-    functional.hinge_embedding_loss,
-    functional.huber_loss,
-    functional.kl_div,
-    functional.l1_loss,
-    functional.mse_loss,
-    functional.multilabel_soft_margin_loss,
-    functional.poisson_nll_loss,
-    functional.smooth_l1_loss,
-    functional.soft_margin_loss,
-)
-
-
-class ClassWeights:
-    """The weight of each target in one of torch's losses over classes."""
-
-    def __init__(self, loss: Callable[..., Any]) -> None:
-        ignored = setting(loss, "ignore_index")
-        self.ignored: int = -100 if ignored is None else ignored  # as torch does
-        # The weights of a module are read anew for each batch: they may be moved or replaced.
-        self._module = loss if isinstance(loss, nn.Module) else None
-        self._of_function = setting(loss, "weight")
-
-    def __call__(self, target: Any) -> torch.Tensor | None:
-        """Return the class weight of each target, 0 where it is ignored; None if not of classes."""
-        if not isinstance(target, torch.Tensor) or target.is_floating_point():
-            return None
-        by_class = self._of_function if self._module is None else self._module.weight
-        counted = target != self.ignored
-        if not isinstance(by_class, torch.Tensor):
-            return counted.float()
-        classes = torch.where(counted, target, torch.zeros_like(target)).long()
-        weights = by_class.detach().to(target.device)[classes]
-        return torch.where(counted, weights, torch.zeros_like(weights))
+from ml4cube.training.losses import MaskedLoss
 
 
 class BatchMean:
@@ -72,10 +26,10 @@ class BatchMean:
     # of all of them in one batch. A loss of torch over classes divides by the weights of the
     # classes that are not ignored, so this is its weight. A loss of a user may have a method
     # `weigh`. The weight of any other loss is its number of samples. A loss that sums is divided by
-    # its samples here.
+    # its samples here. With weights of samples or cells, the loss is a `MaskedLoss`.
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        reduction = setting(function, "reduction")
+        self._given, reduction = function, setting(function, "reduction")
         self._weigh = getattr(function, "weigh", None)
         self._is_sum = reduction == "sum"
         self._function = ShapeChecked(name, function)
@@ -84,139 +38,40 @@ class BatchMean:
             self._class_weights = ClassWeights(function)
             self._sum = ShapeChecked(name, reduced(function, "sum"))
 
-    def __call__(self, pred: Any, target: Any, samples: int) -> Any:
+    def __call__(
+        self, pred: Any, target: Any, samples: int, weights: torch.Tensor | None = None
+    ) -> Any:
         """Return the mean of one batch."""
-        weights = None if self._class_weights is None else self._class_weights(target)
-        if weights is None:
+        if weights is not None:
+            return self._masked(pred, target, weights)
+        class_weights = None if self._class_weights is None else self._class_weights(target)
+        if class_weights is None:
             value = self._function(pred, target)
             return value / samples if self._is_sum else value
         # Of a batch in which all targets are ignored, the sum is 0, but the mean would be NaN.
-        return self._sum(pred, target) / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
+        smallest = torch.finfo(class_weights.dtype).tiny
+        return self._sum(pred, target) / class_weights.sum().clamp_min(smallest)
 
-    def weigh(self, target: Any) -> torch.Tensor | None:
+    def weigh(self, target: Any, weights: torch.Tensor | None = None) -> torch.Tensor | None:
         """Return the weight of a batch; None means its number of samples."""
+        if weights is not None:
+            return self._masked.weigh(target, weights)
         if self._weigh is not None:
             weight: torch.Tensor = self._weigh(target)
             return weight
-        weights = None if self._class_weights is None else self._class_weights(target)
-        return None if weights is None else weights.sum()
+        class_weights = None if self._class_weights is None else self._class_weights(target)
+        return None if class_weights is None else class_weights.sum()
 
+    @cached_property
+    def has_cell_values(self) -> bool:
+        """True if the function is known to have a value per cell, which can be weighted."""
+        if isinstance(self._given, MaskedLoss):
+            return True
+        function = self._given.func if isinstance(self._given, partial) else self._given
+        origin = type(function) if isinstance(function, nn.Module) else function
+        is_of_torch = getattr(origin, "__module__", "").startswith("torch.nn.")
+        return is_of_torch and setting(self._given, "reduction") is not None
 
-class ShapeChecked:
-    """A loss that refuses predictions that would be broadcast against their targets."""
-
-    # Only the first batch of each pair of shapes is checked.
-
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name, self._function = name, function
-        self._seen: set[tuple[torch.Size, torch.Size]] = set()
-
-    def __call__(self, pred: Any, target: Any) -> Any:
-        """Return the loss."""
-        if not isinstance(pred, torch.Tensor) or not isinstance(target, torch.Tensor):
-            return self._function(pred, target)
-        if pred.shape == target.shape or (pred.shape, target.shape) in self._seen:
-            return self._function(pred, target)
-        with _BroadcastCheck(self._name, self._function, pred, target):
-            value = self._function(pred, target)
-        self._seen.add((pred.shape, target.shape))
-        return value
-
-
-class _BroadcastCheck(TorchFunctionMode):
-    """Raise an error where torch broadcasts a prediction against a target."""
-
-    # A tensor that the loss has reshaped itself is not checked.
-
-    def __init__(
-        self, name: str, loss: Callable[..., Any], pred: torch.Tensor, target: torch.Tensor
-    ) -> None:
-        super().__init__()
-        self._name, self._loss, self._pred, self._target = name, loss, pred, target
-        self._own_shapes = (pred.shape, target.shape)
-        try:
-            self._broadcast = np.broadcast_shapes(*self._own_shapes)
-        except ValueError:
-            self._broadcast = pred.shape  # torch raises an error itself
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        given = [*args, *(kwargs or {}).values()]
-        compares = any(g is self._pred for g in given) and any(g is self._target for g in given)
-        if compares and func in _ELEMENTWISE:
-            raise self._refusal()
-        value = func(*args, **(kwargs or {}))
-        # Several quantiles may be compared with one target; the result has the shape of the
-        # prediction. A new shape means that samples were compared with other samples.
-        shape = getattr(value, "shape", None)
-        if compares and shape == self._broadcast and shape not in self._own_shapes:
-            raise self._refusal()
-        return value
-
-    def _refusal(self) -> InvalidValueError:
-        return InvalidValueError(
-            f"{self._name}={loss_name(self._loss)}: the prediction must have the shape of "
-            f"the target, {tuple(self._target.shape)}, got {tuple(self._pred.shape)}; reshape it "
-            "in the model or in the loss"
-        )
-
-
-def warn_if_unknown(name: str, function: Callable[..., Any]) -> None:
-    """Warn of a loss or metric that ignores targets in a way of its own."""
-    known = hasattr(function, "weigh") or is_over_classes(function)
-    if not known and setting(function, "ignore_index") is not None:
-        warnings.warn(
-            f"{name}={loss_name(function)} has an ignore_index, but is not a loss of torch, so its "
-            "denominator is unknown. Batches are weighted by their samples, and the mean depends "
-            "on the batches and ranks. Give it a method weigh(target) that returns the denominator",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def setting(loss: Callable[..., Any], name: str) -> Any:
-    """Return a setting of a loss: an attribute or the default of a parameter."""
-    if hasattr(loss, name):
-        return getattr(loss, name)
-    parameter = _parameters(loss).get(name)
-    return None if parameter is None or parameter.default is parameter.empty else parameter.default
-
-
-def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
-    """Return the loss with another reduction, if it has one."""
-    loss = _uncompiled(loss)  # a compiled module would set the reduction of the user's own
-    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        copied = copy.copy(loss)  # the user's own keeps its reduction
-        copied.reduction = reduction  # type: ignore[assignment]
-        return copied
-    return partial(loss, reduction=reduction) if "reduction" in _parameters(loss) else loss
-
-
-def is_over_classes(loss: Callable[..., Any]) -> bool:
-    """Return True if a loss is one of torch's over classes, with torch's own forward."""
-    function = loss.func if isinstance(loss, partial) else _uncompiled(loss)
-    if isinstance(function, _CLASS_MODULES):
-        return any(type(function).forward is kind.forward for kind in _CLASS_MODULES)
-    return any(function is over_classes for over_classes in _CLASS_FUNCTIONS)
-
-
-def _uncompiled(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the module that `torch.compile` has wrapped; any other loss as it is."""
-    original: Callable[..., Any] = getattr(loss, "_orig_mod", loss)
-    return original
-
-
-def loss_name(loss: Callable[..., Any]) -> str:
-    """Return the name of a loss for messages."""
-    function = loss.func if isinstance(loss, partial) else loss
-    return getattr(function, "__name__", repr(function))
-
-
-def _parameters(loss: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        # A module's __call__ takes any arguments, its forward names them.
-        call = loss.forward if isinstance(loss, nn.Module) else loss
-        return inspect.signature(call).parameters
-    except (TypeError, ValueError):  # builtins have no signature
-        return {}
+    @cached_property  # made at the first batch with weights, because it copies the user's loss
+    def _masked(self) -> MaskedLoss:
+        return self._given if isinstance(self._given, MaskedLoss) else MaskedLoss(self._given)

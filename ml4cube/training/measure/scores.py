@@ -19,8 +19,9 @@ from torch import nn
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.inputs.checks import refuse_class
+from ml4cube.training.inputs.loss_functions import warn_if_unknown
 from ml4cube.training.inputs.steps import Weight
-from ml4cube.training.measure.means import BatchMean, warn_if_unknown
+from ml4cube.training.measure.means import BatchMean
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import COLUMNS
 
@@ -174,18 +175,12 @@ class Norms:
 class Scores:
     """The metrics of one validation pass."""
 
-    def __init__(
-        self,
-        metrics: Mapping[str, Any],
-        device: torch.device,
-        weighted: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._functions = {
             name: BatchMean(f"metrics[{name!r}]", m)
             for name, m in metrics.items()
             if not _is_object(m)
         }
-        self._weighted = weighted or {}  # those that the weights of a batch can weight
         self._means = Meters()  # of the functions
         # Copies, so that the user's own objects are not changed.
         self._objects = {n: _reset_copy(m, device) for n, m in metrics.items() if _is_object(m)}
@@ -199,13 +194,9 @@ class Scores:
             self._warn_of_logits(pred)
         self._has_batches = True
         for name, function in self._functions.items():
-            if weights is not None and name in self._weighted:
-                weighted = self._weighted[name]
-                mean, weight = weighted(pred, target, weights), weighted.weigh(target, weights)
-            else:
-                mean = _batch_mean(name, function(pred, target, samples))
-                weight = function.weigh(target)
-            self._means.add(name, mean, samples, weight)
+            used = weights if function.has_cell_values else None
+            mean = _batch_mean(name, function(pred, target, samples, used))
+            self._means.add(name, mean, samples, function.weigh(target, used))
         for name, metric in self._objects.items():
             if hasattr(metric, "merge"):
                 metric.update(_to_numpy(name, pred), _to_numpy(name, target))

@@ -115,31 +115,28 @@ class World:
 
     def raise_alarm(self, message: str) -> None:
         """Set a message that other ranks can read with `alarm`."""
-        with suppress(*_STORE_ERRORS):
-            if (store := self._alarm_store) is not None:
-                store.set(_ALARM_KEY, message)
+        self._ask_store(lambda store: store.set(_ALARM_KEY, message))
 
     def clear_alarm(self) -> None:
         """Remove the message."""
-        with suppress(*_STORE_ERRORS):
-            if (store := self._alarm_store) is not None:
-                store.delete_key(_ALARM_KEY)
+        self._ask_store(lambda store: store.delete_key(_ALARM_KEY))
 
     def alarm(self) -> str | None:
         """Return the message set by a rank, without waiting for other ranks."""
-        with suppress(*_STORE_ERRORS):
-            if (store := self._alarm_store) is not None and store.check([_ALARM_KEY]):
-                return store.get(_ALARM_KEY).decode()
-        return None
+        is_set = self._ask_store(lambda store: store.check([_ALARM_KEY]))
+        return self._ask_store(lambda store: store.get(_ALARM_KEY).decode()) if is_set else None
 
     def report_error(self, error: BaseException) -> None:
         """Tell other ranks of an error of this rank, unless there is an alarm already."""
         if self.alarm() is None:
             self.raise_alarm(f"rank {self.rank}: {type(error).__name__}: {error}")
 
-    @property
-    def _alarm_store(self) -> Store | None:
-        return _Joined.store if self.size > 1 else None
+    def _ask_store(self, ask: Callable[[Store], T]) -> T | None:
+        """Return what the store of the ranks says; None if there is none any more."""
+        if self.size > 1 and _Joined.store is not None:
+            with suppress(*_STORE_ERRORS):
+                return ask(_Joined.store)
+        return None
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self._transfer_device)

@@ -35,7 +35,6 @@ from ml4cube.training.ranks.polling import PollSchedule
 from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.feed import Feed
-from ml4cube.training.run.supervised_step import weighted_metrics
 from ml4cube.training.state import History, TrainState, kept_rng
 
 
@@ -69,25 +68,23 @@ class Engine:
         check_same_scaling({"train_data": train, **sets_by_argument("test_data", val)})
         self.world, self.options, self.step = world, options, step
         self.metrics = check_metrics(metrics)
-        self._weighted_metrics = weighted_metrics(self.metrics)
         self._optimizer, self.scheduler = optimizer, scheduler
         self.strategy = make_strategy(world, options)
         self._set_model(self.strategy.place(model))
         self.feed = Feed(train, world, options, step)
         self.val_loader = exact_loader(val, world)
-        if val is not None:
-            for batches in named_sets(self.val_loader).values():
-                # Called here, so that an invalid limit is refused before an epoch is trained.
-                batch_limit(batches, options.limit_val_batches, "limit_val_batches")
+        for batches in named_sets(self.val_loader).values():
+            # Called here, so that an invalid limit is refused before an epoch is trained.
+            batch_limit(batches, options.limit_val_batches, "limit_val_batches")
         self.state, self.history = TrainState(), History()
         self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
         self.measures, self.clock = TrainMeasures(self.state), StepClock(world)  # of this epoch
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._autocast_dtype = DTYPES[options.precision]
-        self._prepared = False
         self._parameters: list[nn.Parameter] = []  # of the model: torch is slow to collect them
-        self._wrapped: list[bool] = []  # which of them were trained when the model was wrapped
+        # Which of them were trained when the model was wrapped; None before a run has begun.
+        self._wrapped: list[bool] | None = None
 
     @property
     def optimizer(self) -> Optimizer:
@@ -234,10 +231,8 @@ class Engine:
 
     def _prepare(self) -> None:
         """Prepare for steps, also after a callback froze or unfroze parameters; every rank."""
-        if not self._prepared:
-            self._shard()
+        if self._wrapped is None:
             self.feed.compare_sizes()
-            self._wrapped, self._prepared = [], True
         self._parameters = list(self.model.parameters())
         self.strategy.sync_trainable(self._parameters)
         self._wrap()
@@ -258,9 +253,7 @@ class Engine:
         """Evaluate a loader; return the sums, and True if `must_cut` ended the pass early."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
         names = [name for name in sets if name]  # none of a single set
-        measures = ValidationMeasures(
-            self.metrics, self.world.device, names, self._weighted_metrics
-        )
+        measures = ValidationMeasures(self.metrics, self.world.device, names)
         self.model.eval()
         weigh = partial(self.feed.weigh, training=False)
         for name, batches in sets.items():

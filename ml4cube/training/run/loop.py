@@ -24,8 +24,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ml4cube.core.errors import InvalidTypeError, RunError
 from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import kept_generators
-from ml4cube.training.measure.history_rows import rank_columns
-from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
+from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures, rank_columns
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import reporting_errors
 from ml4cube.training.ranks.polling import PERIOD_S
@@ -48,8 +47,8 @@ class Loop(Engine):
     step_loss: torch.Tensor | None = None  # the loss of the latest step's last batch
     _deadline_s = math.inf  # on the clock of time.monotonic
     _epoch_is_cut = False  # True if no further step is taken in this epoch
-    _epoch_started_s = 0.0  # on the clock of time.perf_counter
-    _validation_s = 0.0  # the time spent on validations in this epoch
+    # On the clock of time.perf_counter; later by the time of this epoch's validations.
+    _epoch_started_s = 0.0
     _validation_started_s: float | None = None  # of one that is under way
     _resumed_s = 0.0  # the training time of this epoch that a snapshot held
     _alarm_read_s = 0.0  # when an alarm was last looked for, on the clock of time.perf_counter
@@ -118,7 +117,7 @@ class Loop(Engine):
                 logger.info(
                     "training ended after %d epochs: %s", self.state.epoch, self.stop_reason
                 )
-            self.module, self._prepared = self.compiled, False
+            self.module, self._wrapped = self.compiled, None
             self.save_snapshot()
             if self.ema is not None:
                 self.ema.apply(True)  # the model to return, unless a callback loads other weights
@@ -165,7 +164,7 @@ class Loop(Engine):
         """Train for one epoch, or for what is left of it, and validate; every rank."""
         self._call_hooks("on_epoch_start")
         self._prepare()
-        self._epoch_started_s, self._validation_s = time.perf_counter(), 0.0
+        self._epoch_started_s = time.perf_counter()
         self._validation_started_s = None  # also after a validation that failed
         self.step.around_pass(self._train, self.feed.loader, training=True)
         validates = self._validates_now()
@@ -190,10 +189,10 @@ class Loop(Engine):
         times = self._times()
         validation = None
         if validates:
-            self._validation_started_s = started = time.perf_counter()
+            self._validation_started_s = time.perf_counter()
             self._call_hooks("on_validation_start")
             validation = self._validate()
-            self._validation_s += time.perf_counter() - started
+            self._epoch_started_s += time.perf_counter() - self._validation_started_s
             self._validation_started_s = None
         row = {"epoch": self.state.epoch + 1} | self._columns(validation)
         val_loss = None if validation is None else validation.loss
@@ -253,8 +252,7 @@ class Loop(Engine):
 
     def _train_seconds(self) -> float:
         """Return the time spent on training in this epoch by this process."""
-        end = self._validation_started_s or time.perf_counter()
-        return end - self._epoch_started_s - self._validation_s
+        return (self._validation_started_s or time.perf_counter()) - self._epoch_started_s
 
     def _times(self) -> dict[str, float | None]:
         """Return how this rank spent the epoch's training: its columns in the table of ranks.
