@@ -162,9 +162,7 @@ def test_a_plateau_is_seen_by_checks_inside_epochs():
 def test_a_run_may_change_to_checks_inside_epochs(tmp_path):
     arguments = {"snapshot_path": tmp_path / "snapshot.pt", "save_every": 1}
     make(epochs=1, **arguments).train()
-    run = trained(
-        epochs=2, validate_every_steps=5, **arguments
-    )  # 10 steps are a multiple of that
+    run = trained(epochs=2, validate_every_steps=5, **arguments)  # 10 steps are a multiple of that
     assert run.history["step"] == [None, 15, 20, 20]
 
 
