@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ml4cube.datasets.pytorch import prep_dataloader
-from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training import distributed
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator, MultiGPUTrainer
@@ -150,6 +150,8 @@ def test_a_batch_job_gets_one_line_for_each_epoch(capsys):
 def test_a_missing_value_is_never_called_the_best(capsys):
     trainer(epochs=2, callbacks=Script([math.nan, 0.5])).train()
     assert "(best: val_loss 0.5 in epoch 2)" in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(RunError, match="val_loss was not a number in any epoch"):
+        trained(epochs=2, callbacks=Script([math.nan, math.nan]))
 
 
 def test_a_bar_moves_within_the_epoch_of_a_terminal(capsys, monkeypatch):
