@@ -44,7 +44,9 @@ def is_category(dim: str, coord: Any) -> bool:
     """Return True if a dim lists scenarios, bands or the like, by its name or its texts."""
     if dim.lower() in _CATEGORIES:
         return True
-    if coord is None or dim.lower() in TIME_NAMES or coord.dtype.kind not in "OUST":
+    if coord is None or not coord.size or dim.lower() in TIME_NAMES:
+        return False
+    if coord.dtype.kind not in "OUST":
         return False
     return not hasattr(coord.values.flat[0], "year")  # dates of cftime and periods are objects too
 

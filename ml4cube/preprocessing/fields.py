@@ -34,7 +34,8 @@ class FieldOptions:
     # The climatology, and the group of each time step.
     by: str | None
     groups: xr.Variable | None
-    # Kind of the weights, and those of the cells of each variable; none if not weighted.
+    # Kind of the weights, and those of the cells of each variable; none if not weighted. A variable
+    # without latitude has one weight for all its cells.
     weighting: str | None
     weights: Mapping[str, xr.Variable]
     has_histogram: bool

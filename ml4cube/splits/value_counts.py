@@ -132,7 +132,7 @@ def _sum_classes(block: Ints, key: NDArray[Any], count: Ints) -> ValueCounts:
 
 
 def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int) -> ValueCounts:
-    """Add up the counts of equal pairs; round keys until few are left, or one per block."""
+    """Add up the counts of equal pairs; round keys until few are left, or two per block."""
     if all((part == part.astype(np.int32)).all() for part in (block, key)):
         # Both fit into one integer, which is faster to sort.
         order = np.argsort((block << 32) | (key + (1 << 31)), kind="stable")
@@ -145,6 +145,7 @@ def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int) -> Value
         starts = np.flatnonzero(is_new_pair)
         count = np.add.reduceat(count, starts) if starts.size else count
         block, key = block[starts], key[starts]
+        # After 63 digits, only the signs are left.
         if starts.size <= MAX_PAIRS or digits_removed == 63:
             return ValueCounts(block, key, count, digits_removed)
         key, digits_removed = key >> 1, digits_removed + 1

@@ -167,6 +167,7 @@ def test_the_role_of_numbers(name, attrs, role):
         (pd.interval_range(0, 2), False, True),
         (pd.period_range("2000", periods=2, freq="M"), False, False),
         (np.array([True, False]), False, False),
+        (np.array([], "U1"), False, False),
     ],
 )
 def test_numbers_dates_texts_periods_and_intervals_are_told_apart(values, measured, category):

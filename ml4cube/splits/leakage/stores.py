@@ -56,8 +56,9 @@ def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | Non
     from scipy.spatial import KDTree
 
     spec, both = train.attrs["spec"], _join(train, held_out)
-    # In units of the window size, samples share cells below a distance of 1, and touch at 1. Along
-    # categories they do not touch: in units of half a cell less, neighbours are farther than 1.
+    # In units of the window size, samples share cells below a distance of 1, and touch at 1, give
+    # or take `half_cell`. Along categories they do not touch: the unit is half a cell less, so that
+    # neighbours are farther than 1 + `half_cell`.
     units = {
         dim: size - 0.5 if is_category(dim, train.coords.get(_origin_name(train, dim))) else size
         for dim, size in zip(spec["dims"], spec["size"], strict=True)
@@ -131,12 +132,19 @@ def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
     ]
     if not names:
         raise InvalidValueError(
-            f"the stores must have a variable in common, got {list(train.data_vars)} and "
-            f"{list(held_out.data_vars)}"
+            "the stores must have a variable in common, with windows of the same shape, got "
+            f"{_window_shapes(train)} and {_window_shapes(held_out)}"
         )
     train_prints, _ = _fingerprints([train[name] for name in names])
     prints, distinct = _fingerprints([held_out[name] for name in names])
     return int(np.isin(prints[distinct], train_prints).sum()) if distinct.any() else None
+
+
+def _window_shapes(store: xr.Dataset) -> dict[str, dict[str, int]]:
+    return {
+        str(name): {str(dim): n for dim, n in variable.sizes.items() if dim != SAMPLE_DIM}
+        for name, variable in store.data_vars.items()
+    }
 
 
 def _fingerprints(variables: list[xr.DataArray]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
