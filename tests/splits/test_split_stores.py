@@ -182,7 +182,7 @@ def test_what_is_no_pair_of_stores_is_refused(apart: list[xr.Dataset]) -> None:
     for pair in itertools.permutations((train, empty)):
         with pytest.raises(InvalidValueError, match="must have samples"):
             leakage_report(*pair)
-    with pytest.raises(InvalidValueError, match="variable in common.*{'a': {.*}} and {'b': {"):
+    with pytest.raises(InvalidValueError, match=r"variable in common.*{'a': {.*}} and {'b': {"):
         leakage_report(train, test.rename(a="b"))
 
 

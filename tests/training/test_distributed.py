@@ -436,12 +436,12 @@ def best_model_file_and_resume_agree_on_all_ranks(folder):
         return trainer(ranks=True, epochs=4, model=network(norm=True), **more)
 
     whole = fresh(best_model_path=best)
-    trained = whole.train()
-    model = weights(trained)
+    returned = whole.train()
+    model = weights(returned)
     assert model == weights(best)
     assert_same_on_all_ranks((model, losses(whole)))
     # the loss that was reported is that of the file, batch norm included
-    assert whole.best_loss == pytest.approx(squared_error(trained), rel=1e-5)
+    assert whole.best_loss == pytest.approx(squared_error(returned), rel=1e-5)
     # Only one rank is told; all save at the same step.
     told = At(12, lambda: dist.get_rank() or tell_usr1())
     for at, step, callbacks in ((20, 15, []), (13, 12, [told, EVERY_STEP])):
@@ -521,7 +521,7 @@ def loaders_that_are_not_shared_out_are_shared_or_warned_of(folder):
     ours, told = prep_dataloader(data, **of_4), prep_dataloader(data, **of_4, parallel=True)
     # its length changes, and with it how long a scheduler must be
     shared = "9 batches are now shared out over 2 ranks, 4 each"
-    trained = []
+    models = []
     for train, counts, warned in (
         (ours, [16, 16], shared),  # whole batches of 4, of 37 samples, one for each rank
         (told, [16, 16], None),
@@ -537,13 +537,13 @@ def loaders_that_are_not_shared_out_are_shared_or_warned_of(folder):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = trainer(ranks=True, train=train, epochs=1)
-            trained.append(weights(run.train()))
+            models.append(weights(run.train()))
         said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
         assert trained_on(run) == counts
         assert [warned in message for message in said] == [True] * (
             rank == 0 and warned is not None
         )
-    assert trained[0] == trained[1]
+    assert models[0] == models[1]
     assert ours.parallel
     both = prep_dataloader(data, **of_4)
     run = trained(ranks=True, train=both, val=both, epochs=1)

@@ -380,11 +380,11 @@ def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_p
     )
     settings = {"early_stopping": False, "epochs": 4}
     run = trainer(model=model, ema=0.8, best_model_path=path, callbacks=compared, **settings)
-    trained = run.train()
+    returned = run.train()
     for reported, mean in seen:
         assert reported == pytest.approx(mean, rel=1e-5)
-    assert weights(trained) == weights(path)
-    (counted,) = (n for name, n in weights(trained).items() if name.endswith("_tracked"))
+    assert weights(returned) == weights(path)
+    (counted,) = (n for name, n in weights(returned).items() if name.endswith("_tracked"))
     assert counted == 10 * run.best_epoch  # batches
     again = network(seed=5, norm=True)
     again.load_state_dict(torch.load(path, weights_only=True))
@@ -405,9 +405,9 @@ def test_complex_weights_are_averaged_too():
 
     steps = []
     keep = hooks(on_step_end=lambda loop: steps.append(loop.model.scale.detach().clone()))
-    trained = trainer(model=Spectral(), ema=0.8, epochs=1, callbacks=keep).train()
+    returned = trainer(model=Spectral(), ema=0.8, epochs=1, callbacks=keep).train()
     average = reduce(lambda mean, value: 0.8 * mean + 0.2 * value, steps)
-    torch.testing.assert_close(trained.scale.detach(), average)
+    torch.testing.assert_close(returned.scale.detach(), average)
 
 
 @on_two_ranks

@@ -74,14 +74,14 @@ def test_returned_model_is_the_best_epoch_and_equals_the_file(tmp_path):
     run = trainer(
         model=model, train=loader, val=loader, best_model_path=path, epochs=4, callbacks=[Spoil()]
     )
-    trained = run.train()
-    assert trained is model
-    assert not trained.training
+    returned = run.train()
+    assert returned is model
+    assert not returned.training
     val = run.history["val_loss"]
     assert run.best_loss == min(val) < val[-1]
     assert run.best_epoch == val.index(min(val)) + 1
-    assert weights(trained) == weights(path)
-    assert squared_error(trained, dataset(40)) == pytest.approx(min(val), rel=1e-6)
+    assert weights(returned) == weights(path)
+    assert squared_error(returned, dataset(40)) == pytest.approx(min(val), rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["MapLoader", "SampleLoader", "SampleLoader, ring"])
