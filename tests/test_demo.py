@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ml4cube.demo.__main__ import OUTPUTS, prepare_folder
+from ml4cube.demo.__main__ import OUTPUTS, main, prepare_folder
 from ml4cube.demo.downscaling import (
     FACTOR,
     TARGET,
@@ -105,6 +105,15 @@ def test_a_folder_with_foreign_things_is_refused_untouched(tmp_path):
     file.write_text("")
     with pytest.raises(StoreExistsError, match="is a file"):
         prepare_folder(file)
+
+
+@pytest.mark.parametrize("option", ["--ranks", "--epochs"])
+def test_no_ranks_and_no_epochs_are_refused_before_the_work(tmp_path, monkeypatch, capsys, option):
+    monkeypatch.setattr("sys.argv", ["demo", "--out", str(tmp_path / "out"), option, "0"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "at least 1, got" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

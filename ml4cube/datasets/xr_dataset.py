@@ -112,7 +112,8 @@ class XrDataset:
         Takes a dict of arrays ``(n, *window)`` and returns one, sample by sample.
     num_chunks : int, optional
         Number of blocks with samples to use; all if not given. With `to_pred` the next blocks
-        replace the last of them if train or test would be empty otherwise.
+        replace the last of them if train or test would be empty otherwise; they are added if no
+        block can be spared.
     to_pred : str or list of str, optional
         Variables to predict.
     scale_fn : {"standardize", "normalize", None}
@@ -317,6 +318,7 @@ class XrDataset:
         """
         spec = self._sampling.spec
         if not spec.targets:
+            # A cube that is not split has a label without dims.
             label = self._sampling.ds[self._sampling.extractor.label]
             return self._samples | ({"split": self._labels} if label.ndim else {})
         features = spec.features or [n for n in self._samples if n not in spec.targets]

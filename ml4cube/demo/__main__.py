@@ -207,6 +207,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, help="training processes")
     parser.add_argument("--epochs", type=int, default=40)
     args = parser.parse_args()
+    if min(args.ranks, args.epochs) < 1:
+        parser.error(f"ranks and epochs must be at least 1, got {args.ranks} and {args.epochs}")
     try:
         report = run(args.out, ranks=args.ranks, epochs=args.epochs)
     except StoreExistsError as error:

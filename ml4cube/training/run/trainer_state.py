@@ -26,7 +26,8 @@ from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights
 
 Log = defaultdict[str, list[Any]]
-# The attributes that training changes. Model, optimizer, scheduler and callbacks have a state_dict.
+# The attributes that training changes. Model, optimizer, scheduler and callbacks have a state_dict;
+# that of `FollowTrainer` holds the best epoch and its weights.
 _PACKED = (
     "history",
     "log_test",
@@ -187,7 +188,7 @@ class TrainerState(metaclass=Combinable):
         self._world.barrier()  # no rank continues before the file is there
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
-        """Read weights into the model."""
+        """Read weights into the model, from a file that `save_model` or a checkpoint wrote."""
         self._load_weights(read_file(filename), str(filename), strict)
 
     def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
