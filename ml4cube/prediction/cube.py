@@ -99,7 +99,8 @@ def predict_cube(
         Cells of a window by dim; dims left out have one cell. Default: as in the store, else
         single points.
     overlap : mapping, pairs or float, optional
-        Fraction of a window that neighbours share, by dim. Default: as in the store.
+        Fraction of a window that neighbours share, by dim. Default: as in the store, but none if
+        `sample_size` is given.
     mask : str or DataArray, optional
         Cells to predict: a variable of `ds`, or an array along some of its dims. Cells outside
         become gaps. Default: the mask of the store, if it was applied.
