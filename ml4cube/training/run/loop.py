@@ -47,7 +47,8 @@ class Loop(Engine):
     step_loss: torch.Tensor | None = None  # the loss of the latest step's last batch
     _deadline_s = math.inf  # on the clock of time.monotonic
     _epoch_is_cut = False  # True if no further step is taken in this epoch
-    # On the clock of time.perf_counter; later by the time of this epoch's validations.
+    # On the clock of time.perf_counter. Each validation moves it by its own time, so that the time
+    # since then is the time of training.
     _epoch_started_s = 0.0
     _validation_started_s: float | None = None  # of one that is under way
     _resumed_s = 0.0  # the training time of this epoch that a snapshot held
