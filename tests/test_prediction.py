@@ -326,12 +326,6 @@ def test_a_data_set_brings_the_features_that_the_model_was_trained_on():
     np.testing.assert_allclose(result.c, (cube.b - b.mean) / b.std * c.std + c.mean, rtol=1e-5)
     copied = predict_cube(IDENTITY, cube, PTXrDataset(cube, features=["b", "a"], **cut))
     assert list(copied.data_vars) == ["b", "a"]
-    for more, said in (
-        ({"coord_features": ["lat"]}, r"coordinate features .sin\(lat\), cos\(lat\)"),
-        ({"target_offset": {"time": 1}}, "a target offset"),
-    ):
-        with pytest.raises(InvalidValueError, match=said):
-            predict_cube(IDENTITY, cube, PTXrDataset(cube, "c", ["a"], **cut, **more))
     with pytest.raises(InvalidValueError, match="made from arrays without metadata"):
         predict_cube(IDENTITY, cube, PTXrDataset(cube.rename(time="samples"), "c"))
 
@@ -677,7 +671,8 @@ def test_bad_arguments_are_named_before_any_work(tmp_path):
         ({"out": tmp_path / "no" / "cube.zarr"}, InvalidValueError, "does not exist"),
         ({"model": 3}, InvalidTypeError, "model must be .*, got 3"),
         ({"model": lambda x: x[:, :, None]}, InvalidValueError, r"must return shape \(16, 1\)"),
-        ({"model": lambda x: {"a": x}}, InvalidTypeError, "must return one tensor, got dict"),
+        ({"model": lambda x: (x, x)}, InvalidValueError, "got 2 arrays; name several outputs"),
+        ({"model": lambda x: "no"}, InvalidTypeError, "must return tensors or arrays.* got str"),
         ({"mask": xr.DataArray([True], dims="lev")}, InvalidValueError, "mask has the dim 'lev'"),
         ({"ds": cube.isel(lat=slice(0))}, InvalidValueError, r"no cell along \['lat'\]"),
         ({"mask": turned}, InvalidValueError, "mask has other 'lat' coordinates"),

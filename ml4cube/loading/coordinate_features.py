@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,31 +26,43 @@ if TYPE_CHECKING:
 _TIME_FEATURES = ("dayofyear", "hour")
 
 
+class Table(NamedTuple):
+    """Values of a channel at every cell along one dim of the cube."""
+
+    dim: str
+    values: NDArray[np.float32]
+
+
+def coordinate_tables(
+    names: str | Sequence[str] | None, axes: Mapping[str, xr.Variable]
+) -> dict[str, Table]:
+    """Return the channels of coordinates, sine and cosine, from the axes of a cube."""
+    tables = {}
+    for name in parse_names("coord_features", names):
+        dim, angles = _angles(name, axes)
+        for function in (np.sin, np.cos):
+            tables[f"{function.__name__}({name})"] = Table(dim, function(angles).astype(np.float32))
+    return tables
+
+
 def add_coordinates(source: SampleSource, names: str | Sequence[str], like: str) -> View:
     """Add sine and cosine of coordinates, repeated over the window of the variable `like`."""
     sizes, window = source.variables[like].sizes, source.window_in_cube(like)
     computed = {}
-    for name in parse_names("coord_features", names):
-        dim, angles = _angles(name, source.axes)
+    for channel, (dim, table) in coordinate_tables(names, source.axes).items():
         # Samples have the coordinate <dim>_origin only where windows extend along the dim.
         if dim not in window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
             raise InvalidValueError(
-                f"coord_features={name!r}: windows extend along {dim!r}, but the samples have "
-                f"no dim of that name, only {tuple(sizes)}; rename it back"
+                f"coord_features: windows extend along {dim!r}, the dim of {channel}, but the "
+                f"samples have no dim of that name, only {tuple(sizes)}; rename it back"
             )
-        for function in (np.sin, np.cos):
-            channel = f"{function.__name__}({name})"
-            if channel in source.variables:
-                raise InvalidValueError(
-                    f"coord_features adds a channel {channel!r}, and a variable has that name "
-                    "already; rename it"
-                )
-            table = function(angles).astype(np.float32)
-            computed[channel] = Computed(
-                SampleVariable(sizes, table.dtype),
-                (),
-                partial(_looked_up, source, table, dim, window),
+        if channel in source.variables:
+            raise InvalidValueError(
+                f"coord_features adds a channel {channel!r}, and a variable has that name "
+                "already; rename it"
             )
+        lookup = partial(_looked_up, source, table, dim, window)
+        computed[channel] = Computed(SampleVariable(sizes, table.dtype), (), lookup)
     return View(source, computed)
 
 

@@ -14,6 +14,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
 from ml4cube.core.rank_shares import Ints
+from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.opening import as_dataset
@@ -120,6 +121,8 @@ class PTXrDataset(Dataset[Any]):
         unless `shifted`.
     weights : object
         As given.
+    coord_features : tuple of str
+        As given.
     channels : tuple of str
         All channels of X: the features, then those of `coord_features`.
     layout : tuple of tuple of str
@@ -176,6 +179,7 @@ class PTXrDataset(Dataset[Any]):
         options = DatasetOptions.of(locals())  # Must be first, while locals are the arguments.
         self.shifted = options.shifted
         self.weights = options.weights
+        self.coord_features = parse_names("coord_features", options.coord_features)
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
         lead = {dim: [a.offset, a.target_size] for dim, a in self._source.lead.items()}
@@ -183,7 +187,7 @@ class PTXrDataset(Dataset[Any]):
         self._from_cube = isinstance(self._source, CubeSource)
         self._choose_variables(options)
         self._warn_of_filled(ds, options)
-        self._add_features(options.coord_features)
+        self._add_features()
         self._add_weights(options.weights)
         self._fields = self._make_fields(options)
         integers = [field for field in self._fields if field.dtype.kind in "iub"]
@@ -470,18 +474,18 @@ class PTXrDataset(Dataset[Any]):
             "weights" if options.weights_variable in filled else "to_pred", filled, advice
         )
 
-    def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
+    def _add_features(self) -> None:
         """Repeat static features along the dims they lack, and add coordinates."""
         self.channels = self.features
         if self._stacked and len({self._source.variables[n].window for n in self.features}) > 1:
             self._source = repeat_along_missing_dims(self._source, self.features)
-        if coord_features is None:
+        if not self.coord_features:
             return
         if not self._stacked:
             raise InvalidTypeError(
                 "coord_features are channels of X, so they need features or to_pred"
             )
-        self._source = view = add_coordinates(self._source, coord_features, self.features[0])
+        self._source = view = add_coordinates(self._source, self.coord_features, self.features[0])
         self.channels = (*self.features, *view.computed)
 
     def _add_weights(self, weights: Any) -> None:

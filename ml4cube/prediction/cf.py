@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import dask.array as da
@@ -41,37 +41,38 @@ _ATTRS_BY_NAME = {
 
 def empty_prediction(
     cube: xr.Dataset,
-    dtypes: Mapping[str, np.dtype[Any]],
-    source_attrs: Mapping[str, Mapping[str, Any]],
-    block_size: Mapping[str, int],
+    variables: Mapping[str, xr.Variable],
+    coords: Mapping[str, xr.Variable],
+    lost_dims: Collection[str],
     description: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Return the predicted cube with gaps for values: targets by `dtypes`, lazy, in blocks."""
-    dims = cube_dims(cube)
-    targets = {
-        name: _empty_target(cube, name, dtype, source_attrs.get(name, {}), block_size)
-        for name, dtype in dtypes.items()
-    }
-    coords = {
-        name: _in_memory(coord.variable)
+    """Return the predicted cube with gaps for values, and the coordinates of the cube.
+
+    `coords` are further coordinates, and `lost_dims` dims of the cube that the result lacks, or
+    has with other entries.
+    """
+    dims = set(cube_dims(cube)) - set(lost_dims)
+    kept = {
+        str(name): _in_memory(coord.variable)
         for name, coord in cube.coords.items()
-        if set(coord.dims) <= set(dims) and not is_count(name)
-    }
-    for name, coord in coords.items():
+        if set(coord.dims) <= dims and not is_count(name)
+    } | {name: _in_memory(coord) for name, coord in coords.items()}
+    for name, coord in kept.items():
         if not coord.attrs.keys() & {"standard_name", "units", "axis"}:
             by_name = _ATTRS_BY_NAME.get(str(name).lower(), {})
             # Only coordinates of a dim have an axis.
             is_axis = coord.dims == (name,)
             coord.attrs |= {key: v for key, v in by_name.items() if key != "axis" or is_axis}
-    referring = [*targets.values(), *coords.values()]
     auxiliary = {
         name: _in_memory(cube[name].variable)
-        for variable in referring
+        for variable in (*variables.values(), *kept.values())
         for key in _REFERENCES
         for name in names_in(variable.attrs.get(key, ""))
-        if name in cube.variables and name not in {*coords, *targets}
+        if name in cube.variables
+        and name not in {*kept, *variables}
+        and not set(lost_dims) & set(cube[name].dims)
     }
-    result = xr.Dataset({**targets, **auxiliary}, coords)
+    result = xr.Dataset({**variables, **auxiliary}, kept)
     for variable in result.variables.values():
         for key in _REFERENCES:
             if not result.variables.keys() >= set(names_in(variable.attrs.get(key, ""))):
@@ -87,28 +88,28 @@ def empty_prediction(
     )
 
 
-def _empty_target(
-    cube: xr.Dataset,
-    name: str,
-    dtype: np.dtype[Any],
-    source_attrs: Mapping[str, Any],
-    block_size: Mapping[str, int],
-) -> xr.Variable:
-    """Return gaps with the dims and attributes of a target in the cube, or else of the source."""
-    dims = cube_dims(cube)
-    attrs = source_attrs
-    if name in cube.data_vars:
-        attrs = _all_attrs(cube[name].variable)
-        own_dims = tuple(str(dim) for dim in cube[name].dims)
-        dims = own_dims if set(own_dims) == set(dims) else dims
-    shape = tuple(cube.sizes[dim] for dim in dims)
-    chunks = tuple(block_size[dim] for dim in dims)
-    gaps = da.full(shape, np.nan, dtype=dtype, chunks=chunks)  # type: ignore[no-untyped-call]
+def target_attrs(cube: xr.Dataset, name: str, source_attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a target in the cube, or else of the source."""
+    attrs = _all_attrs(cube[name].variable) if name in cube.data_vars else source_attrs
     attrs = {key: value for key, value in attrs.items() if key not in _SOURCE_ATTRS}
     if not {"standard_name", "long_name"} & set(attrs):
         attrs["long_name"] = name
-    encoding = {"_FillValue": dtype.type(np.nan), "chunks": chunks}
-    return xr.Variable(dims, gaps, attrs, encoding)
+    return attrs
+
+
+def gaps_like(
+    sizes: Mapping[str, int],
+    chunks: Mapping[str, int],
+    dtype: np.dtype[Any],
+    attrs: Mapping[str, Any],
+) -> xr.Variable:
+    """Return a lazy variable of gaps, in chunks."""
+    chunk_sizes = tuple(chunks[dim] for dim in sizes)
+    gaps = da.full(  # type: ignore[no-untyped-call]
+        tuple(sizes.values()), np.nan, dtype=dtype, chunks=chunk_sizes
+    )
+    encoding = {"_FillValue": dtype.type(np.nan), "chunks": chunk_sizes}
+    return xr.Variable(tuple(sizes), gaps, dict(attrs), encoding)
 
 
 def _in_memory(source: xr.Variable) -> xr.Variable:

@@ -4,43 +4,31 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from numpy.typing import NDArray
-from torch.nn.parallel import DistributedDataParallel
 
 from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import (
-    InvalidTypeError,
-    InvalidValueError,
-    RunError,
-    check_flags,
-    check_whole,
-)
-from ml4cube.core.grid import Block, Grid, SizesLike
-from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps, set_gaps
-from ml4cube.core.statistics import scale_values, unscale_values
+from ml4cube.core.errors import InvalidValueError, RunError, check_choice, check_flags, check_whole
+from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
-from ml4cube.prediction.blending import Blend, Cover, Tile
-from ml4cube.prediction.cf import empty_prediction
-from ml4cube.prediction.output import Output, StoreOutput, check_free, parse_path
+from ml4cube.prediction.block import BlockPredictor
+from ml4cube.prediction.models import Model, classes_of, input_dtype, parse_models, running
+from ml4cube.prediction.options import PredictionOptions
+from ml4cube.prediction.output import Output, StoreOutput, check_dtypes, check_free, parse_path
+from ml4cube.prediction.results import CLASS, Expected, Layout, Outputs
 from ml4cube.prediction.spec import PredictionSpec
+from ml4cube.prediction.template import make_template
 from ml4cube.progress import Stage
 from ml4cube.sampling.request import source_chunks
-from ml4cube.training.ranks.dist import World, pick_device
-
-Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
-RunModel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-_OffsetScale = tuple[Any, Any]
+from ml4cube.training.ranks.dist import World
 
 _BATCH_VALUES = 2**18  # input values in a batch of default size: 1 MB in float32
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
@@ -49,7 +37,7 @@ _BLOCK_CELLS = (2**14, 2**20)
 
 
 def predict_cube(
-    model: Model,
+    model: Model | Sequence[Model],
     ds: Any,
     store_or_stats: Any = None,
     *,
@@ -64,28 +52,39 @@ def predict_cube(
     device: str | torch.device | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    outputs: str | Sequence[str] | Mapping[str, Any] | None = None,
+    reduce: str | None = None,
+    init_times: Any = None,
+    rollout: int = 1,
+    samples: int | None = None,
+    seed: int = 42,
 ) -> xr.Dataset:
     """Predict every cell of a cube with a trained model, block by block, in physical units.
 
     Windows cover the whole cube (the last one along a dim is shifted inward). They are scaled as
     in training and given to the model; the results are blended where windows overlap, and
-    unscaled. Memory does not grow with the cube. Inside a process group (``ddp_init()``) the
-    ranks share the blocks, and each writes its own.
+    unscaled. A data set with a target offset along time gives a forecast cube. Memory does not
+    grow with the cube. Inside a process group (``ddp_init()``) the ranks share the blocks, and
+    each writes its own.
 
     Parameters
     ----------
-    model : torch.nn.Module or callable
-        Takes a batch of shape (windows, features, *window), for points (windows, features), as
-        from `PTXrDataset`, and returns (windows, targets, *window), with one target also
-        (windows, *window). It runs in eval mode without gradients; its mode is restored.
+    model : torch.nn.Module, exported program, estimator, callable, or list of these
+        Takes a batch of shape (windows, channels, *window), for points (windows, channels), as
+        from `PTXrDataset`, and returns (windows, targets, *window of targets), with one target
+        also (windows, *window of targets); or a dict of these by target, or a tuple in their
+        order. Modules run in eval mode without gradients; their mode is restored. An estimator
+        (scikit-learn, xgboost) gets every window as one row, and classifiers give probabilities.
+        The members of a list give the mean and ``<target>_spread``, the standard deviation over
+        members (as numpy's, divided by their number).
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         Cube with all features, in any order of dims.
     store_or_stats : store path, PTXrDataset, Dataset, Statistics, CubeScaler, mapping or None
         How the training data were made. A sample store has features, targets, window, overlap,
         scaling, fill method and mask; the `PTXrDataset` of the training has the same, with the
-        features and targets given to it. Statistics (``{var: [mean, std]}``) or a scaler have only
-        the scaling. None: no scaling. Scaling per level, pixel or month is matched with the cube
-        by coordinates and dates.
+        features, targets, lead time and coordinate features given to it. Statistics
+        (``{var: [mean, std]}``) or a scaler have only the scaling. None: no scaling. Scaling per
+        level, pixel or month is matched with the cube by coordinates and dates.
     out : str or path, optional
         Path of a new ``.zarr`` or ``.nc``, which appears only when complete. None: the cube is
         returned in memory.
@@ -116,22 +115,47 @@ def predict_cube(
     progress : bool
         On rank 0, show a bar in terminals and notebooks, else write a line to stderr for each
         tenth of a long prediction.
+    outputs : mapping, sequence of str or str, optional
+        Several outputs per target: a dim with its coordinates, such as ``{"quantile": [0.05, 0.5,
+        0.95]}``, ``{"member": 10}`` or ``{"class": ["forest", "water"]}``, which the model returns
+        as an axis before the window; or names, such as ``["mean", "std"]``, which make variables
+        ``<target>_mean``. Outputs named std, stddev, spread, sigma, scale or uncertainty are
+        unscaled without the offset, var and variance by the squared scale.
+    reduce : {"argmax", None}
+        "argmax" returns the most likely class instead of the probabilities.
+    init_times : date, sequence of dates, slice or str, optional
+        Dates of the last input step of each forecast, as in ``ds.sel(time=...)``. Default: every
+        date from which the model can start.
+    rollout : int, default 1
+        Calls of the model for one forecast. The targets that it returns are inputs of the next
+        call, other features that vary in time must be known in the future.
+    samples : int, optional
+        Runs of a model with dropout, which is active then (Monte Carlo dropout), or of a function
+        that draws from torch's generator. The result has mean and ``<target>_spread``.
+    seed : int, default 42
+        Seed of `samples`. They do not depend on the number of ranks.
 
     Returns
     -------
     Dataset
         The targets on the grid of `ds`, with its order of dims, coordinates, bounds and grid
-        mapping, and the targets' attributes. If `out` is given, it is opened lazily; dates with a
-        time zone are then in UTC, and types that files lack (periods, sets) are strings. Values
-        have the targets' float dtype, else float32. NaN are gaps by `mask` or `keep_gaps`, and
-        cells without a finite prediction.
+        mapping, and the targets' attributes. Forecasts have the dims ``init_time`` (the last input
+        step) and ``lead_time`` instead of time, and the coordinate ``valid_time`` along both.
+        Targets that are integers, of which the model returns several numbers, are classes: their
+        probabilities along the dim ``class`` (numbers that are no probabilities are taken as
+        logits). A model without targets that returns other channels than the features gives the
+        variable ``embedding`` with the dim ``feature``. A result without axes of the window has
+        one entry per window along those dims, or lacks them if there is one window.
+
+        If `out` is given, the result is opened lazily; dates with a time zone are then in UTC, and
+        types that files lack (periods, sets) are strings. Values have the targets' float dtype,
+        else float32. NaN are gaps by `mask` or `keep_gaps`, and cells without a finite prediction.
 
     Raises
     ------
     InvalidValueError, InvalidTypeError
-        If an argument is invalid, the model's result has an unexpected shape, a gap would have to
-        be filled as before a callback (see Notes), or the data set has coordinate features or a
-        target offset, which are not supported yet.
+        If an argument is invalid, the model's result has an unexpected shape, an init time has too
+        little past or future, or a gap would have to be filled as before a callback (see Notes).
     StoreExistsError
         If `out` exists.
     StoreError
@@ -146,6 +170,9 @@ def predict_cube(
     callback, so fill those of `ds` first, except for ``"sample_mean"``, which is applied here. Use
     `mask` to make them gaps again.
 
+    In a forecast, a cell is a gap if the target, where it is a feature, or else every feature is a
+    gap there at all input steps, or `mask` excludes it at all of them.
+
     Examples
     --------
     >>> import numpy as np, torch, xarray as xr
@@ -157,6 +184,8 @@ def predict_cube(
     (True, 'K')
     """
     check_flags({"keep_gaps": keep_gaps, "overwrite": overwrite})
+    check_choice("reduce", reduce, ["argmax", None])
+    models = parse_models(model, samples)
     cube = as_dataset(ds)
     empty = [str(dim) for dim in cube_dims(cube) if not cube.sizes[dim]]
     if empty:
@@ -164,114 +193,151 @@ def predict_cube(
     if isinstance(mask, xr.DataArray):
         check_aligned("mask", mask, cube)
         cube, mask = cube.assign({_MASK: mask.variable}), _MASK
-    spec = PredictionSpec.of(cube, store_or_stats, features, targets, sample_size, overlap, mask)
+    options = PredictionOptions(
+        features=features,
+        targets=targets,
+        sample_size=sample_size,
+        overlap=overlap,
+        mask=mask,
+        init_times=init_times,
+        rollout=rollout,
+    )
+    spec = PredictionSpec.of(cube, store_or_stats, options)
+    expected = _expected(spec, models, outputs, reduce)
     if batch_size is None:
-        window_values = math.prod(spec.cover.window.values()) * len(spec.features)
+        n_channels = len(spec.features) + len(spec.tables)
+        window_values = math.prod(spec.windows.input_window.values()) * n_channels
         batch_size = max(1, _BATCH_VALUES // window_values)
     check_whole("batch_size", batch_size, 1)
     path = None if out is None else parse_path(out)
     if path is not None:
         check_free(path, overwrite)
-    if not callable(model):
-        raise InvalidTypeError(f"model must be a torch module or another callable, got {model!r}")
+        check_dtypes(path, {name: cube[name].dtype for name in spec.targets if name in cube})
 
     world = World.current()
-    input_dtype = _input_dtype(model, cube, spec)
-    dtypes = _target_dtypes(cube, spec.targets, input_dtype)
-    block_size = _block_size(cube, spec.cover)
-    description = _description(model, spec)
-    template = empty_prediction(cube, dtypes, spec.source_attrs, block_size, description)
-    output = Output(template, spec.targets, world)
-    if path is not None:
-        output = StoreOutput(template, spec.targets, world, path, overwrite)
-    with _model_runner(model, input_dtype, device) as run_model:
+    has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)
+    dtype = input_dtype(models, has_doubles)
+    with running(models, device, dtype, samples, seed) as members:
         read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
-        reader = CubeReader.of(cube, read, tuple(spec.cover.shape))
-        predictor = _BlockPredictor(run_model, spec, reader, keep_gaps, batch_size)
-        blocks = Grid.blocks(spec.cover.shape, block_size)
+        predictor = BlockPredictor(
+            members,
+            spec,
+            Layout.plain(expected),
+            CubeReader.of(cube, read, tuple(spec.windows.dims)),
+            keep_gaps,
+            reduce,
+            members.fixed_batch or batch_size,
+        )
+        predictor = _with_layout(predictor, cube, expected, world)
+        blocks = _blocks(predictor, cube)
+        template = make_template(
+            cube,
+            predictor.spec,
+            predictor.layout,
+            dict(zip(blocks.dims, blocks.tile, strict=True)),
+            np.dtype("f8" if dtype == torch.float64 else "f4"),
+            _description(models, spec, expected),
+            with_spread=len(members) > 1,
+            reduce=reduce,
+        )
+        names = tuple(str(name) for name, v in template.data_vars.items() if v.chunks is not None)
+        output = Output(template, names, world)
+        if path is not None:
+            output = StoreOutput(template, names, world, path, overwrite)
         return _predict_blocks(predictor, blocks, output, world, progress)
 
 
-def _input_dtype(model: Model, cube: xr.Dataset, spec: PredictionSpec) -> torch.dtype:
-    """Return the dtype of a module's parameters, or if it has none, that of the features."""
-    if not isinstance(model, torch.nn.Module):
-        return torch.float32
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            return tensor.dtype
-    double = any(cube[name].dtype == np.float64 for name in spec.features)
-    return torch.float64 if double else torch.float32
+def _expected(
+    spec: PredictionSpec, models: Sequence[Model], outputs: Any, reduce: str | None
+) -> Expected:
+    """Return what is known of the results of a model."""
+    windows = spec.windows
+    of_model = classes_of(models[0])
+    labels = None if of_model is None else tuple(of_model.tolist())
+    named = Outputs.parse(outputs, windows.result_shape)
+    classes = dict.fromkeys(spec.targets if labels else spec.classes, labels)
+    if reduce == "argmax" and not classes and (named is None or named.dim != CLASS):
+        raise InvalidValueError(
+            "reduce='argmax' needs targets that are classes: integers, or outputs={'class': ...}"
+        )
+    if windows.rollout > 1 and not set(spec.targets) & set(spec.features):
+        raise InvalidValueError(
+            f"rollout={windows.rollout} needs targets that are features too, so that results can "
+            f"be inputs; features are {list(spec.features)}, targets {list(spec.targets)}"
+        )
+    return Expected(spec.targets, spec.are_targets_named, windows.target_window, classes, named)
 
 
-def _target_dtypes(
-    cube: xr.Dataset, targets: Iterable[str], input_dtype: torch.dtype
-) -> dict[str, np.dtype[Any]]:
-    """Return the dtype of each predicted target: its own in the cube if that is a float."""
-    default = np.dtype("f8" if input_dtype == torch.float64 else "f4")
-    dtypes = {}
-    for name in targets:
-        given = cube[name].dtype if name in cube.data_vars else default
-        dtypes[name] = given.newbyteorder("=") if given.kind == "f" else default
-    return dtypes
+def _with_layout(
+    predictor: BlockPredictor, cube: xr.Dataset, expected: Expected, world: World
+) -> BlockPredictor:
+    """Return the predictor with the layout of the first result, which rank 0 makes."""
+    found = predictor
+    with _all_ranks_or_none(world):
+        if world.is_main:
+            found = predictor.find_layout(_blocks(predictor, cube), expected)
+            _check_layout(found)
+    layout, windows = world.broadcast((found.layout, found.spec.windows))
+    return replace(found, layout=layout, spec=replace(found.spec, windows=windows))
 
 
-def _block_size(cube: xr.Dataset, cover: Cover) -> dict[str, int]:
-    """Choose the size of the blocks that are predicted and written, near the cube's chunks."""
+def _check_layout(predictor: BlockPredictor) -> None:
+    layout, windows = predictor.layout, predictor.spec.windows
+    if windows.lead_dim in layout.lacking:
+        raise InvalidValueError(
+            f"the model must return {windows.n_leads} steps along {windows.lead_dim!r}, as the "
+            "data set has targets, got results without that axis"
+        )
+    several = [v.name for v in layout.variables if v.name != v.target or v.channels > 1]
+    if windows.rollout > 1 and (several or layout.lacking):
+        raise InvalidValueError(
+            f"rollout={windows.rollout} needs a model that returns one number per target and cell, "
+            f"to be its next input, got {several or f'none along {layout.lacking}'}"
+        )
+    for variable in layout.variables:
+        scaling = predictor.spec.scaling.get(variable.target or "")
+        if scaling is not None and (both := set(layout.lacking) & set(scaling.dims)):
+            raise InvalidValueError(
+                f"{variable.target!r} was scaled per {sorted(both)}, and the model returns one "
+                "value for a whole window along it, which cannot be unscaled"
+            )
+
+
+def _blocks(predictor: BlockPredictor, cube: xr.Dataset) -> Grid:
+    """Choose the blocks that are predicted and written, near the cube's chunks."""
+    windows, layout = predictor.spec.windows, predictor.layout
+    lengths = {dim: along.length for dim, along in windows.dims.items()}
     fewest, most = _BLOCK_CELLS
-    cells = min(max(math.prod(cover.shape.values()) // 64, fewest), most)
+    most_channels = max(variable.channels for variable in layout.variables)
+    per_cell = len(predictor.members) * most_channels * max(windows.n_leads, 1)
+    cells = min(max(math.prod(lengths.values()) // 64, fewest), most)
     variables = (cube[name].variable for name in cube_variables(cube)[0])
     largest = max(variables, key=lambda variable: variable.ndim)
-    return cover.block_size(source_chunks(largest), cells)
+    chunks = source_chunks(largest)
+    chunks |= {dim: 1 for dim, along in windows.dims.items() if along.is_apart}
+    return Grid.blocks(lengths, windows.block_size(chunks, max(cells // per_cell, 1)))
 
 
-def _description(model: Model, spec: PredictionSpec) -> dict[str, Any]:
+def _description(
+    models: Sequence[Model], spec: PredictionSpec, expected: Expected
+) -> dict[str, Any]:
     """Describe model and windows in JSON values, for the attributes of the predicted cube."""
-    named = type(model) if isinstance(model, torch.nn.Module) else model
-    return {
-        "model": getattr(named, "__name__", type(model).__name__),
-        "features": spec.features,
+    named = type(models[0]) if not hasattr(models[0], "__name__") else models[0]
+    windows = spec.windows
+    description: dict[str, Any] = {
+        "model": getattr(named, "__name__", type(models[0]).__name__),
+        "features": [*spec.features, *spec.tables],
         "targets": spec.targets,
-        "window": spec.cover.window,
-        "overlap": spec.cover.overlap,
+        "window": {dim: along.known_size for dim, along in windows.dims.items()},
+        "overlap": {dim: along.overlap for dim, along in windows.dims.items()},
     }
-
-
-@contextmanager
-def _model_runner(
-    model: Model, dtype: torch.dtype, device: str | torch.device | None
-) -> Iterator[RunModel]:
-    """Yield a function that runs the model in eval mode; restore its mode and device at the end."""
-    if not isinstance(model, torch.nn.Module):
-        yield partial(_run_model, model, pick_device(device or "cpu"), dtype)
-        return
-    # The forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
-    # numbers of blocks.
-    module = model.module if isinstance(model, DistributedDataParallel) else model
-    tensors = [*module.parameters(), *module.buffers()]
-    original_device = tensors[0].device if tensors else torch.device("cpu")
-    target_device = original_device if device is None else pick_device(device)
-    training_modes = {part: part.training for part in module.modules()}
-    try:
-        yield partial(_run_model, module.to(target_device).eval(), target_device, dtype)
-    finally:
-        for part, mode in training_modes.items():
-            part.training = mode
-        module.to(original_device)
-
-
-def _run_model(
-    model: Model, device: torch.device, dtype: torch.dtype, x: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    with torch.no_grad():
-        y = model(torch.from_numpy(x).to(dtype).to(device))
-    if not isinstance(y, torch.Tensor):
-        raise InvalidTypeError(f"the model must return one tensor, got {type(y).__name__}; wrap it")
-    result: NDArray[np.float64] = y.detach().to("cpu", torch.float64).numpy()
-    return result
+    if windows.rollout > 1:
+        description["rollout"] = windows.rollout
+    return description
 
 
 def _predict_blocks(
-    predictor: _BlockPredictor, blocks: Grid, output: Output, world: World, progress: bool
+    predictor: BlockPredictor, blocks: Grid, output: Output, world: World, progress: bool
 ) -> xr.Dataset:
     """Predict all blocks, shared among the ranks."""
     try:
@@ -310,152 +376,3 @@ def _all_ranks_or_none(world: World) -> Iterator[None]:
     for rank, message in enumerate(messages):
         if message is not None:
             raise RunError(f"prediction stopped because rank {rank} failed: {message}")
-
-
-@dataclass(frozen=True)
-class _BlockPredictor:
-    """Prediction of one block of cells at a time.
-
-    The windows of a block cover a box, somewhat larger than the block. Arrays of cells are
-    flattened: row-major over the box.
-    """
-
-    run_model: RunModel
-    spec: PredictionSpec
-    reader: CubeReader
-    keep_gaps: bool
-    batch_size: int
-
-    def predict(self, block: Block) -> dict[str, xr.Variable]:
-        """Return the targets in a block, in physical units."""
-        spec = self.spec
-        tile = Tile(spec.cover, block, spec.window_dims)
-        values, in_mask = self._read(tile)
-        gaps = self._gaps(values, in_mask)
-        predictable = ~np.logical_and.reduce(gaps)
-        scaling = self._scaling(values, tile)
-        blend = Blend(len(spec.targets), tile)
-        for positions in tile.batches(self.batch_size):
-            # Windows without a cell to predict are skipped.
-            positions = positions[predictable[positions].any(axis=1)]
-            if len(positions):
-                blend.add(positions, self._predict_windows(values, positions, tile, scaling))
-        means = blend.mean_in_block()
-        gaps_in_block = tile.in_block(gaps)
-        for target, name in enumerate(spec.targets):
-            if name in spec.scaling:
-                offset, scale = spec.scaling[name].in_box(block.slices)
-                means[target] = unscale_values(means[target], offset, scale)
-            means[target][gaps_in_block[target]] = np.nan
-        return {n: xr.Variable(block.dims, m) for n, m in zip(spec.targets, means, strict=True)}
-
-    def _read(self, tile: Tile) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
-        """Return the features in the box of a tile, and its cells inside the mask."""
-        spec = self.spec
-        cells = {name: array.reshape(-1) for name, array in self.reader.read(tile.box).items()}
-        values = {name: cells[name] for name in spec.features}
-        if spec.feature_mask is not None:
-            outside = ~bool_mask(cells[spec.feature_mask])
-            for name, array in values.items():
-                if array.dtype.kind == "f":
-                    values[name] = set_gaps(array, outside)
-        if spec.mask is None:
-            return values, np.ones(math.prod(tile.shape), bool)
-        return values, bool_mask(cells[spec.mask])
-
-    def _gaps(
-        self, values: Mapping[str, NDArray[Any]], in_mask: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
-        """Return the cells of the box that become gaps, shape (targets, cells)."""
-        targets = self.spec.targets
-        if not self.keep_gaps:
-            return np.broadcast_to(~in_mask, (len(targets), in_mask.size))
-        gaps = {name: find_gaps(array) for name, array in values.items()}
-        in_all_features = np.stack(list(gaps.values())).all(axis=0)
-        return np.stack([~in_mask | gaps.get(name, in_all_features) for name in targets])
-
-    def _scaling(self, values: Mapping[str, NDArray[Any]], tile: Tile) -> dict[str, _OffsetScale]:
-        """Return offset and scale of each feature: numbers, or one for each cell of the box."""
-        scaling = {}
-        for name in self.spec.scaling.keys() & values.keys():
-            # The values show whether any cell lacks statistics, which is refused.
-            pair = self.spec.scaling[name].in_box(tile.box, values[name].reshape(tile.shape))
-            offset, scale = (
-                np.broadcast_to(number, tile.shape).reshape(-1) if np.ndim(number) else number
-                for number in pair
-            )
-            scaling[name] = offset, scale
-        return scaling
-
-    def _predict_windows(
-        self,
-        values: Mapping[str, NDArray[Any]],
-        positions: NDArray[np.intp],
-        tile: Tile,
-        scaling: Mapping[str, _OffsetScale],
-    ) -> NDArray[np.float64]:
-        """Return the scaled targets of some windows, shape (windows, targets, cells)."""
-        spec = self.spec
-        x = np.empty((len(positions), len(spec.features), positions.shape[1]))
-        for channel, (name, array) in enumerate(values.items()):
-            samples = self._fill(name, array[positions], tile, positions)
-            offset, scale = (
-                number[positions] if np.ndim(number) else number
-                for number in scaling.get(name, (0.0, 1.0))
-            )
-            x[:, channel] = scale_values(samples, offset, scale, np.float64)
-        x = x.reshape(*x.shape[:2], *tile.window_shape)
-        try:
-            y = self.run_model(x)
-        except Exception as error:
-            window = {dim: spec.cover.window[dim] for dim in spec.window_dims}
-            error.add_note(
-                f"the model was given X of shape {x.shape}: features {list(spec.features)}, "
-                f"windows {window or 'of a single point (sample_size= makes larger ones)'}"
-            )
-            raise
-        expected = (len(x), len(spec.targets), *tile.window_shape)
-        if y.shape != expected and not (
-            len(spec.targets) == 1 and y.shape == (len(x), *tile.window_shape)
-        ):
-            raise InvalidValueError(
-                f"the model must return shape {expected} for the targets {list(spec.targets)} "
-                f"and X of shape {x.shape}, got {y.shape}"
-            )
-        return y.reshape(len(x), len(spec.targets), -1)
-
-    def _fill(
-        self, name: str, samples: NDArray[Any], tile: Tile, positions: NDArray[np.intp]
-    ) -> NDArray[Any]:
-        """Fill the gaps of samples as in training."""
-        metadata, settings = self.spec.metadata, self.spec.store_settings
-        method = metadata.spec.fill_of(name) if metadata else None
-        if metadata is None or method is None or samples.dtype.kind != "f":
-            return samples
-        if settings.get("callback") is not None:
-            _check_filled(name, samples, method, settings["callback"])
-        # `fill` has the statistics of train cells, before any callback; older stores lack it
-        known = (metadata.fill or metadata.statistics).get(name)
-        return fill_gaps(
-            samples,
-            method,
-            train_stats=known,
-            const=metadata.spec.const,
-            seed=settings.get("seed", 0),
-            positions=tile.cell_ids[positions] if method == "noise" else None,
-            variable=name,
-        )
-
-
-def _check_filled(name: str, samples: NDArray[Any], method: str, callback: str) -> None:
-    """Refuse gaps that training filled before a callback, maybe in other units.
-
-    A sample's own mean has its units, but a sample of only gaps was filled with the train mean.
-    """
-    gaps = find_gaps(samples)
-    if (gaps.all(axis=1) if method == "sample_mean" else gaps).any():
-        raise InvalidValueError(
-            f"{name!r} has gaps, which training filled ({method!r}) before the callback "
-            f"{callback!r}; fill them in ds before you apply the callback to it, and give mask= to "
-            "make them gaps again"
-        )

@@ -76,12 +76,6 @@ class StoreOutput(Output):
         path: Path,
         overwrite: bool,
     ) -> None:
-        for name in targets:
-            if path.suffix in _NETCDF and template[name].dtype == np.float16:
-                raise InvalidValueError(
-                    f"out={path.name!r}: netCDF has no float16, the dtype of target {name!r}; "
-                    "write '.zarr', or convert the cube, as with ds.astype('float32')"
-                )
         super().__init__(storable(template), targets, world)
         self._path, self._overwrite = path, overwrite
         name = world.broadcast(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -156,6 +150,16 @@ def parse_path(out: str | os.PathLike[str]) -> Path:
     if not path.parent.is_dir():
         raise InvalidValueError(f"out={text!r} is in a folder that does not exist")
     return path
+
+
+def check_dtypes(path: Path, dtypes: Mapping[str, np.dtype[Any]]) -> None:
+    """Refuse targets that a file cannot hold."""
+    for name, dtype in dtypes.items():
+        if path.suffix in _NETCDF and dtype == np.float16:
+            raise InvalidValueError(
+                f"out={path.name!r}: netCDF has no float16, the dtype of target {name!r}; "
+                "write '.zarr', or convert the cube, as with ds.astype('float32')"
+            )
 
 
 def check_free(path: Path, overwrite: bool) -> None:

@@ -1,7 +1,7 @@
 """`PredictionSpec`: what a model takes and returns, from the arguments of `predict_cube`.
 
-Names, windows, scaling, mask and fill method are those of the sample store (or data set) that the
-model was trained on, unless they are given.
+Names, windows, lead time, scaling, mask and fill method are those of the sample store (or data set)
+that the model was trained on, unless they are given.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import check_mask
-from ml4cube.core.sample_spec import SampleSpec, parse_names
+from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics, check_decoded, offset_and_scale
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.loading.coordinate_features import Table, coordinate_tables
 from ml4cube.loading.sources import stored_axes
-from ml4cube.prediction.blending import Cover
+from ml4cube.prediction.options import PredictionOptions
+from ml4cube.prediction.placing import place_windows
+from ml4cube.prediction.windows import Windows
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.sampling.rescaling import scaling_of
@@ -32,13 +35,19 @@ from ml4cube.store.format import StoreMetadata
 
 @dataclass(frozen=True)
 class PredictionSpec:
-    """Inputs and outputs of a model on one cube: names, windows, scaling, mask."""
+    """Inputs and targets of a model on one cube: names, windows, scaling, mask."""
 
     features: tuple[str, ...]
     targets: tuple[str, ...]
-    cover: Cover
-    # Dims along which a window has several cells, in the model's order.
-    window_dims: tuple[str, ...]
+    # Whether the targets were named, and are not the features.
+    are_targets_named: bool
+    # Targets that are classes, which are not scaled.
+    classes: frozenset[str]
+    windows: Windows
+    # Axes of the cube, that of a lead time with the dates of forecasts beyond its end.
+    axes: Mapping[str, xr.Variable]
+    # Channels of the inputs after the features.
+    tables: Mapping[str, Table]
     # Offset and scale of every scaled variable, by name.
     scaling: Mapping[str, Scaling]
     # Variable of the cube with the cells to predict.
@@ -49,46 +58,44 @@ class PredictionSpec:
     metadata: StoreMetadata | None
 
     @classmethod
-    def of(
-        cls,
-        cube: xr.Dataset,
-        source: Any,
-        features: str | Iterable[str] | None,
-        targets: str | Iterable[str] | None,
-        sample_size: SizesLike | None,
-        overlap: SizesLike | float | None,
-        mask: str | None,
-    ) -> Self:
+    def of(cls, cube: xr.Dataset, source: Any, options: PredictionOptions) -> Self:
         """Take from the source what was not given, and check everything against the cube."""
-        if isinstance(source, PTXrDataset):
-            features = source.features if features is None else features
-            targets = (source.targets or source.features) if targets is None else targets
-        metadata, axes = _read_source(source)
-        target_names = parse_names("targets", targets) or (metadata.targets if metadata else ())
+        features, targets, mask = options.features, options.targets, options.mask
+        data = source if isinstance(source, PTXrDataset) else None
+        if data is not None:
+            features = data.features if features is None else features
+            targets = (data.targets or None) if targets is None else targets
+        metadata, stored = _read_source(source)
+        target_names = parse_names("targets", targets)
+        if not target_names and metadata and data is None:
+            target_names = metadata.targets
         feature_names = parse_names("features", features)
         if not feature_names and metadata:
             feature_names = tuple(n for n in metadata.features if n not in target_names)
         if not feature_names:
             feature_names = _all_features(cube, target_names, mask)
-        names = (*feature_names, *target_names)
+        names = tuple(dict.fromkeys((*feature_names, *target_names)))
         if metadata:
             _check_store(metadata, cube, names)
-        shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
-        # Without a store, the model was trained on points unless `sample_size` is given.
-        trained_on = metadata.spec if metadata else SampleSpec.parse(shape, names)
-        cover, window_dims = _windows(shape, trained_on, sample_size, overlap)
+        forcings = [n for n in feature_names if n not in (target_names or feature_names)]
+        forcing_dims = {str(d) for n in forcings if n in cube.variables for d in cube[n].dims}
+        windows, axes = place_windows(cube, data or metadata, options, forcing_dims)
         feature_mask = None
         if metadata and metadata.spec.filter_var in cube.variables:
             if metadata.spec.mask_makes_gaps:
                 feature_mask = metadata.spec.filter_var
             if metadata.spec.apply_mask and mask is None:
                 mask = metadata.spec.filter_var
+        scaling = _scaling(source if metadata is None else metadata, _grid(windows, axes), names)
         spec = cls(
             features=feature_names,
             targets=target_names or feature_names,
-            cover=cover,
-            window_dims=window_dims,
-            scaling=_scaling(source if metadata is None else metadata, cube, names),
+            are_targets_named=bool(target_names),
+            classes=_classes(cube, metadata, target_names) - scaling.keys(),
+            windows=windows,
+            axes=axes,
+            tables=coordinate_tables(data.coord_features if data else None, axes),
+            scaling=scaling,
             mask=mask,
             feature_mask=feature_mask,
             metadata=metadata,
@@ -96,7 +103,7 @@ class PredictionSpec:
         spec._check_variables(cube)
         if spec.store_settings.get("callback") is None:  # a callback may change units
             spec._warn_of_units(cube)
-        spec._warn_of_direction(cube, axes)
+        spec._warn_of_direction(cube, stored)
         return spec
 
     @property
@@ -118,9 +125,9 @@ class PredictionSpec:
                 raise InvalidValueError(
                     f"{argument}: unknown variable {name!r}; the cube has {list(cube.data_vars)}"
                 )
-            if not set(cube[name].dims) <= set(self.cover.shape):
+            if not set(cube[name].dims) <= set(self.windows.dims):
                 raise InvalidValueError(
-                    f"{argument} must lie along {tuple(self.cover.shape)}, got {name!r} with "
+                    f"{argument} must lie along {tuple(self.windows.dims)}, got {name!r} with "
                     f"dims {cube[name].dims}"
                 )
             if argument == "mask":
@@ -147,7 +154,7 @@ class PredictionSpec:
 
     def _warn_of_direction(self, cube: xr.Dataset, axes: Mapping[str, xr.Variable]) -> None:
         """Warn if windows have another direction than in training, as from north to south."""
-        for dim in self.window_dims:
+        for dim in self.windows.input_order:
             if dim not in axes or dim not in cube.coords:
                 continue
             now, then = _rises(cube[dim].values), _rises(axes[dim].values)
@@ -186,15 +193,6 @@ def _read_source(source: Any) -> tuple[StoreMetadata | None, Mapping[str, xr.Var
             "the data set was made from arrays without metadata; give statistics, features, "
             "targets and sample_size instead"
         )
-    coordinate_features = source.channels[len(source.features) :]
-    if coordinate_features or source.shifted:
-        found = "a target offset"
-        if coordinate_features:
-            found = f"coordinate features ({', '.join(coordinate_features)})"
-        raise InvalidValueError(
-            f"the data set has {found}, which predict_cube does not support; run the model over "
-            "PTXrDataset.take and use its to_dataset"
-        )
     return source.metadata, source._source.axes
 
 
@@ -224,35 +222,21 @@ def _check_store(metadata: StoreMetadata, cube: xr.Dataset, names: Iterable[str]
         )
 
 
-def _windows(
-    shape: dict[str, int],
-    spec: SampleSpec,
-    sample_size: SizesLike | None,
-    overlap: SizesLike | float | None,
-) -> tuple[Cover, tuple[str, ...]]:
-    """Return the windows over a cube, and their dims in the model's order."""
-    trained_size = dict(zip(spec.dims, spec.size, strict=True))
-    if sample_size is not None:
-        given = parse_sizes("sample_size", sample_size, shape)
-        size = {dim: given.get(dim, 1) for dim in shape}
-    else:
-        too_long = {dim: n for dim, n in trained_size.items() if n > shape[dim]}
-        if too_long:
-            raise InvalidValueError(
-                f"windows of the store have {too_long} cells, the cube only {shape}; predict a "
-                "larger cube, or give sample_size if the model takes smaller windows"
-            )
-        size = {dim: trained_size[dim] for dim in shape}
-    if sample_size is None and overlap is None:
-        trained_overlap = dict(zip(spec.dims, spec.overlap, strict=True))
-        shared_cells = {dim: trained_overlap[dim] for dim in shape}
-    else:
-        shared_cells = parse_overlap("overlap", overlap, size)
-    # The model takes dims in the order of the store, also those that it keeps with one cell.
-    kept = {dim for dim in spec.window_dims if trained_size[dim] == 1}
-    order = dict.fromkeys((*spec.window_dims, *spec.dims))
-    window_dims = tuple(dim for dim in order if size[dim] > 1 or dim in kept)
-    return Cover(shape, size, shared_cells), window_dims
+def _classes(
+    cube: xr.Dataset, metadata: StoreMetadata | None, targets: Iterable[str]
+) -> frozenset[str]:
+    """Return the targets that are integers in the cube, or in that of the training."""
+    known = metadata.provenance.get("variables", {}) if metadata else {}
+    dtypes = {name: np.dtype(known.get(name, {}).get("dtype", "f4")) for name in targets}
+    dtypes |= {name: cube[name].dtype for name in targets if name in cube.data_vars}
+    return frozenset(name for name, dtype in dtypes.items() if dtype.kind in "iub")
+
+
+def _grid(windows: Windows, axes: Mapping[str, xr.Variable]) -> xr.Dataset:
+    """Return a Dataset with the cells of a cube, and the later ones of forecasts."""
+    sizes = {d: len(axes[d]) if d in axes else one.cells for d, one in windows.dims.items()}
+    cells = np.broadcast_to(np.zeros(()), tuple(sizes.values()))
+    return xr.Dataset({"": (tuple(sizes), cells)}, axes)
 
 
 def _scaling(source: Any, cube: xr.Dataset, names: Iterable[str]) -> dict[str, Scaling]:

@@ -1,0 +1,219 @@
+"""Prediction of one block of the result at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.grid import Block, Grid
+from ml4cube.cube.reader import CubeReader
+from ml4cube.prediction.blending import Blend, BoxWindows, batches
+from ml4cube.prediction.finishing import finished
+from ml4cube.prediction.inputs import Flags, TileInputs
+from ml4cube.prediction.models import Members, Result
+from ml4cube.prediction.results import Expected, Layout
+from ml4cube.prediction.spec import PredictionSpec
+from ml4cube.prediction.windows import LEAD, Ints, Tile
+
+Index = tuple[Ints, ...]
+
+
+@dataclass(frozen=True)
+class BlockPredictor:
+    """A model, its inputs, and the layout of its results."""
+
+    members: Members
+    spec: PredictionSpec
+    layout: Layout
+    reader: CubeReader
+    keep_gaps: bool
+    reduce: str | None
+    batch_size: int
+    # The first results of the first member, by block and batch, from which the layout is known.
+    first: dict[tuple[int, int], Result] = field(default_factory=dict)
+
+    def find_layout(self, blocks: Grid, expected: Expected) -> BlockPredictor:
+        """Return a predictor with the layout of the first result, if there are not only gaps."""
+        for block in map(blocks.block, range(len(blocks))):
+            tile = _Tile(self, block)
+            for batch, index in tile.batches():
+                x = tile.inputs.batch(index)
+                if self.spec.windows.rollout > 1:
+                    x = self._one_step(x, 0)
+                result = self._run(x, (block.id, batch), 0)
+                layout = Layout.of(result, expected, x.shape)
+                windows = self.spec.windows.without(layout.lacking)
+                is_same = not layout.lacking and self.spec.windows.rollout == 1
+                return replace(
+                    self,
+                    layout=layout,
+                    spec=replace(self.spec, windows=windows),
+                    first={(block.id, batch): result} if is_same else {},
+                )
+        return self
+
+    def predict(self, block: Block) -> dict[str, xr.Variable]:
+        """Return the variables of the result in a block, in physical units."""
+        tile = _Tile(self, block)
+        n_members = len(self.members)
+        n_channels = sum(variable.channels for variable in self.layout.variables)
+        blend = Blend(n_members * n_channels, tile.results, tile.tapers)
+        for batch, index in tile.batches():
+            x = tile.inputs.batch(index)
+            channels = [
+                self._predict_windows(tile, x, index, (block.id, batch), member)
+                for member in range(n_members)
+            ]
+            blend.add(tile.result_index(index), np.concatenate(channels, axis=1))
+        means = tile.in_block(blend.mean())
+        means = means.reshape(n_members, n_channels, *means.shape[1:])
+        gaps = tile.in_block(tile.gaps)
+        return finished(means, gaps, self.spec, self.layout, block, self.reduce)
+
+    def _predict_windows(
+        self, tile: _Tile, x: NDArray[Any], index: Index, key: tuple[int, int], member: int
+    ) -> NDArray[Any]:
+        """Return the channels of some windows, shape (windows, channels, entries)."""
+        if self.spec.windows.rollout == 1:
+            return self.layout.channels(self._run(x, key, member), x.shape)
+        windows, x = self.spec.windows, x.copy()
+        lead_axis = windows.result_order.index(LEAD)
+        steps = []
+        for step in range(windows.rollout):
+            one_step = self._one_step(x, step)
+            y = self.layout.channels(self._run(one_step, key, member), one_step.shape)
+            y = y.reshape(*y.shape[:2], *windows.target_window.values())
+            if windows.lead_dim not in windows.target_order:
+                y = np.expand_dims(y, 2 + lead_axis)
+            steps.append(y)
+            if step < windows.rollout - 1:
+                self._feed_back(tile, x, y, index, step)
+        return np.concatenate(steps, axis=2 + lead_axis).reshape(len(x), steps[0].shape[1], -1)
+
+    def _one_step(self, x: NDArray[Any], step: int) -> NDArray[Any]:
+        """Return the inputs of one call of a rollout."""
+        windows = self.spec.windows
+        assert windows.lead_dim is not None
+        axis, along = (
+            2 + windows.gather_order.index(windows.lead_dim),
+            windows.dims[windows.lead_dim],
+        )
+        first = step * (along.target_size // windows.rollout)
+        steps = x[(*[slice(None)] * axis, slice(first, first + along.known_size))]
+        return steps if windows.lead_dim in windows.input_order else steps.squeeze(axis)
+
+    def _feed_back(
+        self, tile: _Tile, x: NDArray[Any], y: NDArray[Any], index: Index, step: int
+    ) -> None:
+        """Put predicted targets into the inputs of later calls; cells that are gaps stay filled."""
+        windows = self.spec.windows
+        lead_dim = windows.lead_dim
+        assert lead_dim is not None
+        axis, along = 1 + windows.gather_order.index(lead_dim), windows.dims[lead_dim]
+        stride = along.target_size // windows.rollout
+        first = along.known_size + step * stride
+        later = (*[slice(None)] * axis, slice(first, first + stride))
+        known = (*[slice(None)] * axis, slice(0, along.known_size))
+        dims = [lead_dim if axis == LEAD else axis for axis in windows.result_order]
+        order = (0, *(1 + dims.index(dim) for dim in windows.gather_order))
+        for target, name in enumerate(self.spec.targets):
+            if name not in self.spec.features:
+                continue
+            channel = x[:, self.spec.features.index(name)]
+            gaps = tile.inputs.gaps_in(name, index)[known].all(axis=axis, keepdims=True)
+            channel[later] = np.where(gaps, channel[later], y[:, target].transpose(order))
+
+    def _run(self, x: NDArray[Any], key: tuple[int, int], member: int) -> Result:
+        """Run a member on a batch of inputs."""
+        if member == 0 and (first := self.first.pop(key, None)) is not None:
+            return first
+        try:
+            return self.members(x, key, member)
+        except Exception as error:
+            window = self.spec.windows.input_window
+            error.add_note(
+                f"the model was given X of shape {x.shape}: features "
+                f"{[*self.spec.features, *self.spec.tables]}, windows "
+                f"{window or 'of a single point (sample_size= makes larger ones)'}"
+            )
+            raise
+
+
+class _Tile:
+    """The windows of a block: their inputs, and where their results belong."""
+
+    def __init__(self, predictor: BlockPredictor, block: Block) -> None:
+        spec = predictor.spec
+        self._windows, self._tile = spec.windows, Tile(spec.windows, block)
+        self._batch_size = predictor.batch_size
+        self._targets = len(spec.targets)
+        self.is_empty = 0 in self._tile.counts
+        if not self.is_empty:
+            self.inputs = TileInputs(spec, predictor.reader, self._tile)
+        self._keep_gaps = predictor.keep_gaps
+
+    @cached_property
+    def gaps(self) -> Flags:
+        """Entries of the result that become gaps, shape (targets, *box of the result)."""
+        if self.is_empty:
+            return np.ones((self._targets, *self.results.box), bool)
+        flags = self.inputs.result_gaps(self._keep_gaps)
+        windows = self._windows
+        if windows.lead_dim is None:
+            return flags
+        axis = 1 + list(windows.dims).index(windows.lead_dim)
+        flags = np.expand_dims(np.moveaxis(flags, axis, 1), 2)
+        return np.broadcast_to(flags, (self._targets, *self.results.box))
+
+    @cached_property
+    def results(self) -> BoxWindows:
+        """Windows of the result in the box of the result."""
+        windows, tile = self._windows, self._tile
+        box = {dim: cells.stop - cells.start for dim, cells in tile.target_box.items()}
+        size = {dim: along.result_size for dim, along in windows.dims.items()}
+        axes = windows.by_axis(box, windows.n_leads)
+        starts = windows.by_axis(tile.target_starts, np.zeros(1, np.intp))
+        sizes = windows.by_axis(size, windows.n_leads)
+        order = tuple(list(axes).index(axis) for axis in windows.result_order)
+        return BoxWindows(
+            tuple(axes.values()), tuple(starts.values()), tuple(sizes.values()), order
+        )
+
+    @property
+    def tapers(self) -> list[NDArray[np.float64]]:
+        """Weights of a window along each axis of the result."""
+        tapers = {dim: along.taper() for dim, along in self._windows.dims.items()}
+        return list(self._windows.by_axis(tapers, np.ones(self._windows.n_leads)).values())
+
+    def result_index(self, index: Index) -> Index:
+        """Return the numbers of windows along each axis of the result."""
+        by_dim = dict(zip(self._windows.dims, index, strict=True))
+        return tuple(self._windows.by_axis(by_dim, np.zeros_like(index[0])).values())
+
+    def batches(self) -> Iterator[tuple[int, Index]]:
+        """Yield batches of windows with an entry to predict: their number and their index."""
+        if self.is_empty:
+            return
+        predictable = ~np.logical_and.reduce(self.gaps)
+        for batch, every in enumerate(batches(self._tile.counts, self._batch_size)):
+            positions = self.results.positions(self.result_index(every))
+            chosen = self.results.gather(predictable, positions).any(axis=1)
+            if chosen.any():
+                yield batch, tuple(along[chosen] for along in every)
+
+    def in_block(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Cut the block out of the box of the result, of arrays (..., *box)."""
+        tile, windows = self._tile, self._windows
+        inner = {
+            dim: slice(cells.start - box.start, cells.stop - box.start)
+            for (dim, cells), box in zip(
+                tile.block.slices.items(), tile.target_box.values(), strict=True
+            )
+        }
+        return values[(..., *windows.by_axis(inner, slice(None)).values())]

@@ -1,0 +1,172 @@
+"""Start dates of forecasts, their lead times, and dates beyond the end of a cube."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.axes import is_time
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.prediction.windows import INIT, LEAD, Ints
+
+_INIT_ATTRS = {"standard_name": "forecast_reference_time", "long_name": "last step of the inputs"}
+_VALID_ATTRS = {"standard_name": "time", "long_name": "date of the forecast"}
+_LEAD_ATTRS = {"standard_name": "forecast_period", "long_name": "time since the last input"}
+_SOME = 5  # dates in a message
+
+
+def axis_of(cube: xr.Dataset, dim: str) -> xr.Variable:
+    """Return the coordinate along a dim, or numbers of cells."""
+    if dim in cube.coords:
+        return cube[dim].variable
+    return xr.Variable(dim, np.arange(cube.sizes[dim]))
+
+
+def extended(axis: xr.Variable, steps: int) -> xr.Variable:
+    """Return a coordinate with some more steps at its end: as even as those that are there."""
+    values = np.asarray(axis.values)
+    if steps <= 0:
+        return axis
+    if len(values) < 2 or not (is_time(values) or values.dtype.kind in "iuf"):
+        raise InvalidValueError(
+            f"forecasts lie beyond the end of {axis.dims[0]!r}, whose steps are not known from "
+            f"{values[:_SOME].tolist()}; give the cube more dates, or init_times= for which it has "
+            "the dates of all leads"
+        )
+    later = _later_dates(values, steps) if is_time(values) else _later_numbers(values, steps)
+    return xr.Variable(axis.dims, np.concatenate([values, later]), axis.attrs, axis.encoding)
+
+
+def _later_numbers(values: NDArray[Any], steps: int) -> NDArray[Any]:
+    step = values[-1] - values[-2]
+    later: NDArray[Any] = (values[-1] + step * np.arange(1, steps + 1)).astype(values.dtype)
+    return later
+
+
+def _later_dates(dates: NDArray[Any], steps: int) -> NDArray[Any]:
+    """Return later dates, by calendar months where the dates have one of each month or so."""
+    months = np.array([_month_of(date) for date in dates[-13:]])
+    strides = np.diff(months)
+    gaps = np.diff(dates[-13:])
+    by_month = (strides == strides[0]).all() and strides[0] > 0 and len({*gaps.tolist()}) > 1
+    if not by_month:
+        step = np.sort(gaps)[len(gaps) // 2]  # the median, also of timedelta objects
+        return np.array([dates[-1] + step * n for n in range(1, steps + 1)], dates.dtype)
+    found = []
+    for n in range(1, steps + 1):
+        month = months[-1] + n * strides[0]
+        # As far into the month as the same month has it a year before, or the last date.
+        same = np.flatnonzero((months - month) % 12 == 0)
+        found.append(_in_month(dates[-13:][same[-1] if len(same) else -1], int(month)))
+    return np.array(found, dates.dtype)
+
+
+def _month_of(date: Any) -> int:
+    """Return the number of months since year 0."""
+    if isinstance(date, np.datetime64):
+        return int(date.astype("M8[M]").astype(np.int64)) + 1970 * 12
+    return int(date.year) * 12 + int(date.month) - 1
+
+
+def _in_month(date: Any, month: int) -> Any:
+    """Return a date as far into another month: from its start, its middle or its end."""
+    start: Any
+    longer: Any
+    day: Any
+    if isinstance(date, np.datetime64):
+        own, other = date.astype("M8[M]"), np.datetime64(month - 1970 * 12, "M")
+        length, day = (other + 1).astype("M8[D]") - other.astype("M8[D]"), np.timedelta64(1, "D")
+        longer = length - ((own + 1).astype("M8[D]") - own.astype("M8[D]"))
+        start, into = other.astype(date.dtype), date - own.astype(date.dtype)
+        longer = longer.astype(into.dtype)
+    else:
+        midnight = date.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        start, into = midnight.replace(year=month // 12, month=month % 12 + 1), date - midnight
+        longer, day = timedelta(days=start.daysinmonth - date.daysinmonth), timedelta(days=1)
+    if into >= 27 * day:
+        return start + into + longer
+    return start + into + longer / 2 if into >= 13 * day else start + into
+
+
+def choose_inits(axis: xr.Variable, wanted: Any, first: int, last: int) -> Ints:
+    """Return the steps at which forecasts start, as positions of their last inputs.
+
+    `first` and `last` are the first and the last such step for which a forecast can be made.
+    """
+    dim, n = str(axis.dims[0]), len(axis)
+    if wanted is None:
+        if last < first:
+            raise InvalidValueError(
+                f"the cube has {n} steps along {dim!r}, too few for the inputs of one forecast"
+            )
+        return np.arange(first, last + 1)
+    positions = xr.DataArray(np.arange(n), {dim: axis}, dims=dim)
+    if isinstance(wanted, xr.DataArray | xr.Variable):
+        wanted = wanted.values
+    one_by_one = [wanted] if np.ndim(wanted) == 0 else list(wanted)
+    try:
+        if isinstance(wanted, slice):
+            found = positions.sel({dim: wanted}).values
+        else:
+            # A text may be a part of dates, such as a year.
+            labels = [slice(one, one) if isinstance(one, str) else [one] for one in one_by_one]
+            found = np.concatenate([positions.sel({dim: label}).values for label in labels])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidValueError(
+            f"init_times must be among the dates of {dim!r}, {axis.values[0]} to "
+            f"{axis.values[-1]}, got {wanted!r}"
+        ) from error
+    found = np.unique(found)
+    if not len(found):
+        raise InvalidValueError(
+            f"init_times must be among the dates of {dim!r}, {axis.values[0]} to "
+            f"{axis.values[-1]}, got {wanted!r}"
+        )
+    for unfit, lacks in ((found[found < first], "past"), (found[found > last], "future")):
+        if len(unfit):
+            raise InvalidValueError(
+                f"init_times: {[str(axis.values[i]) for i in unfit[:_SOME]]} have too little "
+                f"{lacks} in the cube; the model can start from {axis.values[first]} to "
+                f"{axis.values[last]}"
+            )
+    return found
+
+
+def forecast_coords(axis: xr.Variable, inits: Ints, leads: Ints) -> dict[str, xr.Variable]:
+    """Return start dates, lead times and the date of every forecast.
+
+    `axis` is the extended coordinate, `inits` the positions of the last inputs, and `leads` the
+    steps from there.
+    """
+    values = np.asarray(axis.values)
+    init, valid = values[inits], values[inits[:, None] + leads]
+    if is_time(values):
+        differences = _as_timedeltas(valid, init)
+        encoding = {k: v for k, v in axis.encoding.items() if k in ("units", "calendar", "dtype")}
+    else:
+        differences, encoding = valid - init[:, None], {}
+    lead = np.sort(differences, axis=0)[len(inits) // 2]  # the median
+    attrs = dict(_LEAD_ATTRS)
+    if (differences != lead).any():
+        attrs["comment"] = "median over the start dates; valid_time has the exact dates"
+    if not is_time(values) and "units" in axis.attrs:
+        attrs["units"] = axis.attrs["units"]
+    return {
+        INIT: xr.Variable(INIT, init, {**axis.attrs, **_INIT_ATTRS, "axis": "T"}, dict(encoding)),
+        LEAD: xr.Variable(LEAD, lead, attrs),
+        "valid_time": xr.Variable(
+            (INIT, LEAD), valid, {**axis.attrs, **_VALID_ATTRS}, dict(encoding)
+        ),
+    }
+
+
+def _as_timedeltas(valid: NDArray[Any], init: NDArray[Any]) -> NDArray[Any]:
+    differences = valid - init[:, None]
+    if differences.dtype == object:  # of cftime dates
+        differences = differences.astype("m8[us]")
+    in_ns: NDArray[Any] = differences.astype("m8[ns]")
+    return in_ns

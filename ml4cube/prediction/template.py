@@ -1,0 +1,139 @@
+"""The predicted cube before its values: variables, dims, coordinates, attributes, chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ml4cube.core.axes import has_distances
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.prediction.cf import empty_prediction, gaps_like, target_attrs
+from ml4cube.prediction.forecast import forecast_coords
+from ml4cube.prediction.results import Layout, Variable
+from ml4cube.prediction.spec import PredictionSpec
+from ml4cube.prediction.windows import INIT, DimWindows
+
+_FLAGS = ("flag_values", "flag_meanings", "flag_masks")
+
+
+def make_template(
+    cube: xr.Dataset,
+    spec: PredictionSpec,
+    layout: Layout,
+    block_size: Mapping[str, int],
+    default: np.dtype[Any],
+    description: Mapping[str, Any],
+    *,
+    with_spread: bool,
+    reduce: str | None,
+) -> xr.Dataset:
+    """Return the predicted cube with gaps for values, lazy, in blocks.
+
+    `block_size` counts cells by dim of the cube, along a lead time starts.
+    """
+    windows = spec.windows
+    sizes = {d: n for d, n in windows.result_shape.items() if d not in windows.unused_dims}
+    chunks = windows.by_axis(block_size, windows.n_leads)
+    variables, coords = {}, _coords(spec)
+    for variable in layout.variables:
+        is_label = variable.is_probability and reduce == "argmax"
+        own = _sizes(cube, variable, sizes)
+        own_chunks = dict(chunks)
+        if variable.dim is not None and not is_label:
+            if coords.get(variable.dim, xr.Variable((), 0)).shape not in ((), (variable.channels,)):
+                raise InvalidValueError(
+                    f"all targets must have as many outputs along {variable.dim!r}; name others by "
+                    "outputs="
+                )
+            own = _with_dim(variable, own)
+            own_chunks[variable.dim] = variable.channels
+            coords[variable.dim] = xr.Variable(variable.dim, np.array(variable.labels))
+        dtype = _dtype(cube, variable, default)
+        attrs = _attrs(cube, spec, variable, is_label=is_label)
+        variables[variable.name] = gaps_like(own, own_chunks, dtype, attrs)
+        if with_spread and not is_label:
+            spread = {**attrs, "long_name": f"standard deviation of {variable.name} over members"}
+            spread.pop("standard_name", None)
+            variables[f"{variable.name}_spread"] = gaps_like(own, own_chunks, dtype, spread)
+    lost = {dim for dim, along in windows.dims.items() if along.is_apart}
+    return empty_prediction(cube, variables, coords, lost, description)
+
+
+def _sizes(cube: xr.Dataset, variable: Variable, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the dims of a variable, in the order of its target if the cube has it."""
+    name = variable.target
+    own = cube[name].dims if name is not None and name in cube.data_vars else ()
+    order = [str(dim) for dim in own] if set(own) == set(sizes) else list(sizes)
+    return {dim: sizes[dim] for dim in order}
+
+
+def _with_dim(variable: Variable, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Add the dim of several outputs: before the dims of the cube."""
+    assert variable.dim is not None
+    first = 2 if INIT in sizes else 0
+    items = list(sizes.items())
+    return dict([*items[:first], (variable.dim, variable.channels), *items[first:]])
+
+
+def _dtype(cube: xr.Dataset, variable: Variable, default: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a target: its own in the cube if that is a float."""
+    name = variable.target
+    given = cube[name].dtype if name is not None and name in cube.data_vars else default
+    return given.newbyteorder("=") if given.kind == "f" else default
+
+
+def _attrs(
+    cube: xr.Dataset, spec: PredictionSpec, variable: Variable, *, is_label: bool
+) -> dict[str, Any]:
+    if variable.target is None:
+        return {"long_name": "embedding", "units": "1"}
+    attrs = target_attrs(cube, variable.target, spec.source_attrs.get(variable.target, {}))
+    if is_label:
+        if np.array(variable.labels).dtype.kind not in "iufb":
+            attrs["flag_values"] = list(range(variable.channels))
+            attrs["flag_meanings"] = " ".join(str(n).replace(" ", "_") for n in variable.labels)
+        return attrs
+    if variable.is_probability:
+        for key in (*_FLAGS, "standard_name"):
+            attrs.pop(key, None)
+        attrs |= {"long_name": f"probability of the classes of {variable.target}", "units": "1"}
+    elif variable.name != variable.target:
+        attrs.pop("standard_name", None)
+        attrs["long_name"] = variable.name.replace("_", " ")
+        if variable.power == 2 and "units" in attrs:
+            attrs["units"] = f"({attrs['units']})2"
+    return attrs
+
+
+def _coords(spec: PredictionSpec) -> dict[str, xr.Variable]:
+    """Return coordinates of the result that the cube does not have."""
+    coords: dict[str, xr.Variable] = {}
+    for dim, along in spec.windows.dims.items():
+        axis = spec.axes.get(dim)
+        if along.is_lead:
+            assert axis is not None
+            inits = along.starts + along.known_size - 1
+            leads = along.offset - along.known_size + 1 + np.arange(along.target_size)
+            coords |= forecast_coords(axis, inits, leads)
+        elif along.is_single and axis is not None:
+            coords |= _coord_of_windows(dim, axis, along)
+    return coords
+
+
+def _coord_of_windows(dim: str, axis: xr.Variable, along: DimWindows) -> dict[str, xr.Variable]:
+    """Return the coordinate of windows that give one value: of the target cell, or the middle."""
+    values = np.asarray(axis.values)
+    first = along.starts + along.offset
+    last = first + along.target_size - 1
+    if (first == last).all():
+        found = values[first]
+    elif along.length == 1 or not has_distances(values):
+        return {}
+    else:
+        found = values[first] + (values[last] - values[first]) / 2
+    if along.length == 1:
+        return {dim: xr.Variable((), found[0], axis.attrs)}
+    return {dim: xr.Variable(dim, found, axis.attrs)}
