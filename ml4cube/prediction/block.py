@@ -58,6 +58,16 @@ class BlockPredictor:
                 )
         return self
 
+    def slices(self, block: Block) -> dict[str, slice]:
+        """Return the entries of a block along each dim of the result."""
+        windows = self.spec.windows
+        along_axes = windows.by_axis(block.slices, slice(0, windows.n_leads))
+        return along_axes | {
+            variable.dim: slice(0, variable.channels)
+            for variable in self.layout.variables
+            if variable.dim is not None
+        }
+
     def predict(self, block: Block) -> dict[str, xr.Variable]:
         """Return the variables of the result in a block, in physical units."""
         tile = _Tile(self, block)

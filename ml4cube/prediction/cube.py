@@ -283,20 +283,22 @@ def _with_layout(
 
 def _check_layout(predictor: BlockPredictor) -> None:
     layout, windows = predictor.layout, predictor.spec.windows
-    if windows.lead_dim in layout.lacking:
+    lead_dim = windows.lead_dim
+    if lead_dim is not None and windows.dims[lead_dim].is_single:
         raise InvalidValueError(
-            f"the model must return {windows.n_leads} steps along {windows.lead_dim!r}, as the "
-            "data set has targets, got results without that axis"
+            f"the model must return {windows.n_leads} steps along {lead_dim!r}, as the targets of "
+            "the data set have, got results without that axis"
         )
+    lacking = {dim for dim in layout.lacking if windows.dims[dim].is_single}
     several = [v.name for v in layout.variables if v.name != v.target or v.channels > 1]
-    if windows.rollout > 1 and (several or layout.lacking):
+    if windows.rollout > 1 and (several or lacking):
         raise InvalidValueError(
             f"rollout={windows.rollout} needs a model that returns one number per target and cell, "
-            f"to be its next input, got {several or f'none along {layout.lacking}'}"
+            f"to be its next input, got {several or f'none along {lacking}'}"
         )
     for variable in layout.variables:
         scaling = predictor.spec.scaling.get(variable.target or "")
-        if scaling is not None and (both := set(layout.lacking) & set(scaling.dims)):
+        if scaling is not None and (both := lacking & set(scaling.dims)):
             raise InvalidValueError(
                 f"{variable.target!r} was scaled per {sorted(both)}, and the model returns one "
                 "value for a whole window along it, which cannot be unscaled"
@@ -350,7 +352,7 @@ def _predict_blocks(
             with Stage("predicting", len(ids), "blocks", show=show) as stage:
                 for id in ids:
                     block = blocks.block(id)
-                    output.write(block.slices, predictor.predict(block))
+                    output.write(predictor.slices(block), predictor.predict(block))
                     stage.update()
         with _all_ranks_or_none(world):
             if world.is_main:

@@ -56,7 +56,7 @@ class Output:
         for blocks in self._world.gather_objects(self._blocks):
             for slices, block in blocks:
                 for name, values in block.items():
-                    whole[name][slices] = values
+                    whole[name][{d: slices[str(d)] for d in whole[name].dims}] = values
         for variable in whole.values():
             del variable.encoding["chunks"]  # chunks are for disk
         return cube.assign(whole)

@@ -109,9 +109,10 @@ def place_windows(
     order = dict.fromkeys((*trained.input_order, *shape))
     input_order = tuple(dim for dim in order if size[dim] > 1 or dim in kept)
     target_order = tuple(
-        dim for dim in input_order if dim not in trained.targets or dim in trained.target_order
+        dim
+        for dim in dict.fromkeys((*trained.target_order, *input_order))
+        if dim in (trained.target_order if dim in trained.targets else input_order)
     )
-    target_order += tuple(d for d in trained.target_order if d not in target_order)
     windows = Windows(dims, input_order, target_order, options.rollout)
     # Targets at one cell of the only window: the result has no use for the dim.
     only = [
@@ -122,7 +123,7 @@ def place_windows(
         and along.size > 1
         and len(along.starts) == 1
     ]
-    return windows.without(tuple(only)), axes
+    return windows.apart(only), axes
 
 
 def _sizes(

@@ -8,7 +8,7 @@ model's result lacks has one entry per window. Only index arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -170,14 +170,19 @@ class Windows:
         """Dims with one entry in the result, for the only window, which the result drops."""
         return tuple(d for d, along in self.dims.items() if along.is_single and along.length == 1)
 
-    def without(self, dims: tuple[str, ...]) -> Windows:
+    def apart(self, dims: Collection[str]) -> Windows:
         """Return windows whose result has one entry per window along some dims."""
         changed = {
             dim: replace(along, is_single=True) if dim in dims else along
             for dim, along in self.dims.items()
         }
+        return replace(self, dims=changed)
+
+    def without(self, dims: Collection[str]) -> Windows:
+        """Return windows whose results lack the axes of some dims."""
+        several = [dim for dim in dims if self.target_window[dim] > 1]
         order = tuple(dim for dim in self.target_order if dim not in dims)
-        return replace(self, dims=changed, target_order=order)
+        return replace(self.apart(several), target_order=order)
 
     def block_size(self, chunks: Mapping[str, int], most_cells: int) -> dict[str, int]:
         """Choose blocks of whole strides that follow the chunks and, if possible, fit `most_cells`.
