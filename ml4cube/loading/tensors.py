@@ -85,6 +85,11 @@ class PTXrDataset(Dataset[Any]):
         those `target_offset` later.
     target_size : mapping or pairs, optional
         Cells of y, by dim, if others than those of X (`sample_size`).
+    rollout : int
+        Steps of a forecast whose output is its next input. With K steps X has
+        ``n + (K - 1) * p`` cells along time and y ``K * p``, where n are those of `sample_size`,
+        which `target_offset` must be, and p those of `target_size`. Windows begin at the dates at
+        which they do with one step. The `rollout` of the trainers uses them.
     coord_features : str or list of str, optional
         Coordinates to add to X as channels, two each, sine and cosine: ``"lat"``, ``"lon"``,
         ``"dayofyear"``, ``"hour"``, or a dim in degrees by its own name.
@@ -118,12 +123,14 @@ class PTXrDataset(Dataset[Any]):
     lead : dict or None
         By dim, the cells from the first cell of X to the first of y, and the cells of y; None
         unless `shifted`.
-    weights : object
+    weights, rollout : object
         As given.
     channels : tuple of str
         All channels of X: the features, then those of `coord_features`.
     layout : tuple of tuple of str
         Dims of each array of a batch, without samples and channels: of X, of y ...
+    step_layout : tuple of tuple of str
+        The same for a single step of a `rollout`.
     metadata : StoreMetadata or None
         Metadata of the store, or the same for a cube; None for samples made by hand.
 
@@ -165,6 +172,7 @@ class PTXrDataset(Dataset[Any]):
         block_sizes: SizesLike | None = None,
         target_offset: SizesLike | None = None,
         target_size: SizesLike | None = None,
+        rollout: int = 1,
         coord_features: str | Sequence[str] | None = None,
         weights: Any = None,
         part: str | None = None,
@@ -175,7 +183,7 @@ class PTXrDataset(Dataset[Any]):
     ) -> None:
         options = DatasetOptions.of(locals())  # Must be first, while locals are the arguments.
         self.shifted = options.shifted
-        self.weights = options.weights
+        self.weights, self.rollout = options.weights, options.rollout
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
         lead = {dim: [a.offset, a.target_size] for dim, a in self._source.lead.items()}
@@ -192,6 +200,7 @@ class PTXrDataset(Dataset[Any]):
             self._source = refuse_inexact_integers(self._source, dtypes)
         variables = self._source.variables
         self.layout = tuple(tuple(variables[f.variables[0]].sizes) for f in self._fields)
+        self.step_layout = self._dims_of_one_step()
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
 
     @property
@@ -423,6 +432,19 @@ class PTXrDataset(Dataset[Any]):
         if isinstance(batch, tuple):
             return list(zip(*batch, strict=True))
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+
+    def _dims_of_one_step(self) -> tuple[tuple[str, ...], ...]:
+        """Return the layout that samples of a single step have."""
+        if self.rollout == 1:
+            return self.layout
+        dim, along = next((d, a) for d, a in self._source.lead.items() if a.offset)
+        # Samples cut from a cube lack dims of one cell, stored ones may have them.
+        sizes = (along.offset, along.target_size // self.rollout)
+        lacking = [self._from_cube and size == 1 for size in (*sizes, sizes[1])]
+        return tuple(
+            tuple(d for d in dims if d != dim) if lacks else dims
+            for dims, lacks in zip(self.layout, lacking, strict=False)
+        )
 
     def _choose_variables(self, options: DatasetOptions) -> None:
         """Choose the variables of X and of y, and whether they are stacked."""
