@@ -129,8 +129,8 @@ class PTXrDataset(Dataset[Any]):
         All channels of X: the features, then those of `coord_features`.
     layout : tuple of tuple of str
         Dims of each array of a batch, without samples and channels: of X, of y ...
-    step_layout : tuple of tuple of str
-        The same for a single step of a `rollout`.
+    step_sizes : tuple of dict of str to int
+        Cells by dim of each array in a single step of a `rollout`, without samples and channels.
     metadata : StoreMetadata or None
         Metadata of the store, or the same for a cube; None for samples made by hand.
 
@@ -200,7 +200,7 @@ class PTXrDataset(Dataset[Any]):
             self._source = refuse_inexact_integers(self._source, dtypes)
         variables = self._source.variables
         self.layout = tuple(tuple(variables[f.variables[0]].sizes) for f in self._fields)
-        self.step_layout = self._dims_of_one_step()
+        self.step_sizes = self._sizes_of_one_step()
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
 
     @property
@@ -433,18 +433,19 @@ class PTXrDataset(Dataset[Any]):
             return list(zip(*batch, strict=True))
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
-    def _dims_of_one_step(self) -> tuple[tuple[str, ...], ...]:
-        """Return the layout that samples of a single step have."""
+    def _sizes_of_one_step(self) -> tuple[dict[str, int], ...]:
+        """Return the window of each array that samples of a single step have."""
+        sizes = [dict(self._source.variables[f.variables[0]].sizes) for f in self._fields]
         if self.rollout == 1:
-            return self.layout
+            return tuple(sizes)
         dim, along = next((d, a) for d, a in self._source.lead.items() if a.offset)
-        # Samples cut from a cube lack dims of one cell, stored ones may have them.
-        sizes = (along.offset, along.target_size // self.rollout)
-        lacking = [self._from_cube and size == 1 for size in (*sizes, sizes[1])]
-        return tuple(
-            tuple(d for d in dims if d != dim) if lacks else dims
-            for dims, lacks in zip(self.layout, lacking, strict=False)
-        )
+        outputs = along.target_size // self.rollout
+        for one, cells in zip(sizes, (along.offset, outputs, outputs), strict=False):
+            if dim in one:  # Weights of samples have no window.
+                one[dim] = cells
+                if cells == 1 and self._from_cube:  # Stored samples keep dims of one cell.
+                    del one[dim]
+        return tuple(sizes)
 
     def _choose_variables(self, options: DatasetOptions) -> None:
         """Choose the variables of X and of y, and whether they are stacked."""
