@@ -109,34 +109,39 @@ class DatasetOptions(TargetOptions):
         given = parse_sizes("sample_size", self.sample_size or {}, shape)
         inputs = default | given
         outputs = inputs | whole_cells("target_size", self.target_size, shape, least=1)
-        if offset[dim] != inputs[dim]:
+        self._check_one_step(dim, offset[dim], inputs, outputs)
+        longer = inputs[dim] + (self.rollout - 1) * outputs[dim]
+        if longer + outputs[dim] > shape[dim]:
+            raise InvalidValueError(
+                f"rollout={self.rollout} needs {longer + outputs[dim]} cells along {dim!r}, and "
+                f"there are {shape[dim]}; choose a smaller rollout"
+            )
+        changes: dict[str, Any] = {
+            "sample_size": {**given, dim: longer},
+            "target_size": {dim: self.rollout * outputs[dim]},
+        }
+        if not is_store:  # Windows begin where they do without a rollout.
+            shared = parse_overlap("overlap", self.overlap, inputs)
+            fractions = {d: cells / inputs[d] for d, cells in shared.items() if cells}
+            fractions[dim] = (shared[dim] + longer - inputs[dim]) / longer
+            changes["overlap"] = fractions
+        return replace(self, **changes)
+
+    def _check_one_step(
+        self, dim: str, offset: int, inputs: Mapping[str, int], outputs: Mapping[str, int]
+    ) -> None:
+        """Refuse a step whose output cannot become its next input."""
+        if offset != inputs[dim]:
             raise InvalidValueError(
                 f"target_offset along {dim!r} must be {inputs[dim]}, the cells of X, with rollout="
-                f"{self.rollout}, because y has the next steps; got {offset[dim]}"
+                f"{self.rollout}, because y has the next steps; got {offset}"
             )
-        if other := [d for d in shape if d != dim and outputs[d] != inputs[d]]:
-            raise InvalidValueError(
-                f"target_size along {other[0]!r} must be {inputs[other[0]]}, the cells of X, with "
-                f"rollout={self.rollout}, because y becomes X; got {outputs[other[0]]}"
-            )
-        further, size = (self.rollout - 1) * outputs[dim], inputs[dim] + outputs[dim]
-        if size + further > shape[dim]:
-            raise InvalidValueError(
-                f"rollout={self.rollout} needs {size + further} cells along {dim!r}, and there are "
-                f"{shape[dim]}; choose a smaller rollout"
-            )
-        longer = {**inputs, dim: inputs[dim] + further}
-        lengthened = replace(
-            self,
-            sample_size={**given, dim: longer[dim]},
-            target_size={dim: self.rollout * outputs[dim]},
-        )
-        if is_store:
-            return lengthened
-        # Windows begin where they do without a rollout.
-        shared = parse_overlap("overlap", self.overlap, inputs)
-        shared[dim] += further
-        return replace(lengthened, overlap={d: n / longer[d] for d, n in shared.items() if n})
+        for other, cells in inputs.items():
+            if other != dim and outputs[other] != cells:
+                raise InvalidValueError(
+                    f"target_size along {other!r} must be {cells}, the cells of X, with rollout="
+                    f"{self.rollout}, because y becomes X; got {outputs[other]}"
+                )
 
 
 def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMetadata | None]:
