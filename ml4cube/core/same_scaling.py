@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ def check_same_scaling(data: Mapping[str, Any]) -> None:
     """Raise if a variable is scaled differently in the data sets that arguments hold."""
     first_found: dict[str, tuple[str, Scaling]] = {}
     for argument, value in data.items():
-        for dataset in _scaled_datasets(value):
+        for dataset in datasets_in(value, _knows_scaling):
             for name, scaling in dataset.scaling.items():
                 first, other = first_found.setdefault(name, (argument, scaling))
                 if not _are_equal(scaling, other):
@@ -34,10 +34,9 @@ def check_same_scaling(data: Mapping[str, Any]) -> None:
                     )
 
 
-def _scaled_datasets(data: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the data sets, inside a loader, subset or concatenation, that know their scaling."""
-    scaling = getattr(data, "scaling", None)
-    if isinstance(scaling, Mapping) and all(isinstance(one, Scaling) for one in scaling.values()):
+def datasets_in(data: Any, is_wanted: Callable[[Any], bool], depth: int = 0) -> Iterator[Any]:
+    """Yield the wanted data sets inside a loader, subset or concatenation."""
+    if is_wanted(data):
         yield data
         return
     if depth > _MOST_NESTED or data is None:
@@ -50,7 +49,12 @@ def _scaled_datasets(data: Any, depth: int = 0) -> Iterator[Any]:
     elif type(data) in (list, tuple):
         parts = data[:_MOST_LISTED]
     for part in parts:
-        yield from _scaled_datasets(part, depth + 1)
+        yield from datasets_in(part, is_wanted, depth + 1)
+
+
+def _knows_scaling(data: Any) -> bool:
+    scaling = getattr(data, "scaling", None)
+    return isinstance(scaling, Mapping) and all(isinstance(s, Scaling) for s in scaling.values())
 
 
 def _are_equal(one: Scaling, other: Scaling) -> bool:

@@ -6,17 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
-from ml4cube.core.grid import SizesLike
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    StoreError,
+    check_choice,
+    check_whole,
+)
+from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.sample_spec import SAMPLE_DIM, parse_names
 from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.opening import as_dataset
 from ml4cube.loading.cube_source import CUTTING, CubeOptions, cut_cube
-from ml4cube.loading.lead_time import TargetOptions
+from ml4cube.loading.lead_time import TargetOptions, whole_cells
 from ml4cube.loading.memory import check_megabytes
 from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
 from ml4cube.loading.views import cut_windows
@@ -40,6 +46,7 @@ class DatasetOptions(TargetOptions):
     dtype: Any
     target_dtype: Any
     cache_mb: float
+    rollout: int
     # Further arguments, for a cube.
     cutting: dict[str, Any]
 
@@ -56,6 +63,11 @@ class DatasetOptions(TargetOptions):
                 "block_size and block_sizes are two names of one argument; give one of them"
             )
         check_choice("part", self.part, (*PARTS, None))
+        check_whole("rollout", self.rollout, 1)
+        if self.rollout > 1 and self.target_offset is None:
+            raise InvalidTypeError(
+                f"rollout={self.rollout} needs target_offset along time, as {{'time': 1}}"
+            )
         check_megabytes("cache_mb", self.cache_mb)
         for name in self.cutting:
             if name not in CUTTING:
@@ -78,12 +90,65 @@ class DatasetOptions(TargetOptions):
             sizes["block_size"] = self.block_sizes
         return {name: size for name, size in sizes.items() if size is not None} | self.cutting
 
+    def with_all_steps(self, shape: Mapping[str, int], is_store: bool) -> Self:
+        """Return the options of windows in which the steps of a rollout follow one another.
+
+        `shape` is that of the cube, or of the stored windows.
+        """
+        if self.rollout == 1:
+            return self
+        offset = whole_cells("target_offset", self.target_offset, shape, least=0)
+        dims = [dim for dim, cells in offset.items() if cells]
+        if len(dims) != 1:
+            raise InvalidValueError(
+                f"rollout={self.rollout} needs target_offset along one dim, time, got {offset}"
+            )
+        dim = dims[0]
+        # As without a rollout: windows of a cube have one cell, those in a store all that fit.
+        default = {**shape, dim: offset[dim]} if is_store else dict.fromkeys(shape, 1)
+        given = parse_sizes("sample_size", self.sample_size or {}, shape)
+        inputs = default | given
+        outputs = inputs | whole_cells("target_size", self.target_size, shape, least=1)
+        self._check_one_step(dim, offset[dim], inputs, outputs)
+        longer = inputs[dim] + (self.rollout - 1) * outputs[dim]
+        if longer + outputs[dim] > shape[dim]:
+            raise InvalidValueError(
+                f"rollout={self.rollout} needs {longer + outputs[dim]} cells along {dim!r}, and "
+                f"there are {shape[dim]}; choose a smaller rollout"
+            )
+        changes: dict[str, Any] = {
+            "sample_size": {**given, dim: longer},
+            "target_size": {dim: self.rollout * outputs[dim]},
+        }
+        if not is_store:  # Windows begin where they do without a rollout.
+            shared = parse_overlap("overlap", self.overlap, inputs)
+            fractions = {d: cells / inputs[d] for d, cells in shared.items() if cells}
+            fractions[dim] = (shared[dim] + longer - inputs[dim]) / longer
+            changes["overlap"] = fractions
+        return replace(self, **changes)
+
+    def _check_one_step(
+        self, dim: str, offset: int, inputs: Mapping[str, int], outputs: Mapping[str, int]
+    ) -> None:
+        """Refuse a step whose output cannot become its next input."""
+        if offset != inputs[dim]:
+            raise InvalidValueError(
+                f"target_offset along {dim!r} must be {inputs[dim]}, the cells of X, with rollout="
+                f"{self.rollout}, because y has the next steps; got {offset}"
+            )
+        for other, cells in inputs.items():
+            if other != dim and outputs[other] != cells:
+                raise InvalidValueError(
+                    f"target_size along {other!r} must be {cells}, the cells of X, with rollout="
+                    f"{self.rollout}, because y becomes X; got {outputs[other]}"
+                )
+
 
 def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMetadata | None]:
     """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut."""
-    part, cutting = options.part, options.for_cubes
+    part = options.part
     # `progress` may be given for a store too, which needs none.
-    only_for_cubes = [name for name in cutting if name != "progress"]
+    only_for_cubes = [name for name in options.for_cubes if name != "progress"]
     ds = _opened(ds, may_be_cube=bool(only_for_cubes))
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
     dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
@@ -92,7 +157,10 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
             f"ds is a sample store but has no dim {dim!r}, only {list(ds.dims)}; rename the dim "
             f"back, or select one sample by isel({dim}=[0])"
         )
+    shape = {str(d): n for d, n in ds.sizes.items() if d != dim}
+    options = options.with_all_steps(shape, is_store=dim in ds.dims)
     if dim not in ds.dims:
+        cutting = options.for_cubes
         cutting["part"] = part or "train"
         if options.shifted:  # Targets have windows of their own, which are never filled.
             cutting["shifted_targets"] = options

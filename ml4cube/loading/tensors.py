@@ -86,6 +86,11 @@ class PTXrDataset(Dataset[Any]):
         those `target_offset` later.
     target_size : mapping or pairs, optional
         Cells of y, by dim, if others than those of X (`sample_size`).
+    rollout : int
+        Steps of a forecast whose output is its next input. With K steps X has
+        ``n + (K - 1) * p`` cells along time and y ``K * p``, where n are those of `sample_size`,
+        which `target_offset` must be, and p those of `target_size`. Windows begin at the dates at
+        which they do with one step. The `rollout` of the trainers uses them.
     coord_features : str or list of str, optional
         Coordinates to add to X as channels, two each, sine and cosine: ``"lat"``, ``"lon"``,
         ``"dayofyear"``, ``"hour"``, or a dim in degrees by its own name.
@@ -119,7 +124,7 @@ class PTXrDataset(Dataset[Any]):
     lead : dict or None
         By dim, the cells from the first cell of X to the first of y, and the cells of y; None
         unless `shifted`.
-    weights : object
+    weights, rollout : object
         As given.
     coord_features : tuple of str
         As given.
@@ -127,6 +132,8 @@ class PTXrDataset(Dataset[Any]):
         All channels of X: the features, then those of `coord_features`.
     layout : tuple of tuple of str
         Dims of each array of a batch, without samples and channels: of X, of y ...
+    step_sizes : tuple of dict of str to int
+        Cells by dim of each array in a single step of a `rollout`, without samples and channels.
     metadata : StoreMetadata or None
         Metadata of the store, or the same for a cube; None for samples made by hand.
 
@@ -168,6 +175,7 @@ class PTXrDataset(Dataset[Any]):
         block_sizes: SizesLike | None = None,
         target_offset: SizesLike | None = None,
         target_size: SizesLike | None = None,
+        rollout: int = 1,
         coord_features: str | Sequence[str] | None = None,
         weights: Any = None,
         part: str | None = None,
@@ -178,7 +186,7 @@ class PTXrDataset(Dataset[Any]):
     ) -> None:
         options = DatasetOptions.of(locals())  # Must be first, while locals are the arguments.
         self.shifted = options.shifted
-        self.weights = options.weights
+        self.weights, self.rollout = options.weights, options.rollout
         self.coord_features = parse_names("coord_features", options.coord_features)
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
@@ -196,6 +204,7 @@ class PTXrDataset(Dataset[Any]):
             self._source = refuse_inexact_integers(self._source, dtypes)
         variables = self._source.variables
         self.layout = tuple(tuple(variables[f.variables[0]].sizes) for f in self._fields)
+        self.step_sizes = self._sizes_of_one_step()
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
 
     @property
@@ -427,6 +436,20 @@ class PTXrDataset(Dataset[Any]):
         if isinstance(batch, tuple):
             return list(zip(*batch, strict=True))
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+
+    def _sizes_of_one_step(self) -> tuple[dict[str, int], ...]:
+        """Return the window of each array that samples of a single step have."""
+        sizes = [dict(self._source.variables[f.variables[0]].sizes) for f in self._fields]
+        if self.rollout == 1:
+            return tuple(sizes)
+        dim, along = next((d, a) for d, a in self._source.lead.items() if a.offset)
+        outputs = along.target_size // self.rollout
+        for one, cells in zip(sizes, (along.offset, outputs, outputs), strict=False):
+            if dim in one:  # Weights of samples have no window.
+                one[dim] = cells
+                if cells == 1 and self._from_cube:  # Stored samples keep dims of one cell.
+                    del one[dim]
+        return tuple(sizes)
 
     def _choose_variables(self, options: DatasetOptions) -> None:
         """Choose the variables of X and of y, and whether they are stacked."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ from ml4cube.prediction.inputs import Flags, TileInputs
 from ml4cube.prediction.models import Members, Result
 from ml4cube.prediction.results import Expected, Layout
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows import LEAD, Ints, Tile
+from ml4cube.prediction.windows import Ints, Tile
 
 Index = tuple[Ints, ...]
 
@@ -44,12 +45,12 @@ class BlockPredictor:
             tile = _Tile(self, block)
             for batch, index in tile.batches():
                 x = tile.inputs.batch(index)
-                if self.spec.windows.rollout > 1:
-                    x = self._one_step(x, 0)
+                if self.spec.rollout is not None:
+                    x = self.spec.rollout.input_of(torch.from_numpy(x), 0).numpy()
                 result = self._run(x, (block.id, batch), 0)
                 layout = Layout.of(result, expected, x.shape)
                 windows = self.spec.windows.without(layout.lacking)
-                is_same = not layout.lacking and self.spec.windows.rollout == 1
+                is_same = not layout.lacking and self.spec.rollout is None
                 return replace(
                     self,
                     layout=layout,
@@ -90,54 +91,21 @@ class BlockPredictor:
         self, tile: _Tile, x: NDArray[Any], index: Index, key: tuple[int, int], member: int
     ) -> NDArray[Any]:
         """Return the channels of some windows, shape (windows, channels, entries)."""
-        if self.spec.windows.rollout == 1:
+        rollout, windows = self.spec.rollout, self.spec.windows
+        if rollout is None:
             return self.layout.channels(self._run(x, key, member), x.shape)
-        windows, x = self.spec.windows, x.copy()
-        lead_axis = windows.result_order.index(LEAD)
-        steps = []
-        for step in range(windows.rollout):
-            one_step = self._one_step(x, step)
+
+        def call(given: torch.Tensor, step: int) -> torch.Tensor:
+            one_step = given.numpy()
             y = self.layout.channels(self._run(one_step, key, member), one_step.shape)
-            y = y.reshape(*y.shape[:2], *windows.target_window.values())
-            if windows.lead_dim not in windows.target_order:
-                y = np.expand_dims(y, 2 + lead_axis)
-            steps.append(y)
-            if step < windows.rollout - 1:
-                self._feed_back(tile, x, y, index, step)
-        return np.concatenate(steps, axis=2 + lead_axis).reshape(len(x), steps[0].shape[1], -1)
+            return torch.from_numpy(y.reshape(*y.shape[:2], *windows.target_window.values()))
 
-    def _one_step(self, x: NDArray[Any], step: int) -> NDArray[Any]:
-        """Return the inputs of one call of a rollout."""
-        windows = self.spec.windows
-        assert windows.lead_dim is not None
-        axis, along = (
-            2 + windows.gather_order.index(windows.lead_dim),
-            windows.dims[windows.lead_dim],
-        )
-        first = step * (along.target_size // windows.rollout)
-        steps = x[(*[slice(None)] * axis, slice(first, first + along.known_size))]
-        return steps if windows.lead_dim in windows.input_order else steps.squeeze(axis)
-
-    def _feed_back(
-        self, tile: _Tile, x: NDArray[Any], y: NDArray[Any], index: Index, step: int
-    ) -> None:
-        """Put predicted targets into the inputs of later calls; cells that are gaps stay filled."""
-        windows = self.spec.windows
-        lead_dim = windows.lead_dim
-        assert lead_dim is not None
-        axis, along = 1 + windows.gather_order.index(lead_dim), windows.dims[lead_dim]
-        stride = along.target_size // windows.rollout
-        first = along.known_size + step * stride
-        later = (*[slice(None)] * axis, slice(first, first + stride))
-        known = (*[slice(None)] * axis, slice(0, along.known_size))
-        dims = [lead_dim if axis == LEAD else axis for axis in windows.result_order]
-        order = (0, *(1 + dims.index(dim) for dim in windows.gather_order))
-        for target, name in enumerate(self.spec.targets):
-            if name not in self.spec.features:
-                continue
-            channel = x[:, self.spec.features.index(name)]
-            gaps = tile.inputs.gaps_in(name, index)[known].all(axis=axis, keepdims=True)
-            channel[later] = np.where(gaps, channel[later], y[:, target].transpose(order))
+        keep = torch.from_numpy(tile.inputs.known_gaps(index))
+        steps = list(rollout.forecast(call, torch.from_numpy(x), windows.rollout, keep))
+        if not rollout.output_has_axis:
+            steps = [step.unsqueeze(rollout.axis) for step in steps]
+        y = torch.cat(steps, rollout.axis).numpy()
+        return y.reshape(*y.shape[:2], -1)
 
     def _run(self, x: NDArray[Any], key: tuple[int, int], member: int) -> Result:
         """Run a member on a batch of inputs."""

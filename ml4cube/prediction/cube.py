@@ -260,11 +260,6 @@ def _expected(
         raise InvalidValueError(
             "reduce='argmax' needs targets that are classes: integers, or outputs={'class': ...}"
         )
-    if windows.rollout > 1 and not set(spec.targets) & set(spec.features):
-        raise InvalidValueError(
-            f"rollout={windows.rollout} needs targets that are features too, so that results can "
-            f"be inputs; features are {list(spec.features)}, targets {list(spec.targets)}"
-        )
     return Expected(spec.targets, spec.are_targets_named, windows.target_window, classes, named)
 
 

@@ -104,11 +104,26 @@ class TileInputs:
                 x[:, channel] = self._scaled[name].reshape(-1)[positions]
         return x.reshape(*x.shape[:2], *self.windows.shape)
 
-    def gaps_in(self, name: str, index: tuple[Ints, ...]) -> Flags:
-        """Return the gaps of a feature in some windows, shape (windows, *window)."""
-        positions = self.windows.positions(index)
-        gaps: Flags = self._gaps[name].reshape(-1)[positions]
-        return gaps.reshape(-1, *self.windows.shape)
+    def known_gaps(self, index: tuple[Ints, ...]) -> Flags:
+        """Return the cells of windows that are gaps at all known steps, by target and call.
+
+        Shape (windows, targets, *window with as many steps as the results of all calls).
+        """
+        windows, positions = self._spec.windows, self.windows.positions(index)
+        assert windows.lead_dim is not None
+        axis, along = (
+            1 + windows.gather_order.index(windows.lead_dim),
+            windows.dims[windows.lead_dim],
+        )
+        known = (*[slice(None)] * axis, slice(0, along.known_size))
+        no_gaps = np.zeros(self.shape, bool)
+        found = []
+        for name in self._spec.targets:
+            gaps = self._gaps.get(name, no_gaps).reshape(-1)[positions]
+            gaps = gaps.reshape(-1, *self.windows.shape)[known]
+            always = np.logical_and.reduce(gaps, axis=axis, keepdims=True)
+            found.append(np.repeat(always, along.target_size, axis=axis))
+        return np.stack(found, axis=1)
 
     @cached_property
     def _filled(self) -> dict[str, str]:

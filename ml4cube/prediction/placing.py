@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xarray as xr
 
@@ -17,6 +17,7 @@ from ml4cube.prediction.forecast import axis_of, choose_inits, extended
 from ml4cube.prediction.options import PredictionOptions
 from ml4cube.prediction.windows import DimWindows, Windows
 from ml4cube.store.format import StoreMetadata
+from ml4cube.training.inputs.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,19 @@ class _Trained:
 
     @classmethod
     def _of_shifted(cls, data: PTXrDataset, spec: SampleSpec) -> _Trained:
-        source, rollout = data._source, getattr(data, "rollout", 1)
-        assert data.lead is not None
-        size = source.window_in_cube(data.features[0])
-        targets = {}
-        for sample_dim, (offset, n) in data.lead.items():
-            dim = source.cube_dim(sample_dim)
-            if n % rollout == 0 and offset and rollout > 1:  # the steps of one call of the model
-                n //= rollout
-                size[dim] = size.get(dim, 1) - (rollout - 1) * n
-            if (offset, n) != (0, size.get(dim, 1)):
-                targets[dim] = (offset, n)
-        input_order, target_order = (
-            tuple(source.cube_dim(dim) for dim in dims) for dims in data.layout[:2]
+        source = data._source
+        x, y = (
+            {source.cube_dim(dim): n for dim, n in sizes.items()} for sizes in data.step_sizes[:2]
         )
-        if rollout > 1:  # the dim of the steps is kept only where one call has several
-            input_order = tuple(d for d in input_order if d not in targets or size[d] > 1)
-            target_order = tuple(d for d in target_order if targets.get(d, (0, 2))[1] > 1)
+        assert data.lead is not None
+        targets = {}
+        for sample_dim, (offset, _) in data.lead.items():
+            dim = source.cube_dim(sample_dim)
+            if (offset, y.get(dim, 1)) != (0, x.get(dim, 1)):
+                targets[dim] = (offset, y.get(dim, 1))
         known = dict(zip(spec.dims, spec.overlap, strict=True))
         overlap = {dim: known[dim] for dim in known if dim not in targets}
-        return cls(
-            {d: size.get(d, 1) for d in spec.dims}, overlap, targets, input_order, target_order
-        )
+        return cls({d: x.get(d, 1) for d in spec.dims}, overlap, targets, tuple(x), tuple(y))
 
 
 def place_windows(
@@ -113,7 +105,10 @@ def place_windows(
         for dim in dict.fromkeys((*trained.target_order, *input_order))
         if dim in (trained.target_order if dim in trained.targets else input_order)
     )
-    windows = Windows(dims, input_order, target_order, options.rollout)
+    windows = Windows(dims, input_order, target_order)
+    if options.rollout > 1 and isinstance(source, PTXrDataset):
+        lead_axis = Rollout.of(source).axis - 2  # after samples and channels
+        windows = replace(windows, rollout=options.rollout, lead_axis=lead_axis)
     # Targets at one cell of the only window: the result has no use for the dim.
     only = [
         dim
@@ -179,11 +174,6 @@ def _lead_windows(
 ) -> DimWindows:
     """Return windows of a forecast: one for each start that is asked for."""
     further = (options.rollout - 1) * target_size
-    if further and offset != size:
-        raise InvalidValueError(
-            f"rollout={options.rollout} needs targets that follow the inputs, so target_offset "
-            f"must be {size}, the length of the inputs, got {offset}"
-        )
     last = len(axis) - 1 - (further if has_forcings else 0)
     inits = choose_inits(axis, options.init_times, size - 1, last)
     return DimWindows(

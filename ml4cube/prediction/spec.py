@@ -31,6 +31,7 @@ from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.sampling.rescaling import scaling_of
 from ml4cube.store.format import StoreMetadata
+from ml4cube.training.inputs.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class PredictionSpec:
     # Targets that are classes, which are not scaled.
     classes: frozenset[str]
     windows: Windows
+    # How results become inputs; None if the model is called once for a forecast.
+    rollout: Rollout | None
     # Axes of the cube, that of a lead time with the dates of forecasts beyond its end.
     axes: Mapping[str, xr.Variable]
     # Channels of the inputs after the features.
@@ -93,6 +96,7 @@ class PredictionSpec:
             are_targets_named=bool(target_names),
             classes=_classes(cube, metadata, target_names) - scaling.keys(),
             windows=windows,
+            rollout=Rollout.of(data) if data is not None and windows.rollout > 1 else None,
             axes=axes,
             tables=coordinate_tables(data.coord_features if data else None, axes),
             scaling=scaling,

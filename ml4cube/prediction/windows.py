@@ -117,6 +117,8 @@ class Windows:
     target_order: tuple[str, ...]
     # Calls of the model for one forecast, each from the results of the one before.
     rollout: int = 1
+    # Position of the dim of the lead time among those of a window with several calls.
+    lead_axis: int = 0
 
     @property
     def lead_dim(self) -> str | None:
@@ -136,16 +138,20 @@ class Windows:
 
     @property
     def gather_order(self) -> tuple[str, ...]:
-        """Dims of a window with the steps of all calls of the model."""
-        missing = self.rollout > 1 and self.lead_dim not in self.input_order
-        return (self.lead_dim, *self.input_order) if missing and self.lead_dim else self.input_order
+        """Dims of a window of inputs with the steps of all calls of the model."""
+        return self._with_lead(self.input_order)
 
     @property
     def result_order(self) -> tuple[str, ...]:
         """Axes of the result along which a window has several entries, from all calls."""
-        missing = self.rollout > 1 and self.lead_dim not in self.target_order
-        axes = tuple(LEAD if dim == self.lead_dim else dim for dim in self.target_order)
-        return (LEAD, *axes) if missing else axes
+        order = self._with_lead(self.target_order)
+        return tuple(LEAD if dim == self.lead_dim else dim for dim in order)
+
+    def _with_lead(self, order: tuple[str, ...]) -> tuple[str, ...]:
+        """Add the dim of the lead time, which windows of one step may lack, to those of several."""
+        if self.rollout == 1 or self.lead_dim is None or self.lead_dim in order:
+            return order
+        return (*order[: self.lead_axis], self.lead_dim, *order[self.lead_axis :])
 
     @property
     def result_shape(self) -> dict[str, int]:

@@ -12,14 +12,17 @@ this formula over all cells, however they are divided into batches and ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from ml4cube.core.angles import cell_areas
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.axes import is_time
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.cube.coordinates import is_latitude, is_longitude
+from ml4cube.loading.tensors import PTXrDataset
 from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.loss_functions import (
     ClassWeights,
@@ -219,6 +222,92 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
     weights = cell_areas(latitude, units, "latitude", bounds).round(12)
     trailing_dims = (1,) * (-axis - dims)
     return torch.from_numpy(weights.reshape(*weights.shape, *trailing_dims)).float()
+
+
+def target_weights(data: Any, weights: Mapping[Any, float]) -> torch.Tensor:
+    """Return weights of target variables, and of their levels, for `MaskedLoss`.
+
+    Multiply them by `area_weights` to weight by area too.
+
+    Parameters
+    ----------
+    data : PTXrDataset
+        Data set with the targets.
+    weights : mapping of str or tuple to float
+        ``{"t2m": 2.0}`` for a variable, ``{("t", 500): 0.1}`` for its cells where the one dim of
+        y that is neither time, latitude nor longitude has this coordinate, instead of the weight
+        of the variable. All others have the weight 1.
+
+    Returns
+    -------
+    torch.Tensor, shape (targets, *window)
+        float32, with one cell along dims of the window in which weights do not differ.
+
+    Raises
+    ------
+    InvalidTypeError
+        If `data` is not a PTXrDataset with targets.
+    InvalidValueError
+        If a variable is no target, a level is in none or several dims of y, the windows of
+        samples have different levels, or a weight is negative or NaN.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> from ml4cube.datasets.pytorch import PTXrDataset
+    >>> t = (("time", "level", "lat"), np.ones((4, 2, 3)))
+    >>> cube = xr.Dataset({"t": t, "q": t, "z": t}, {"level": [500, 850]})
+    >>> size = {"level": 2, "lat": 3}
+    >>> data = PTXrDataset(cube, to_pred=["t", "q"], sample_size=size, scale_fn=None)
+    >>> weights = target_weights(data, {"q": 2.0, ("t", 500): 0.5})
+    >>> weights.shape, weights.flatten().tolist()
+    (torch.Size([2, 2, 1]), [0.5, 1.0, 2.0, 2.0])
+    >>> loss = MaskedLoss(torch.nn.MSELoss(), weights * area_weights([0.0, 30.0, 60.0], axis=-1))
+    """
+    if not isinstance(data, PTXrDataset) or not data.targets:
+        raise InvalidTypeError(f"data must be a PTXrDataset with to_pred, got {data!r}")
+    if not isinstance(weights, Mapping):
+        raise InvalidTypeError(f"weights must be a mapping such as {{'t2m': 2.0}}, got {weights!r}")
+    levels = [key for key in weights if isinstance(key, tuple)]
+    dims = list(data.step_sizes[1])
+    found = torch.ones(len(data.targets), *(1 for _ in dims))
+    for key in sorted(weights, key=levels.__contains__):  # first those of whole variables
+        name, *level = key if isinstance(key, tuple) else (key,)
+        check_choice("weights: target", name, data.targets)
+        cells: tuple[Any, ...] = (data.targets.index(name),)
+        if level:
+            dim, position = _find_level(data, level[0])
+            axis = 1 + dims.index(dim)
+            if found.shape[axis] == 1:
+                found = found.repeat_interleave(data.step_sizes[1][dim], axis)
+            cells += (*(slice(None) for _ in dims[: axis - 1]), position)
+        found[cells] = weights[key]
+    return _as_weights(found)
+
+
+def _find_level(data: PTXrDataset, level: Any) -> tuple[str, int]:
+    """Return the dim and the position at which windows of y have a level."""
+    others = [d for d in data.step_sizes[1] if not (is_latitude(d, {}) or is_longitude(d, {}))]
+    later = [dim for dim, (offset, _) in (data.lead or {}).items() if offset]
+    sample, every = data.to_dataset(data.take([0]), [0]), data.coords(range(len(data)))
+    known = {}
+    for dim in others:
+        if f"{dim}_cells" in sample and dim not in later and not is_time(sample[f"{dim}_cells"]):
+            if np.ptp(every[f"{dim}_index"]):
+                raise InvalidValueError(
+                    f"weights of levels need windows with the same cells along {dim!r}, which "
+                    "those of these samples do not have; give PTXrDataset weights= of cells"
+                )
+            known[dim] = sample[f"{dim}_cells"].values[0]
+    matches = [(dim, np.flatnonzero(values == level)) for dim, values in known.items()]
+    matches = [(dim, positions) for dim, positions in matches if len(positions)]
+    if len(matches) != 1:
+        levels = {dim: values.tolist() for dim, values in known.items()}
+        raise InvalidValueError(
+            f"weights: level {level!r} must be in one dim of the windows of y, found in "
+            f"{[dim for dim, _ in matches]}; they have {levels}"
+        )
+    return matches[0][0], int(matches[0][1][0])
 
 
 def _as_weights(weights: Any) -> torch.Tensor:

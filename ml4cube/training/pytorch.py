@@ -136,6 +136,14 @@ class Trainer:
     validate_every_steps : int, optional
         Optimizer steps between validations. Each adds a row to the History, with a column
         ``step``; the end of an epoch is then validated only if it is the last.
+    rollout : int or mapping of int to int, optional
+        Steps of a forecast to train: the output of the model becomes its next input, and the loss
+        is that of all steps together. Or these steps by the epoch, counted from 1, from which
+        they are trained: ``{1: 1, 5: 2, 10: 4}``. At most, and by default, the `rollout` of the
+        `PTXrDataset` in `train_data`. Validation predicts all steps that its data have.
+    rollout_gradient : int, optional
+        Last steps of a `rollout` through which gradients are computed, which takes their memory;
+        those before count in the loss, but not in its gradient. Default: all.
     progress : bool
         Whether to show a bar and write a line to stderr for every epoch, on rank 0.
 
@@ -200,6 +208,8 @@ class Trainer:
         mode: str = "min",
         validate_every: int = 1,
         validate_every_steps: int | None = None,
+        rollout: int | Mapping[int, int] | None = None,
+        rollout_gradient: int | None = None,
         progress: bool = True,
     ) -> None:
         arguments = dict(locals())  # as given; later code adds local variables

@@ -355,9 +355,13 @@ def test_bad_forecasts_are_refused_in_one_line():
         (data, {"init_times": "2003"}, "init_times must be among the dates of 'time', 2000-01-01"),
         (data, {"rollout": 3, "init_times": "2000-01-08"}, "too little future"),
         (steps, {"init_times": "2000-01-01"}, "too little past"),
-        (steps, {"rollout": 2}, "target_offset must be 2, the length of the inputs, got 3"),
+        (steps, {"rollout": 2}, "target_offset along 'time' must be 2, the cells of X, got 3"),
         (steps, {"sample_size": {"time": 3}}, "must be that of the training, 2, got 3"),
-        (one_step(cube, features=["b"]), {"rollout": 2}, "targets that are features too"),
+        (
+            one_step(cube, features=["b"]),
+            {"rollout": 2},
+            r"one of the targets \['a'\] must be a feature",
+        ),
         (one_step(cube, target_size={"time": 3}), {}, "must return 3 steps along 'time'"),
     ]
     for source, more, message in bad:

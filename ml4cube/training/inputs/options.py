@@ -25,8 +25,10 @@ _COUNTS = (
     "save_every",
     "validate_every",
     "validate_every_steps",
+    "rollout_gradient",
 )
 _COUNT = "an int of 1 or more"
+_ROLLOUT = "an int of 1 or more, or {epoch: steps} with epochs counted from 1"
 _BATCH_LIMIT = (
     "a count of batches (an int from 1) or a fraction of them (a float above 0, up to 1.0)"
 )
@@ -86,10 +88,16 @@ class Options:
     # Optimizer steps between validations, which are then rows of the History of their own, with a
     # column ``step``.
     validate_every_steps: int | None = None
+    # Steps of a forecast that are trained, or by the epoch from which they are. Default: those that
+    # the training data have.
+    rollout: int | Mapping[int, int] | None = None
+    # Last steps of a forecast through which gradients are computed. Default: all.
+    rollout_gradient: int | None = None
 
     def __post_init__(self) -> None:
         self._check("seed", "an int from 0", _is_seed)
         self._check("monitor", "the name of a column of the History", lambda v: isinstance(v, str))
+        self._check("rollout", _ROLLOUT, _is_rollout)
         self._check("gradient_clip", "a norm above 0", above_zero)
         self._check(
             "ema", "a decay between 0 and 1, such as 0.999", lambda v: above_zero(v) and v < 1
@@ -127,6 +135,8 @@ class Options:
             batches = 1 if self.fast_dev_run is True else self.fast_dev_run
             check_count("fast_dev_run", batches)
             changes = {"epochs": 1, "snapshot_path": None, **dict.fromkeys(_BATCH_LIMITS, batches)}
+            if self.rollout is not None:
+                changes["rollout"] = max(self.rollout_steps)  # what may need too much memory
             for name, value in changes.items():
                 object.__setattr__(self, name, value)  # the dataclass is frozen
 
@@ -155,6 +165,20 @@ class Options:
     def max_seconds(self) -> float | None:
         """The time limit in seconds."""
         return None if self.max_time is None else _as_seconds(self.max_time)
+
+    @property
+    def rollout_steps(self) -> set[int]:
+        """The numbers of steps that `rollout` asks for in some epoch; empty for the default."""
+        if isinstance(self.rollout, Mapping):
+            return {self.rollout_in(1) or 1, *self.rollout.values()}
+        return set() if self.rollout is None else {self.rollout}
+
+    def rollout_in(self, epoch: int) -> int | None:
+        """Return the steps that `rollout` asks for in an epoch, from 1; None for the default."""
+        if isinstance(self.rollout, Mapping):
+            begun = [first for first in self.rollout if first <= epoch]
+            return self.rollout[max(begun)] if begun else 1
+        return self.rollout
 
     def _check(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
         """Refuse an invalid value; None is valid where it is the default."""
@@ -194,6 +218,12 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_rollout(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(map(_is_count, [*value.keys(), *value.values()]))
+    return _is_count(value)
 
 
 def _is_seed(value: Any) -> bool:

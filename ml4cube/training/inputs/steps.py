@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training.inputs.batches import count_samples
+from ml4cube.training.inputs.options import Options
 
 Weight = float | torch.Tensor
 
@@ -46,6 +48,8 @@ class Step(ABC):
 
     # True if the sample count of a batch may differ from its size in the loader.
     counts_itself = False
+    # The epoch that is trained, counted from 1.
+    epoch = 1
 
     @abstractmethod
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
@@ -55,6 +59,14 @@ class Step(ABC):
     @abstractmethod
     def loss_parts(self) -> list[Any]:
         """The functions and objects that compute the loss."""
+
+    def prepare(self, options: Options, data: Mapping[str, Any]) -> None:
+        """Prepare for loaders, given by the argument that holds them."""
+        if options.rollout is not None or options.rollout_gradient is not None:
+            raise InvalidTypeError(
+                "rollout and rollout_gradient need a step of the package; give them to the "
+                "Trainer of ml4cube.training.pytorch or pytorch_distributed, or to AdvancedTrainer"
+            )
 
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""

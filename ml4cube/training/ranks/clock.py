@@ -32,6 +32,7 @@ class StepClock:
         self._world, self._active = world, active
         self._uses_events = world.device.type == "cuda"
         self._in_timed_step = False
+        self._is_forward = False  # the model has been called for the batch under way
         self._wait_start: Any = None  # when this rank last computed a gradient
         self._steps: list[Span] = []
         self._waits: list[Span] = []
@@ -43,6 +44,7 @@ class StepClock:
 
     def end_backward(self) -> None:
         """End the waiting time, after a backward pass."""
+        self._is_forward = False
         if self._in_timed_step:
             self._end_wait()
 
@@ -64,7 +66,7 @@ class StepClock:
         step_start = self._wait_start = self._now()
         if next(model.buffers(), None) is not None:
             # DDP broadcasts buffers before the forward pass of the model.
-            hooks.append(model.register_forward_pre_hook(self._end_wait))
+            hooks.append(model.register_forward_pre_hook(self._begin_forward))
         self._in_timed_step = True
         try:
             yield
@@ -74,10 +76,16 @@ class StepClock:
                 hook.remove()
         self._steps.append((step_start, self._now()))
 
+    def _begin_forward(self, *_: Any) -> None:
+        # A batch may call the model several times, and waits only before the first.
+        if not self._is_forward:
+            self._end_wait()
+        self._is_forward = True
+
     def _restart_wait(self, parameter: torch.Tensor) -> None:
         self._wait_start = self._now()
 
-    def _end_wait(self, *_: Any) -> None:
+    def _end_wait(self) -> None:
         now = self._now()
         self._waits.append((self._wait_start, now))
         self._wait_start = now

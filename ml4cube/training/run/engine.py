@@ -65,7 +65,9 @@ class Engine:
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
-        check_same_scaling({"train_data": train, **sets_by_argument("test_data", val)})
+        data = {"train_data": train, **sets_by_argument("test_data", val)}
+        check_same_scaling(data)
+        step.prepare(options, data)
         self.world, self.options, self.step = world, options, step
         self.metrics = check_metrics(metrics)
         self._optimizer, self.scheduler = optimizer, scheduler
@@ -126,9 +128,9 @@ class Engine:
     def evaluate(self, loader: Any = None) -> dict[str, float]:
         """Validate once, outside any epoch, exactly on any number of ranks; every rank."""
         if loader is not None:
-            check_same_scaling(
-                {"train_data": self.feed.loader, **sets_by_argument("loader", loader)}
-            )
+            data = sets_by_argument("loader", loader)
+            check_same_scaling({"train_data": self.feed.loader, **data})
+            self.step.prepare(self.options, data)
         chosen = self.val_loader if loader is None else exact_loader(loader, self.world)
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")

@@ -163,6 +163,7 @@ class Loop(Engine):
 
     def _run_epoch(self) -> None:
         """Train for one epoch, or for what is left of it, and validate; every rank."""
+        self.step.epoch = self.state.epoch + 1
         self._call_hooks("on_epoch_start")
         self._prepare()
         self._epoch_started_s = time.perf_counter()

@@ -36,6 +36,8 @@ _COMPARED_OPTIONS = (
     "limit_train_batches",
     "limit_val_batches",
     "ema",
+    "rollout",
+    "rollout_gradient",
 )
 # Settings without which the position inside an epoch has no meaning.
 POSITION_SETTINGS = {"batch_size", "seed", "loader seed", "ranks"}
@@ -102,6 +104,8 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
             "monitor": f"{column} ({mode})",
             "loss": losses if is_loss else None,
             "validation": None if is_train else [validation, options.limit_val_batches],
+            # Only where it is given, as in snapshots of earlier versions.
+            **({"rollout": options.rollout} if is_train and options.rollout_steps else {}),
             "metrics": [
                 value
                 for name, value in metrics.items()

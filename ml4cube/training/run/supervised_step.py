@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,9 +10,11 @@ from torch import nn
 
 from ml4cube.training.inputs.batches import as_pair, weights_of
 from ml4cube.training.inputs.loss_functions import warn_if_unknown
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Step, StepResult
 from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.measure.means import BatchMean
+from ml4cube.training.run.rolled_out import RolledOut, find_rollout
 
 
 class Supervised(Step):
@@ -25,11 +27,25 @@ class Supervised(Step):
         self.loss = loss
         warn_if_unknown("loss", loss)
         self._mean = BatchMean("loss", loss)
+        self._rolled_out: RolledOut | None = None  # if data have several steps of a forecast
+
+    def prepare(self, options: Options, data: Mapping[str, Any]) -> None:
+        """Prepare for loaders, given by the argument that holds them."""
+        known = None if self._rolled_out is None else self._rolled_out.rollout
+        rollout = find_rollout(options, data, known)
+        if rollout is not known and rollout is not None:
+            self._rolled_out = RolledOut(rollout, options)
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the model forward on one batch."""
         features, target = as_pair(batch)
-        pred, weights = module(features), weights_of(batch)
+        weights = weights_of(batch)
+        if self._rolled_out is None:
+            pred = module(features)
+        else:
+            steps = self._rolled_out.steps(features, self.epoch, training=torch.is_grad_enabled())
+            pred = self._rolled_out.predict(module, features, target, steps)
+            target, weights = self._rolled_out.scored(target, weights, steps)
         loss, gaps = self._mean(pred, target, len(features), weights), None
         leaves_gaps_out = weights is not None or isinstance(self.loss, MaskedLoss)
         if target.is_floating_point() and not leaves_gaps_out:
@@ -44,4 +60,9 @@ class Supervised(Step):
 
     def weigh(self, batch: Any, training: bool = True) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""
-        return self._mean.weigh(as_pair(batch)[1], weights_of(batch))
+        features, target = as_pair(batch)
+        weights = weights_of(batch)
+        if self._rolled_out is not None:
+            steps = self._rolled_out.steps(features, self.epoch, training=training)
+            target, weights = self._rolled_out.scored(target, weights, steps)
+        return self._mean.weigh(target, weights)

@@ -1,0 +1,127 @@
+"""Predict batches of a forecast of several steps, each from the output of the step before."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ml4cube.core.errors import InvalidValueError, caller_level
+from ml4cube.core.same_scaling import datasets_in
+from ml4cube.loading.tensors import PTXrDataset
+from ml4cube.training.inputs.options import Options
+from ml4cube.training.inputs.rollout import Rollout
+from ml4cube.training.run.activations import SavedForGradient, warn_if_too_much
+
+
+class RolledOut:
+    """Predictions and targets of a batch whose loss is that of several steps together.
+
+    Steps are samples of their own: they are joined along the axis of samples, so that a loss gets
+    them in the shape of a single step.
+    """
+
+    def __init__(self, rollout: Rollout, options: Options) -> None:
+        self.rollout, self._options = rollout, options
+        self._is_measured = False  # what the gradient of one call needs
+
+    def steps(self, x: Tensor, epoch: int, *, training: bool) -> int:
+        """Return the steps to predict: all that a batch has, or in training those of the epoch."""
+        in_batch = self.rollout.steps_in(x)
+        return min(self._options.rollout_in(epoch) or in_batch, in_batch) if training else in_batch
+
+    def predict(self, module: nn.Module, x: Tensor, y: Tensor, steps: int) -> Tensor:
+        """Return the predictions of all steps; gaps of y keep the values of X in the next input."""
+        first = 0  # with a gradient
+        if torch.is_grad_enabled():
+            first = max(0, steps - (self._options.rollout_gradient or steps))
+        # DDP prepares the reduction of gradients and copies buffers in each call of it. That is
+        # done once a batch, in the first call with a gradient.
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+
+        def call(given: Tensor, step: int) -> Any:
+            if step < first:
+                with torch.no_grad():
+                    return inner(given)
+            if step > first:
+                return inner(given)
+            if step:  # else weights that autocast has converted get no gradient in older torch
+                torch.clear_autocast_cache()
+            return self._first_call(module, given, steps)
+
+        keep = ~y.isfinite() if steps > 1 else None
+        outputs = list(self.rollout.forecast(call, x, steps, keep))
+        return outputs[0] if steps == 1 else torch.cat(outputs)
+
+    def scored(self, y: Tensor, weights: Tensor | None, steps: int) -> tuple[Tensor, Tensor | None]:
+        """Return targets and weights of some steps, joined like the predictions."""
+        y = self._joined(y, steps)
+        if weights is None:
+            return y, None
+        if weights.ndim == 1:  # of samples
+            return y, weights.repeat(steps)
+        return y, self._joined(weights, steps)
+
+    def _joined(self, cells: Tensor, steps: int) -> Tensor:
+        parts = [self.rollout.target_of(cells, step) for step in range(steps)]
+        return parts[0] if steps == 1 else torch.cat(parts)
+
+    def _first_call(self, module: nn.Module, given: Tensor, steps: int) -> Any:
+        """Call the model; the first time in training, measure what its gradient needs."""
+        calls = max(self._options.rollout_steps, default=steps)
+        calls = min(calls, self._options.rollout_gradient or calls)
+        if self._is_measured or calls == 1 or not torch.is_grad_enabled():
+            return module(given)
+        self._is_measured = True
+        saved = SavedForGradient()
+        with saved:
+            output = module(given)
+        warn_if_too_much(saved.nbytes, calls, given.device)
+        return output
+
+
+def find_rollout(
+    options: Options, data: Mapping[str, Any], known: Rollout | None
+) -> Rollout | None:
+    """Return the rollout of the data, given by argument, that have several steps."""
+    train = data.get("train_data")
+    if train is not None:
+        _check_steps(options, train, data)
+    for argument, loader in data.items():
+        for dataset in datasets_in(loader, _is_dataset):
+            if dataset.rollout == 1:
+                continue
+            found = Rollout.of(dataset)
+            if known is not None and found != known:
+                raise InvalidValueError(
+                    f"all data must have the same features, targets, sample_size and target_size "
+                    f"for a rollout; {argument} differs from the others"
+                )
+            known = found
+    return known
+
+
+def _check_steps(options: Options, train: Any, data: Mapping[str, Any]) -> None:
+    """Refuse more steps than the training data have, and warn of losses that do not compare."""
+    wanted = options.rollout_steps
+    available = min((one.rollout for one in datasets_in(train, _is_dataset)), default=1)
+    if max(wanted, default=1) > available:
+        raise InvalidValueError(
+            f"rollout must be at most that of the training data, {available}, got "
+            f"{options.rollout!r}; make them with PTXrDataset(..., rollout={max(wanted)})"
+        )
+    by_training = data.get("test_data", ...) is None or (options.monitor or "").startswith("train_")
+    if len(wanted) > 1 and by_training:
+        warnings.warn(
+            f"the training loss chooses the best epoch, but with rollout={options.rollout!r} it is "
+            "that of other steps in other epochs; give test_data, and leave monitor out",
+            stacklevel=caller_level(),
+        )
+
+
+def _is_dataset(data: Any) -> bool:
+    return isinstance(data, PTXrDataset)
