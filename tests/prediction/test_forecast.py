@@ -314,6 +314,53 @@ def test_a_rollout_gives_back_results_as_inputs_and_takes_forcings_of_their_time
     assert predict_cube(step, cube, data, rollout=1).a.equals(predict_cube(step, cube, data).a)
 
 
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.permutations(["time", "lat", "lon"]),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.integers(2, 3),
+    st.integers(1, 3),
+)
+def test_rollouts_are_those_of_a_slow_loop(dims, n_in, p, calls, trained_calls):
+    sizes = {"time": n_in + 3 * p + 2, "lat": 2, "lon": 3}
+    cube = cell_id_cube({dim: sizes[dim] for dim in dims}, np.float64, names=("a", "b"))
+    cube["b"] = cube.b * np.sin(cube.b)
+    data = PTXrDataset(
+        cube,
+        "a",
+        ["b", "a"],
+        sample_size={"time": n_in, "lat": 2, "lon": 3},
+        target_offset={"time": n_in},
+        target_size={"time": p},
+        rollout=trained_calls,
+        dtype="float64",
+    )
+
+    def reduced(x):  # so that results stay small
+        return 0.01 * Mixing(p, tuple(map(tuple, data.step_sizes[:2])))(x)
+
+    result = predict_cube(reduced, cube, data, rollout=calls)
+    assert result.sizes["lead_time"] == calls * p
+    assert result.sizes["init_time"] == sizes["time"] - n_in + 1 - (calls - 1) * p
+    scaled = {
+        name: (cube[name] - data.statistics[name].mean) / data.statistics[name].std
+        for name in ("b", "a")
+    }
+    order = [dim for dim in dims if dim != "time"]  # in which the model counts cells
+    b, a = (scaled[name].transpose("time", *order).values for name in ("b", "a"))
+    for init in range(result.sizes["init_time"]):
+        state = list(a[init : init + n_in])
+        for call in range(calls):
+            steps = slice(init + call * p, init + call * p + n_in)
+            x = np.stack([b[steps], np.stack(state[-n_in:])])
+            state += list(0.01 * mixing(x, p))
+        expected = np.stack(state[n_in:]) * data.statistics["a"].std + data.statistics["a"].mean
+        found = result.a.isel(init_time=init).transpose("lead_time", *order)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_a_rollout_of_several_steps_a_call_keeps_gaps_filled():
     cube = daily(10)
     cube.a[:, 1, 2] = np.nan  # land
