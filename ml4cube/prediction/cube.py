@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
-    RunError,
     check_flags,
     check_whole,
 )
@@ -32,7 +30,10 @@ from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import empty_prediction
-from ml4cube.prediction.output import Output, StoreOutput, check_free, parse_path
+from ml4cube.prediction.identity import call_id
+from ml4cube.prediction.output.memory import Output
+from ml4cube.prediction.output.opening import make_output, output_location
+from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.progress import Stage
 from ml4cube.sampling.request import source_chunks
@@ -53,7 +54,7 @@ def predict_cube(
     ds: Any,
     store_or_stats: Any = None,
     *,
-    out: str | os.PathLike[str] | None = None,
+    out: Any = None,
     features: str | Iterable[str] | None = None,
     targets: str | Iterable[str] | None = None,
     sample_size: SizesLike | None = None,
@@ -86,9 +87,11 @@ def predict_cube(
         features and targets given to it. Statistics (``{var: [mean, std]}``) or a scaler have only
         the scaling. None: no scaling. Scaling per level, pixel or month is matched with the cube
         by coordinates and dates.
-    out : str or path, optional
-        Path of a new ``.zarr`` or ``.nc``, which appears only when complete. None: the cube is
-        returned in memory.
+    out : path, URL, zarr store or group, or Icechunk session, optional
+        Where to write a new zarr store, or with a path that ends in ``.nc`` a netCDF file, which
+        appears only when complete. A killed run leaves its finished blocks in ``<out>.partial``,
+        and the same call goes on from there. Of an Icechunk session you commit the result. None:
+        the cube is returned in memory.
     features : str or iterable of str, optional
         Input variables of the model, in its order. Default: those of the data set or store, else
         all numeric variables except targets.
@@ -135,9 +138,9 @@ def predict_cube(
     StoreExistsError
         If `out` exists.
     StoreError
-        If the cube or the sample store cannot be read.
+        If the cube or the sample store cannot be read, or `out` cannot be written.
     RunError
-        On all other ranks, if one rank fails.
+        If another run is writing `out`; on all other ranks, if one rank fails.
 
     Notes
     -----
@@ -169,9 +172,7 @@ def predict_cube(
         window_values = math.prod(spec.cover.window.values()) * len(spec.features)
         batch_size = max(1, _BATCH_VALUES // window_values)
     check_whole("batch_size", batch_size, 1)
-    path = None if out is None else parse_path(out)
-    if path is not None:
-        check_free(path, overwrite)
+    location = output_location(out)
     if not callable(model):
         raise InvalidTypeError(f"model must be a torch module or another callable, got {model!r}")
 
@@ -181,11 +182,13 @@ def predict_cube(
     block_size = _block_size(cube, spec.cover)
     description = _description(model, spec)
     template = empty_prediction(cube, dtypes, spec.source_attrs, block_size, description)
-    output = Output(template, spec.targets, world)
-    if path is not None:
-        output = StoreOutput(template, spec.targets, world, path, overwrite)
+    read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
+    settings = [spec, keep_gaps, batch_size, str(device)]
+    id = call_id(model, cube, read, template, settings, location)
+    output = make_output(location, template, spec.targets, world, overwrite=overwrite, call_id=id)
+    if output.is_written:
+        return output.result()
     with _model_runner(model, input_dtype, device) as run_model:
-        read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
         reader = CubeReader.of(cube, read, tuple(spec.cover.shape))
         predictor = _BlockPredictor(run_model, spec, reader, keep_gaps, batch_size)
         blocks = Grid.blocks(spec.cover.shape, block_size)
@@ -275,41 +278,24 @@ def _predict_blocks(
 ) -> xr.Dataset:
     """Predict all blocks, shared among the ranks."""
     try:
-        with _all_ranks_or_none(world):
-            if world.is_main:
-                output.begin()
-        with _all_ranks_or_none(world):
-            ids = range(world.rank, len(blocks), world.size)
+        done = output.begin()
+        with all_ranks_or_none(world):
+            ids = [id for id in range(len(blocks)) if id not in done][world.rank :: world.size]
             show = progress and world.is_main
             with Stage("predicting", len(ids), "blocks", show=show) as stage:
                 for id in ids:
                     block = blocks.block(id)
-                    output.write(block.slices, predictor.predict(block))
+                    values = predictor.predict(block)
+                    output.write(id, {name: (block.slices, v) for name, v in values.items()})
                     stage.update()
-        with _all_ranks_or_none(world):
+        with all_ranks_or_none(world):
             if world.is_main:
                 output.publish()
-    except BaseException:
+    except BaseException as error:
         if world.is_main:
-            output.discard()
+            output.discard(error)
         raise
     return output.result()
-
-
-@contextmanager
-def _all_ranks_or_none(world: World) -> Iterator[None]:
-    """Fail on every rank if one fails."""
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    messages = world.gather_objects(failure and f"{type(failure).__name__}: {failure}")
-    if failure is not None:
-        raise failure
-    for rank, message in enumerate(messages):
-        if message is not None:
-            raise RunError(f"prediction stopped because rank {rank} failed: {message}")
 
 
 @dataclass(frozen=True)
