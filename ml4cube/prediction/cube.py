@@ -64,6 +64,7 @@ def predict_cube(
     batch_size: int | None = None,
     device: str | torch.device | None = None,
     overwrite: bool = False,
+    append: bool = False,
     progress: bool = True,
 ) -> xr.Dataset:
     """Predict every cell of a cube with a trained model, block by block, in physical units.
@@ -116,6 +117,11 @@ def predict_cube(
         Device to compute on. Default: that of the module; the CPU for another callable.
     overwrite : bool, default False
         Replace a predicted cube at `out`. Nothing else is ever replaced.
+    append : bool, default False
+        Append to the predicted cube at `out`, if it exists, the steps along time (for forecasts
+        ``init_time``), which must be later than its last one. Readers see all new steps or none.
+        If it has all of them already, nothing is done. Everything else must be as in the cube; the
+        model may have been trained again. The result is the whole cube.
     progress : bool
         On rank 0, show a bar in terminals and notebooks, else write a line to stderr for each
         tenth of a long prediction.
@@ -136,7 +142,7 @@ def predict_cube(
         be filled as before a callback (see Notes), or the data set has coordinate features or a
         target offset, which are not supported yet.
     StoreExistsError
-        If `out` exists.
+        If `out` exists, and is not to be replaced or appended to.
     StoreError
         If the cube or the sample store cannot be read, or `out` cannot be written.
     RunError
@@ -159,7 +165,7 @@ def predict_cube(
     >>> bool(np.allclose(cube.t, ds.t)), cube.t.attrs["units"]
     (True, 'K')
     """
-    check_flags({"keep_gaps": keep_gaps, "overwrite": overwrite})
+    check_flags({"keep_gaps": keep_gaps, "overwrite": overwrite, "append": append})
     cube = as_dataset(ds)
     empty = [str(dim) for dim in cube_dims(cube) if not cube.sizes[dim]]
     if empty:
@@ -183,9 +189,11 @@ def predict_cube(
     description = _description(model, spec)
     template = empty_prediction(cube, dtypes, spec.source_attrs, block_size, description)
     read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
-    settings = [spec, keep_gaps, batch_size, str(device)]
+    settings = [spec, keep_gaps, batch_size, str(device), append]
     id = call_id(model, cube, read, template, settings, location)
-    output = make_output(location, template, spec.targets, world, overwrite=overwrite, call_id=id)
+    output = make_output(
+        location, template, spec.targets, world, overwrite=overwrite, append=append, call_id=id
+    )
     if output.is_written:
         return output.result()
     with _model_runner(model, input_dtype, device) as run_model:

@@ -8,12 +8,15 @@ from typing import Any
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, StoreExistsError
+from ml4cube.prediction.cf import storable
+from ml4cube.prediction.output.appending import Extension, prepared
 from ml4cube.prediction.output.files import PREDICTIONS
 from ml4cube.prediction.output.memory import Output
 from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
 from ml4cube.prediction.output.stored import StoreOutput
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.publishing.local import restore_replaced
+from ml4cube.store.publishing.opening import remove_work_folder
 from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
 from ml4cube.store.publishing.targets import is_in_memory, target_of
 from ml4cube.store.write_errors import WriteErrors
@@ -44,6 +47,7 @@ def make_output(
     world: World,
     *,
     overwrite: bool = False,
+    append: bool = False,
     call_id: str | None = None,
 ) -> Output:
     """Make the output at a location, or in memory; raise if the location cannot be written.
@@ -51,6 +55,8 @@ def make_output(
     `template` is the predicted cube without values, in chunks that no block divides. `call_id`
     identifies what is predicted: blocks of a killed run of the same call are used. None: of none.
     """
+    if append:
+        _check_append(location, overwrite)
     if location is None:
         return Output(template, targets, world)
     if world.size > 1 and (isinstance(location, ZarrFolder) or is_in_memory(location)):
@@ -62,10 +68,39 @@ def make_output(
         check_netcdf(location, template, targets)
     with WriteErrors.of(location):
         restore_replaced(location)
-        if is_taken(location, PREDICTIONS):
+        exists = is_taken(location, PREDICTIONS)
+        is_written = False
+        if append:
+            template = template if exists else prepared(template)
+            is_written = exists and not Extension.of(location, storable(template), targets)
+        elif exists:
             if not overwrite:
                 raise StoreExistsError(
                     f"{location} exists; choose another path or pass overwrite=True"
                 )
             check_overwritable(location, PREDICTIONS)
-    return StoreOutput(template, targets, world, location, overwrite, call_id)
+    output = StoreOutput(
+        template,
+        targets,
+        world,
+        location,
+        overwrite=overwrite,
+        append=append and exists,
+        call_id=call_id,
+    )
+    output.is_written = is_written
+    if is_written and world.is_main:
+        # of a run that was killed after its last step
+        remove_work_folder(location, call_id or "")
+    return output
+
+
+def _check_append(location: Location | None, overwrite: bool) -> None:
+    """Raise unless steps can be appended at a location."""
+    if overwrite:
+        raise InvalidValueError("append must be False with overwrite=True, got True; choose one")
+    if location is None or is_netcdf(location):
+        place = "without out=" if location is None else f"with out={str(location)!r}"
+        raise InvalidValueError(
+            f"append must be False {place}, got True; steps are appended to a zarr store only"
+        )

@@ -15,6 +15,7 @@ from zarr.errors import ZarrUserWarning
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.prediction.cf import storable
+from ml4cube.prediction.output.appending import Extension
 from ml4cube.prediction.output.files import PREDICTIONS, FolderStore, open_prediction
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
@@ -35,8 +36,9 @@ _ERRORS_OF_THE_CALL = (InvalidTypeError, InvalidValueError, StoreExistsError)
 class StoreOutput(Output):
     """Predicted cube at a location: a path, a URL, or a group of a zarr store.
 
-    Blocks are written to a draft of the store, which takes its place when it is complete. Blocks
-    are whole chunks, so ranks do not conflict.
+    Blocks are written to a draft of the store, which takes its place when it is complete, or with
+    `append` is then added to the cube that exists. Blocks are whole chunks, so ranks do not
+    conflict.
     """
 
     def __init__(
@@ -45,11 +47,14 @@ class StoreOutput(Output):
         targets: tuple[str, ...],
         world: World,
         target: Location,
+        *,
         overwrite: bool,
+        append: bool,
         call_id: str | None,
     ) -> None:
         super().__init__(storable(template), targets, world)
-        self._target, self._overwrite, self._call_id = target, overwrite, call_id
+        self._target, self._call_id = target, call_id
+        self._overwrite, self._append = overwrite, append
         self._write_errors = WriteErrors.of(target)
         self._draft: Draft | None = None
 
@@ -112,11 +117,17 @@ class StoreOutput(Output):
                 record_task(self._journal, number, self._store.files)
 
     def publish(self) -> None:
-        """Move the complete cube to its location."""
+        """Move the complete cube to its location, or append it to the cube that is there."""
         assert self._draft is not None  # opened by `begin`
         with self._write_errors:
             self._draft.store_folder.make_durable()
-            self._draft.publish(self._overwrite)
+            if self._append:
+                # checked again: another run may have appended since this one began
+                extension = Extension.of(self._target, self._template, self._targets)
+                if extension is not None:
+                    extension.write(zarr.open_group(self._store, mode="r"))
+            else:
+                self._draft.publish(self._overwrite)
             self._draft.discard()
 
     def result(self) -> xr.Dataset:
