@@ -60,4 +60,6 @@ def source(first: int = 0, steps: int = STEPS) -> xr.Dataset:
 
 
 if __name__ == "__main__":
-    predict_cube(Logged(Path(sys.argv[1])), source(), out=sys.argv[2], progress=False)
+    log, path, *steps = sys.argv[1:]
+    cube = source(*map(int, steps))
+    predict_cube(Logged(Path(log)), cube, out=path, append=bool(steps), progress=False)

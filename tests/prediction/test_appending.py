@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from ml4cube.prediction.output.appending import _chunks, _copy
 from ml4cube.prediction.output.opening import make_output, output_location
 from ml4cube.store.folders import LocalFolder
 from ml4cube.training.ranks.dist import World
+from tests.faults.processes import Launcher, wait_for
 from tests.faults.test_sampling_faults import tree
 from tests.prediction.output_job import Logged, source
 
@@ -112,6 +115,34 @@ def test_every_step_of_an_append_leaves_what_was_there_or_all(tmp_path, model, m
     assert allowed > 15
     assert tree(path) == expected
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cube.zarr", "log", "undisturbed.zarr"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
+def test_an_append_killed_again_and_again_ends_in_the_same_bytes(tmp_path, model, seed):
+    parts, path, launcher = [(0, 10), (10, 40)], tmp_path / "cube.zarr", Launcher(tmp_path)
+    model = Logged(model.log, 2.0)
+    for out in (path, tmp_path / "undisturbed.zarr"):
+        predict_cube(model, source(*parts[0]), out=out, progress=False)
+    appended(model, source(*parts[1]), tmp_path / "undisturbed.zarr")
+    expected, rng = tree(tmp_path / "undisturbed.zarr"), random.Random(seed)
+    for kill in range(6):
+        calls = model.calls
+        job = Path(__file__).with_name("output_job.py"), model.log, path, *parts[1]
+        run = launcher.python(*map(str, job), SLEEP_S="0.02")
+        if kill < 5:
+            wait_for(
+                lambda calls=calls, run=run: model.calls > calls or run.process.poll() == 0, run
+            )
+            time.sleep(rng.random() / 4)
+            run.process.kill()
+        run.finish(60)
+        cube = xr.open_zarr(path)
+        assert cube.sizes["time"] in (10, 50)
+        whole = xr.concat([source(*part) for part in parts], "time")
+        np.testing.assert_array_equal(cube.t, 2 * whole.t[: cube.sizes["time"]])
+    assert tree(path) == expected
+    assert not Path(f"{path}.partial").exists()
 
 
 def test_what_a_kill_after_the_last_step_left_is_removed(tmp_path, model, monkeypatch):

@@ -27,7 +27,8 @@ from ml4cube.training.ranks.dist import launch
 from tests.distributed_runner import kept_ranks
 from tests.faults.processes import Launcher, wait_for
 from tests.faults.test_sampling_faults import tree
-from tests.prediction.output_job import CALLS, GAP_BLOCK, Logged, source
+from tests.prediction.output_job import CALLS, GAP_BLOCK, STEPS, Logged, source
+from tests.store.test_remote import bucket, server  # noqa: F401 (fixtures)
 
 JOB = Path(__file__).with_name("output_job.py")
 
@@ -78,7 +79,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(tmp_path, expected):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_run_killed_again_and_again_ends_in_the_same_bytes(tmp_path, expected, seed):
     log, path, launcher = tmp_path / "log", tmp_path / "cube.zarr", Launcher(tmp_path)
     rng = random.Random(seed)
@@ -266,6 +267,20 @@ def test_a_url_is_written_and_replaced(tmp_path, model, expected):
     assert contents(f"memory://{tmp_path.name}").keys() == {f"cube.zarr/{n}" for n in expected}
 
 
+@pytest.mark.slow
+def test_an_object_store_is_written_resumed_and_appended_to(bucket, model, expected):  # noqa: F811
+    url = f"{bucket}/cube.zarr"
+    stopped(4, "interrupt", model, source(), out=url)
+    assert not any("/cube.zarr/" in name for name in contents(bucket))
+    predict_cube(model, source(), out=url, progress=False)
+    assert model.calls == CALLS + 1
+    assert contents(url) == expected
+    result = predict_cube(model, source(STEPS, 3), out=url, append=True, progress=False)
+    np.testing.assert_array_equal(result.t[:STEPS], 2 * source().t)
+    np.testing.assert_array_equal(result.t[STEPS:], 2 * source(STEPS, 3).t)
+    assert {name.partition("/")[0] for name in contents(bucket)} == {"cube.zarr"}
+
+
 def test_places_that_cannot_be_written_are_named(tmp_path, model):
     bad: list[tuple[Any, type[Exception], str]] = [
         ("memory://x/cube.nc", InvalidValueError, "netCDF file is written to a local path only"),
@@ -293,8 +308,8 @@ def test_other_ranks_go_on_where_one_stopped(tmp_path, expected):
     log, path = tmp_path / "log", tmp_path / "cube.zarr"
     stopped(4, "interrupt", Logged(log), source(), out=path)
     with kept_ranks():
-        launch(predict_on_rank, 3, str(log), str(path))
+        launch(predict_on_rank, 2, str(log), str(path))
         assert log.stat().st_size == CALLS + 1
         assert tree(path) == expected
         with pytest.raises(RunError, match="by one process only; with several ranks"):
-            launch(predict_on_rank, 3, str(log), "memory://x/cube.zarr")
+            launch(predict_on_rank, 2, str(log), "memory://x/cube.zarr")

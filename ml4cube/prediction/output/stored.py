@@ -12,6 +12,7 @@ from typing import Any
 import xarray as xr
 import zarr
 from zarr.errors import ZarrUserWarning
+from zarr.storage import MemoryStore
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.prediction.cf import storable
@@ -90,18 +91,19 @@ class StoreOutput(Output):
             self._draft.begin()
         if not self._draft.finished_tasks:
             self._draft.begin(resume=False)
-            folder: Any = self._draft.store_folder
-            with warnings.catch_warnings():
-                # Zarr warns that other readers may ignore it; they read the separate files.
-                warnings.filterwarnings("ignore", "Consolidated metadata", ZarrUserWarning)
-                self._template.to_zarr(
-                    FolderStore.of(folder),
-                    mode="w-",
-                    compute=False,
-                    zarr_format=3,
-                    consolidated=True,
-                )
+            self._write_template(self._draft.store_folder)
         return self._draft
+
+    def _write_template(self, folder: Folder) -> None:
+        """Write everything but the targets' values."""
+        # through memory, because zarr lists what it wrote, and listings of a URL may be old
+        memory = ZarrFolder(MemoryStore())
+        with warnings.catch_warnings():
+            # Zarr warns that other readers may ignore it; they read the separate files.
+            warnings.filterwarnings("ignore", "Consolidated metadata", ZarrUserWarning)
+            self._template.to_zarr(memory.store, compute=False, zarr_format=3, consolidated=True)
+        for path in memory.list():
+            folder.write(path, memory.read(path))
 
     def write(self, number: int, block: Block) -> None:
         """Write one block, and record that it is finished."""
