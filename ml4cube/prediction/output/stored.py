@@ -113,7 +113,7 @@ class StoreOutput(Output):
                 dims = [str(dim) for dim in self._template[name].dims]
                 if name not in self._arrays:
                     self._arrays[name] = zarr.open_array(self._store, path=name, mode="r+")
-                part = tuple(slices[dim] for dim in dims)
+                part = tuple(slices.get(dim, slice(None)) for dim in dims)
                 self._arrays[name][part] = values.transpose(*dims).values
             if self._journal is not None:
                 record_task(self._journal, number, self._store.files)
