@@ -92,14 +92,13 @@ def test_every_step_of_an_append_leaves_what_was_there_or_all(tmp_path, model, m
     predict_cube(model, source(0, 10), out=path, progress=False)
 
     def watched(self: LocalFolder, *args: Any) -> Any:
+        if self.root != path:  # of the draft
+            return write(self, *args)
         left[0] -= 1
         if left[0] == 0:
             raise OSError("no space left")
         result = write(self, *args)
-        if self.root == path:
-            cube = xr.open_zarr(path)
-            is_last = args[0] == "zarr.json"
-            assert_is_source(cube, *(both if is_last else before))
+        assert_is_source(xr.open_zarr(path), *(both if args[0] == "zarr.json" else before))
         return result
 
     for allowed in itertools.count(1):
@@ -112,7 +111,7 @@ def test_every_step_of_an_append_leaves_what_was_there_or_all(tmp_path, model, m
             except StoreError:
                 assert left[0] == 0
         assert_is_source(xr.open_zarr(path), *before)
-    assert allowed > 15
+    assert allowed - 1 == 3 + 1 + 3  # chunks of the target, one of dates, metadata
     assert tree(path) == expected
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cube.zarr", "log", "undisturbed.zarr"]
 
