@@ -59,18 +59,8 @@ class BlockPredictor:
                 )
         return self
 
-    def slices(self, block: Block) -> dict[str, slice]:
-        """Return the entries of a block along each dim of the result."""
-        windows = self.spec.windows
-        along_axes = windows.by_axis(block.slices, slice(0, windows.n_leads))
-        return along_axes | {
-            variable.dim: slice(0, variable.channels)
-            for variable in self.layout.variables
-            if variable.dim is not None
-        }
-
-    def predict(self, block: Block) -> dict[str, xr.Variable]:
-        """Return the variables of the result in a block, in physical units."""
+    def predict(self, block: Block) -> dict[str, tuple[dict[str, slice], xr.Variable]]:
+        """Return the variables of the result in a block, in physical units, and its slices."""
         tile = _Tile(self, block)
         n_members = len(self.members)
         n_channels = sum(variable.channels for variable in self.layout.variables)
@@ -85,7 +75,11 @@ class BlockPredictor:
         means = tile.in_block(blend.mean())
         means = means.reshape(n_members, n_channels, *means.shape[1:])
         gaps = tile.in_block(tile.gaps)
-        return finished(means, gaps, self.spec, self.layout, block, self.reduce)
+        windows = self.spec.windows
+        slices = windows.by_axis(block.slices, slice(0, windows.n_leads))
+        slices = {dim: s for dim, s in slices.items() if dim not in windows.unused_dims}
+        variables = finished(means, gaps, self.spec, self.layout, block, self.reduce)
+        return {name: (slices, values) for name, values in variables.items()}
 
     def _predict_windows(
         self, tile: _Tile, x: NDArray[Any], index: Index, key: tuple[int, int], member: int

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +12,18 @@ import torch
 import xarray as xr
 
 from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import InvalidValueError, RunError, check_choice, check_flags, check_whole
+from ml4cube.core.errors import InvalidValueError, check_choice, check_flags, check_whole
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.prediction.block import BlockPredictor
+from ml4cube.prediction.identity import call_id
 from ml4cube.prediction.models import Model, classes_of, input_dtype, parse_models, running
 from ml4cube.prediction.options import PredictionOptions
-from ml4cube.prediction.output import Output, StoreOutput, check_dtypes, check_free, parse_path
+from ml4cube.prediction.output.memory import Output
+from ml4cube.prediction.output.opening import check_output, make_output, output_location
+from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.prediction.results import CLASS, Expected, Layout, Outputs
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.prediction.template import make_template
@@ -41,7 +42,7 @@ def predict_cube(
     ds: Any,
     store_or_stats: Any = None,
     *,
-    out: str | os.PathLike[str] | None = None,
+    out: Any = None,
     features: str | Iterable[str] | None = None,
     targets: str | Iterable[str] | None = None,
     sample_size: SizesLike | None = None,
@@ -51,6 +52,7 @@ def predict_cube(
     batch_size: int | None = None,
     device: str | torch.device | None = None,
     overwrite: bool = False,
+    append: bool = False,
     progress: bool = True,
     outputs: str | Sequence[str] | Mapping[str, Any] | None = None,
     reduce: str | None = None,
@@ -85,9 +87,11 @@ def predict_cube(
         features, targets, lead time and coordinate features given to it. Statistics
         (``{var: [mean, std]}``) or a scaler have only the scaling. None: no scaling. Scaling per
         level, pixel or month is matched with the cube by coordinates and dates.
-    out : str or path, optional
-        Path of a new ``.zarr`` or ``.nc``, which appears only when complete. None: the cube is
-        returned in memory.
+    out : path, URL, zarr store or group, or Icechunk session, optional
+        Where to write a new zarr store, or with a path that ends in ``.nc`` a netCDF file, which
+        appears only when complete. A killed run leaves its finished blocks in ``<out>.partial``,
+        and the same call goes on from there. Of an Icechunk session you commit the result. None:
+        the cube is returned in memory.
     features : str or iterable of str, optional
         Input variables of the model, in its order. Default: those of the data set or store, else
         all numeric variables except targets.
@@ -112,6 +116,11 @@ def predict_cube(
         Device to compute on. Default: that of the module; the CPU for another callable.
     overwrite : bool, default False
         Replace a predicted cube at `out`. Nothing else is ever replaced.
+    append : bool, default False
+        Append to the predicted cube at `out`, if it exists, the steps along time (for forecasts
+        ``init_time``), which must be later than its last one. Readers see all new steps or none.
+        If it has all of them already, nothing is done. Everything else must be as in the cube; the
+        model may have been trained again. The result is the whole cube.
     progress : bool
         On rank 0, show a bar in terminals and notebooks, else write a line to stderr for each
         tenth of a long prediction.
@@ -157,11 +166,11 @@ def predict_cube(
         If an argument is invalid, the model's result has an unexpected shape, an init time has too
         little past or future, or a gap would have to be filled as before a callback (see Notes).
     StoreExistsError
-        If `out` exists.
+        If `out` exists, and is not to be replaced or appended to.
     StoreError
-        If the cube or the sample store cannot be read.
+        If the cube or the sample store cannot be read, or `out` cannot be written.
     RunError
-        On all other ranks, if one rank fails.
+        If another run is writing `out`; on all other ranks, if one rank fails.
 
     Notes
     -----
@@ -183,7 +192,7 @@ def predict_cube(
     >>> bool(np.allclose(cube.t, ds.t)), cube.t.attrs["units"]
     (True, 'K')
     """
-    check_flags({"keep_gaps": keep_gaps, "overwrite": overwrite})
+    check_flags({"keep_gaps": keep_gaps, "overwrite": overwrite, "append": append})
     check_choice("reduce", reduce, ["argmax", None])
     models = parse_models(model, samples)
     cube = as_dataset(ds)
@@ -209,10 +218,9 @@ def predict_cube(
         window_values = math.prod(spec.windows.input_window.values()) * n_channels
         batch_size = max(1, _BATCH_VALUES // window_values)
     check_whole("batch_size", batch_size, 1)
-    path = None if out is None else parse_path(out)
-    if path is not None:
-        check_free(path, overwrite)
-        check_dtypes(path, {name: cube[name].dtype for name in spec.targets if name in cube})
+    location = output_location(out)
+    dtypes = {name: cube[name].dtype for name in spec.targets if name in cube.data_vars}
+    check_output(location, dtypes, overwrite=overwrite, append=append)
 
     world = World.current()
     has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)
@@ -241,9 +249,14 @@ def predict_cube(
             reduce=reduce,
         )
         names = tuple(str(name) for name, v in template.data_vars.items() if v.chunks is not None)
-        output = Output(template, names, world)
-        if path is not None:
-            output = StoreOutput(template, names, world, path, overwrite)
+        # The template has the layout of the results.
+        settings = [spec, keep_gaps, reduce, predictor.batch_size, str(device), samples, seed]
+        id = call_id(models, cube, read, template, [*settings, append], location)
+        output = make_output(
+            location, template, names, world, overwrite=overwrite, append=append, call_id=id
+        )
+        if output.is_written:
+            return output.result()
         return _predict_blocks(predictor, blocks, output, world, progress)
 
 
@@ -268,7 +281,7 @@ def _with_layout(
 ) -> BlockPredictor:
     """Return the predictor with the layout of the first result, which rank 0 makes."""
     found = predictor
-    with _all_ranks_or_none(world):
+    with all_ranks_or_none(world):
         if world.is_main:
             found = predictor.find_layout(_blocks(predictor, cube), expected)
             _check_layout(found)
@@ -338,38 +351,19 @@ def _predict_blocks(
 ) -> xr.Dataset:
     """Predict all blocks, shared among the ranks."""
     try:
-        with _all_ranks_or_none(world):
-            if world.is_main:
-                output.begin()
-        with _all_ranks_or_none(world):
-            ids = range(world.rank, len(blocks), world.size)
+        done = output.begin()
+        with all_ranks_or_none(world):
+            ids = [id for id in range(len(blocks)) if id not in done][world.rank :: world.size]
             show = progress and world.is_main
             with Stage("predicting", len(ids), "blocks", show=show) as stage:
                 for id in ids:
-                    block = blocks.block(id)
-                    output.write(predictor.slices(block), predictor.predict(block))
+                    output.write(id, predictor.predict(blocks.block(id)))
                     stage.update()
-        with _all_ranks_or_none(world):
+        with all_ranks_or_none(world):
             if world.is_main:
                 output.publish()
-    except BaseException:
+    except BaseException as error:
         if world.is_main:
-            output.discard()
+            output.discard(error)
         raise
     return output.result()
-
-
-@contextmanager
-def _all_ranks_or_none(world: World) -> Iterator[None]:
-    """Fail on every rank if one fails."""
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    messages = world.gather_objects(failure and f"{type(failure).__name__}: {failure}")
-    if failure is not None:
-        raise failure
-    for rank, message in enumerate(messages):
-        if message is not None:
-            raise RunError(f"prediction stopped because rank {rank} failed: {message}")

@@ -1,4 +1,4 @@
-"""Unfinished sample stores: the interface, and the files of a work folder.
+"""Unfinished stores: the interface, and the files of a work folder.
 
 Nothing appears at the target before the store is complete. Until then its work folder
 ``<path>.partial/`` holds the files in ``ml4cube-store-<call>/``, a note of each finished task in
@@ -19,6 +19,7 @@ from types import TracebackType
 
 from ml4cube.store.folders import Files, Folder, LocalFolder
 from ml4cube.store.locations import Location, folder_of
+from ml4cube.store.publishing.kinds import StoreKind
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Draft(AbstractContextManager["Draft"]):
     """An unfinished store, locked by one run; a context manager."""
 
     target: Location
+    kind: StoreKind
     store_folder: Folder
     # Files by the number of the task that wrote them.
     finished_tasks: dict[int, Files]
@@ -67,7 +69,7 @@ class Draft(AbstractContextManager["Draft"]):
     def record(self, task: int, files: Files) -> None:
         """Record durably that a task is finished, with its files."""
         self.finished_tasks[task] = files
-        self.journal.write(f"{task}.json", json.dumps(files).encode())
+        record_task(self.journal, task, files)
 
     @property
     def files(self) -> Files:
@@ -102,6 +104,11 @@ class Draft(AbstractContextManager["Draft"]):
             self.close()
         except Exception as failure:  # file systems raise any exception
             logger.warning("could not close the work folder of %s: %s", self.target, failure)
+
+
+def record_task(journal: Folder, task: int, files: Files) -> None:
+    """Write the note of a finished task, durably."""
+    journal.write(f"{task}.json", json.dumps(files).encode())
 
 
 def work_location(target: Location) -> Path | str:

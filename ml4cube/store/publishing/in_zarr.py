@@ -9,6 +9,7 @@ from ml4cube.store.folders import Files, LocalFolder
 from ml4cube.store.format import group_json
 from ml4cube.store.locations import ZarrFolder
 from ml4cube.store.publishing.draft import DRAFT_KEY, Draft
+from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
 from ml4cube.store.publishing.overwriting import check_free, replaceable_files
 
 
@@ -18,8 +19,9 @@ class ZarrDraft(Draft):
     # Workers write to a temporary folder of this machine, and this process copies its files into
     # the zarr store at the end. So a stopped run cannot be resumed.
 
-    def __init__(self, target: ZarrFolder) -> None:
+    def __init__(self, target: ZarrFolder, kind: StoreKind = SAMPLES) -> None:
         self.target: ZarrFolder = target
+        self.kind = kind
         self._temporary = tempfile.TemporaryDirectory(prefix="ml4cube-")
         self.store_folder: LocalFolder = LocalFolder(Path(self._temporary.name))
         self.finished_tasks = {}
@@ -37,9 +39,9 @@ class ZarrDraft(Draft):
     def publish(self, overwrite: bool = False) -> None:
         """Copy the finished store: metadata of arrays, then chunks, then that of its group."""
         if not overwrite:
-            check_free(self.target)
+            check_free(self.target, self.kind)
         new_files = self.store_folder.list().keys()
-        old_files = replaceable_files(self.target)
+        old_files = replaceable_files(self.target, self.kind)
         for group in self.target.groups_from_root()[:-1]:
             if group.size("zarr.json") is None:  # readers do not look into a folder without it
                 group.write("zarr.json", group_json({}))

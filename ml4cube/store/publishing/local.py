@@ -24,6 +24,7 @@ from ml4cube.store.publishing.draft import (
     store_name,
     work_location,
 )
+from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
 from ml4cube.store.publishing.overwriting import check_free, check_overwritable
 
 _LOCK = f"{OUR_PREFIX}lock"
@@ -32,8 +33,9 @@ _LOCK = f"{OUR_PREFIX}lock"
 class LocalDraft(Draft):
     """An unfinished store on disk."""
 
-    def __init__(self, target: Path, call_id: str) -> None:
+    def __init__(self, target: Path, call_id: str, kind: StoreKind = SAMPLES) -> None:
         self.target: Path = target
+        self.kind = kind
         path = Path(work_location(target))
         self.work_folder: LocalFolder = LocalFolder(path)
         self.store_folder: LocalFolder = LocalFolder(path / store_name(call_id))
@@ -50,10 +52,9 @@ class LocalDraft(Draft):
         # The folder of journals holds one folder for each call.
         journals = self.journal.root.parent
         for path in (*self.work_folder.root.glob(f"{OUR_PREFIX}*"), *journals.glob("*")):
-            if path.is_dir() and path not in (journals, *ours):
+            if path not in (journals, *ours):
                 # Also an old store: taking the lock has put it back unless it had been replaced.
-                # Errors are ignored, because tasks of a stopped run may still write files here.
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
         for path in ours:
             path.mkdir(parents=True, exist_ok=True)
 
@@ -65,24 +66,28 @@ class LocalDraft(Draft):
     def publish(self, overwrite: bool = False) -> None:
         """Rename the finished store to its path."""
         if not overwrite:
-            check_free(self.target)
+            check_free(self.target, self.kind)
+        finished = self._finished()
         try:
             if overwrite and self.target.exists():
-                check_overwritable(self.target)
+                check_overwritable(self.target, self.kind)
                 self.target.rename(_replaced_path(self.target))
-            self.store_folder.root.rename(self.target)
+            finished.rename(self.target)
         except BaseException:
             _restore_replaced(self.target)
             raise
         sync_path(self.target.parent)
-        shutil.rmtree(_replaced_path(self.target), ignore_errors=True)
+        _remove(_replaced_path(self.target))
+
+    def _finished(self) -> Path:
+        """Return the finished store, which is renamed to its path."""
+        return self.store_folder.root
 
     def discard(self) -> None:
         """Remove our part of the work folder, the lock last."""
         try:
             for path in self.work_folder.root.glob(f"{OUR_PREFIX}*"):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
             with contextlib.suppress(OSError):
                 (self.work_folder.root / _LOCK).unlink()
                 self.work_folder.root.rmdir()
@@ -102,6 +107,15 @@ class LocalDraft(Draft):
         # a process forked in the meantime also has the lock open
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder of ours, but not the lock."""
+    if path.is_dir():
+        # Errors are ignored, because tasks of a stopped run may still write files here.
+        shutil.rmtree(path, ignore_errors=True)
+    elif path.name != _LOCK:
+        path.unlink(missing_ok=True)
 
 
 def restore_replaced(target: Location) -> None:

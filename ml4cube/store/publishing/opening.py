@@ -9,19 +9,20 @@ from ml4cube.store.folders import RemoteFolder
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.publishing.draft import Draft, calls_with_tasks, short_id, work_location
 from ml4cube.store.publishing.in_zarr import ZarrDraft
+from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
 from ml4cube.store.publishing.local import LocalDraft
 from ml4cube.store.publishing.remote import RemoteDraft
 
 logger = logging.getLogger(__name__)
 
 
-def open_draft(target: Location, call_id: str) -> Draft:
+def open_draft(target: Location, call_id: str, kind: StoreKind = SAMPLES) -> Draft:
     """Open and lock the draft of a target; its content is kept until `Draft.begin`."""
     if isinstance(target, ZarrFolder):
-        return ZarrDraft(target)
+        return ZarrDraft(target, kind)
     if isinstance(target, Path):
-        return LocalDraft(target, call_id)
-    return RemoteDraft(target, call_id)
+        return LocalDraft(target, call_id, kind)
+    return RemoteDraft(target, call_id, kind)
 
 
 def remove_work_folder(target: Location, call_id: str) -> None:

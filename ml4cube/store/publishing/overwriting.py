@@ -6,66 +6,67 @@ import json
 from pathlib import Path
 
 from ml4cube.core.errors import StoreError, StoreExistsError
-from ml4cube.store.format import MANIFEST, read_manifest
 from ml4cube.store.locations import Location, ZarrFolder, folder_of
 from ml4cube.store.publishing.draft import DRAFT_KEY, OUR_PREFIX, work_location
+from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
 
 #: Object of a remote work folder that lists the files that a copy to the target removes and puts.
 COPY_RECORD = f"{OUR_PREFIX}publishing.json"
 
 
-def is_taken(target: Location) -> bool:
+def is_taken(target: Location, kind: StoreKind = SAMPLES) -> bool:
     """Return True if anything exists at a target but the rest of an interrupted copy of ours."""
     if isinstance(target, Path):
         return target.exists() or target.is_symlink()
     folder = folder_of(target)
     if not folder.list():
         return False
-    # behind a URL the manifest is copied last, into a zarr store the group, which has the record
-    is_complete = not isinstance(target, ZarrFolder) and folder.size(MANIFEST) is not None
+    # behind a URL the marker is copied last, into a zarr store the group, which has the record
+    is_complete = not isinstance(target, ZarrFolder) and folder.size(kind.marker) is not None
     return is_complete or not _recorded_files(target)
 
 
-def check_free(target: Location) -> None:
+def check_free(target: Location, kind: StoreKind) -> None:
     """Raise StoreExistsError if something appeared at the target during this run."""
-    if is_taken(target):
+    if is_taken(target, kind):
         raise StoreExistsError(
-            f"{target} did not exist when this run began, and does now, so it is not replaced; "
+            f"{target} did not exist when this run began and exists now, so it is not replaced; "
             "move it away, then run again"
         )
 
 
-def check_overwritable(target: Location) -> None:
-    """Raise StoreExistsError unless a sample store is at the target."""
+def check_overwritable(target: Location, kind: StoreKind = SAMPLES) -> None:
+    """Raise StoreExistsError unless a store of our kind, and nothing else, is at the target."""
     if isinstance(target, ZarrFolder) and not target.store.supports_deletes:
         raise StoreExistsError(
             f"{target} exists, and a {type(target.store).__name__} cannot remove files, so it is "
             "not overwritten; write to a new one"
         )
     try:
-        files = read_manifest(target)
+        files = kind.files(target)
     except StoreError:
         raise StoreExistsError(
-            f"{target} exists and is not a sample store of ml4cube, so it is never overwritten; "
-            "move it away or choose another path"
+            f"{target} exists and was not written by {kind.writer}, so overwrite=True does not "
+            "replace it; move it away or choose another path"
         ) from None
-    _check_none_foreign(target, set(folder_of(target).list()) - set(files) - {MANIFEST})
+    if not (isinstance(target, Path) and target.is_file()):
+        _check_none_foreign(target, set(folder_of(target).list()) - set(files), kind)
 
 
-def replaceable_files(target: Location) -> set[str]:
+def replaceable_files(target: Location, kind: StoreKind) -> set[str]:
     """Return the files that a copy may replace: a whole store, or those recorded as ours."""
     existing, recorded = set(folder_of(target).list()), _recorded_files(target)
-    if MANIFEST in existing and not recorded:
-        check_overwritable(target)
+    if kind.marker in existing and not recorded:
+        check_overwritable(target, kind)
         return existing
-    _check_none_foreign(target, existing - recorded)
+    _check_none_foreign(target, existing - recorded, kind)
     return recorded
 
 
-def _check_none_foreign(target: Location, foreign: set[str]) -> None:
+def _check_none_foreign(target: Location, foreign: set[str], kind: StoreKind) -> None:
     if foreign:
         raise StoreExistsError(
-            f"{target} has {len(foreign)} files that the sampler did not write, such as "
+            f"{target} has {len(foreign)} files that {kind.writer} did not write, such as "
             f"{min(foreign)!r}, so it is not overwritten; move it away first"
         )
 

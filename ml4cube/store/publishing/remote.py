@@ -1,7 +1,7 @@
 """Unfinished stores behind a URL, where nothing can be renamed.
 
-The files are copied to the target, and the manifest, without which they are not a store, comes
-last. The lock is an object that its owner renews.
+The files are copied to the target, and the marker, without which they are not a store, comes last.
+The lock is an object that its owner renews.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 from ml4cube.core.errors import RunError
 from ml4cube.store.folders import Files, RemoteFolder
-from ml4cube.store.format import MANIFEST
 from ml4cube.store.publishing.draft import (
     OUR_PREFIX,
     Draft,
@@ -27,6 +26,7 @@ from ml4cube.store.publishing.draft import (
     store_name,
     work_location,
 )
+from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
 from ml4cube.store.publishing.overwriting import COPY_RECORD, check_free, replaceable_files
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ _COPIED_AT_ONCE = 256
 class RemoteDraft(Draft):
     """An unfinished store behind a URL."""
 
-    def __init__(self, target: str, call_id: str) -> None:
+    def __init__(self, target: str, call_id: str, kind: StoreKind = SAMPLES) -> None:
         self.target: str = target
+        self.kind = kind
         self.work_folder: RemoteFolder = RemoteFolder(str(work_location(target)))
         self.store_folder: RemoteFolder = RemoteFolder(f"{self.work_folder}/{store_name(call_id)}")
         # named by call, like the store: a run that was suspended may still record a task
@@ -121,20 +122,21 @@ class RemoteDraft(Draft):
         super().record(task, files)
 
     def publish(self, overwrite: bool = False) -> None:
-        """Copy the finished store to its target, the manifest last."""
+        """Copy the finished store to its target, the marker last."""
         self._check_lock()
         if not overwrite:
-            check_free(self.target)
+            check_free(self.target, self.kind)
         new_files = set(self.store_folder.list())
-        ours = replaceable_files(self.target) | new_files
+        ours = replaceable_files(self.target, self.kind) | new_files
         self.work_folder.write(COPY_RECORD, json.dumps(sorted(ours)).encode())
-        first_copied = sorted(new_files - {"zarr.json", MANIFEST})
+        last_copied = dict.fromkeys(["zarr.json", self.kind.marker])
+        first_copied = sorted(new_files - set(last_copied))
         starts = range(0, len(first_copied), _COPIED_AT_ONCE)
         batches = [first_copied[start : start + _COPIED_AT_ONCE] for start in starts]
         folder = RemoteFolder(self.target)
-        # a store is not valid without its manifest: the old one is removed first, the new put last
-        steps: list[Callable[[], None]] = [partial(folder.remove, MANIFEST), folder.clear]
-        for batch in (*batches, ["zarr.json"], [MANIFEST]):
+        # a store is not valid without its marker: the old one is removed first, the new put last
+        steps: list[Callable[[], None]] = [partial(folder.remove, self.kind.marker), folder.clear]
+        for batch in (*batches, *([name] for name in last_copied)):
             steps.append(partial(folder.copy_from, self.store_folder, batch))
         for step in steps:
             # a run that was suspended must not write into the store of a run that took over

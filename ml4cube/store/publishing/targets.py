@@ -28,13 +28,11 @@ def targets_of(given: Mapping[str, Any], allow_memory: bool) -> dict[str, Locati
         if path is None and part == "val":
             continue
         argument = f"{part}_cube"
-        store, _ = store_and_path(path)
-        if store is not None and store.read_only:
+        target = target_of(argument, path)
+        if is_in_memory(target) and not allow_memory:
             raise InvalidValueError(
-                f"{argument}: the {type(store).__name__} is read-only; give a writable one (for "
-                "Icechunk: the store of repository.writable_session(branch))"
+                f"{argument}={target!r} exists in this process only; write it with nproc=1"
             )
-        target = _target(argument, location_of(argument, path), allow_memory)
         for other in targets.values():
             _check_apart(argument, target, other)
         targets[part] = target
@@ -46,7 +44,15 @@ def is_in_memory(target: Location) -> bool:
     return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 
-def _target(argument: str, location: str | ZarrFolder, allow_memory: bool) -> Location:
+def target_of(argument: str, given: Any) -> Location:
+    """Return where a store can be written: a path, or else a URL, or a folder in a zarr store."""
+    store, _ = store_and_path(given)
+    if store is not None and store.read_only:
+        raise InvalidValueError(
+            f"{argument}: the {type(store).__name__} is read-only; give a writable one (for "
+            "Icechunk: the store of repository.writable_session(branch))"
+        )
+    location = location_of(argument, given)
     if isinstance(location, ZarrFolder):
         _check_groups_above(argument, location)
         return location
@@ -56,10 +62,6 @@ def _target(argument: str, location: str | ZarrFolder, allow_memory: bool) -> Lo
         fs, root = filesystem(location)
     except (ImportError, ValueError, OSError) as error:
         raise InvalidValueError(f"{argument}={location!r} cannot be reached: {error}") from error
-    if is_in_memory(location) and not allow_memory:
-        raise InvalidValueError(
-            f"{argument}={location!r} exists in this process only; write it with nproc=1"
-        )
     if isinstance(fs, LocalFileSystem):
         return _absolute_path(root)
     if glob.has_magic(root):

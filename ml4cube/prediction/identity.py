@@ -1,0 +1,129 @@
+"""Identify a prediction, so that the same call can go on where a killed run stopped."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import logging
+import os
+import pickle
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any
+
+import torch
+import xarray as xr
+from torch.nn.parallel import DistributedDataParallel
+
+from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of, is_installed
+from ml4cube.sampling.identity.cube import hash_of, identity_of_variable, state_of
+from ml4cube.sampling.identity.provenance import versions
+from ml4cube.store.locations import Location, ZarrFolder
+from ml4cube.store.publishing.draft import work_location
+
+logger = logging.getLogger(__name__)
+
+
+def call_id(
+    model: Any,
+    cube: xr.Dataset,
+    names: Iterable[str],
+    template: xr.Dataset,
+    settings: Any,
+    location: Location | None,
+) -> str | None:
+    """Return a hash of all that decides about the bytes of a predicted cube.
+
+    `names` are the variables of `cube` that are read; `settings` are picklable. The result is None
+    where something cannot be identified without reading the cube, and where no run is resumed.
+    """
+    if location is None or isinstance(location, ZarrFolder):
+        return None
+    outputs = {os.path.realpath(path) for path in (location, work_location(location))}
+    state = functools.cache(functools.partial(state_of, outputs=outputs))
+    try:
+        cells = {name: identity_of_variable(cube[name].variable, state) for name in names}
+        if None in cells.values():
+            raise UnknownCallbackError(f"only the cells identify {cells}")
+        return _hash_of_object(
+            {
+                "model": _unwrapped(model),
+                "cells": cells,
+                # As text, because ranks share other objects in it, which pickling shows.
+                "template": repr({str(n): _described(v) for n, v in template.variables.items()}),
+                "attrs": repr(template.attrs),
+                "settings": settings,
+                "versions": {**versions(), "torch": torch.__version__},
+            }
+        )
+    except Exception as error:  # pickling an object may raise any
+        logger.info("a killed run of this prediction could not be resumed: %s", error)
+        return None
+
+
+def _described(variable: xr.Variable) -> list[Any]:
+    """Return what identifies a variable of the template; targets have no values yet."""
+    values = variable.shape if variable.chunks is not None else hash_of(variable.values)
+    return [variable.dims, str(variable.dtype), values, variable.attrs, variable.encoding]
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the module inside the wrappers of torch, which cannot be pickled."""
+    if isinstance(model, DistributedDataParallel):
+        return _unwrapped(model.module)
+    return getattr(model, "_orig_mod", model)  # of torch.compile
+
+
+def _hash_of_object(value: Any) -> str:
+    """Hash an object by its values, and the user's functions and classes by their source code."""
+    digest = hashlib.sha256()
+    _Pickler(_Sink(digest)).dump(value)
+    return digest.hexdigest()
+
+
+class _Sink:
+    """A file that passes everything on to a hash."""
+
+    def __init__(self, digest: Any) -> None:
+        self.write = digest.update
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles hashes of tensors, and source code instead of names of functions and classes."""
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what to pickle for a set, whose order is another in every process."""
+        if type(value) in (set, frozenset):
+            return sorted(map(_hash_of_object, value))
+        return None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return what to pickle for a value; NotImplemented for the default."""
+        if isinstance(value, torch.Tensor):
+            return str, (_hash_of_tensor(value),)
+        if isinstance(value, torch.export.ExportedProgram):
+            tensors = {**value.state_dict, **value.constants}
+            return list, ([str(value.graph_module.code), str(value.graph_signature), tensors],)
+        if isinstance(value, FunctionType) and not is_installed(value):
+            return str, (identity_of(value),)
+        if isinstance(value, type) and not is_installed(value):
+            return list, (_class_contents(value),)
+        return NotImplemented
+
+
+def _class_contents(kind: type) -> list[Any]:
+    """Return what identifies a class of the user: its source, and what its methods use."""
+    # `__init__` shows in the attributes; other special methods are mostly made by libraries
+    special = {"__call__", "__getattr__"}
+    methods = {
+        name: method
+        for name, method in vars(kind).items()
+        if isinstance(method, FunctionType) and (name in special or not name.startswith("__"))
+    }
+    return [kind.__qualname__, inspect.getsource(kind), list(kind.__bases__), methods]
+
+
+def _hash_of_tensor(tensor: torch.Tensor) -> str:
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hash_of(content.numpy())}"

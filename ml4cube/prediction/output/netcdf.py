@@ -1,0 +1,84 @@
+"""Predicted cubes in netCDF files, made from a finished zarr store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.prediction.output.files import PREDICTIONS
+from ml4cube.store.folders import sync_path
+from ml4cube.store.locations import Location
+from ml4cube.store.publishing.local import LocalDraft
+
+_SUFFIXES = (".nc", ".nc4")
+
+
+def is_netcdf(location: Location) -> bool:
+    """Return True for the path of a netCDF file."""
+    return isinstance(location, Path) and location.suffix in _SUFFIXES
+
+
+def check_netcdf(path: Path, dtypes: Mapping[str, np.dtype[Any]]) -> None:
+    """Raise unless targets of some dtypes can be written to a netCDF file here."""
+    if not {"netcdf4", "h5netcdf"} & xr.backends.list_engines().keys():
+        raise InvalidValueError(
+            f"out={str(path)!r} needs netCDF4 or h5netcdf; install one of them, or write '.zarr'"
+        )
+    for name, dtype in dtypes.items():
+        if dtype == np.float16:
+            raise InvalidValueError(
+                f"out={path.name!r}: netCDF has no float16, the dtype of target {name!r}; write "
+                "'.zarr', or convert the cube, as with ds.astype('float32')"
+            )
+
+
+class NetcdfDraft(LocalDraft):
+    """An unfinished store that becomes a netCDF file."""
+
+    def __init__(self, target: Path, call_id: str, targets: tuple[str, ...]) -> None:
+        super().__init__(target, call_id, PREDICTIONS)
+        self._targets = targets
+
+    def _finished(self) -> Path:
+        file = self.store_folder.root / "cube.nc"
+        _to_netcdf(self.store_folder.root, file, self._targets)
+        sync_path(file)
+        return file
+
+
+def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
+    """Convert a store to a netCDF file, chunk by chunk."""
+    with xr.open_zarr(store, consolidated=False) as cube:
+        cube.attrs = _netcdf_attrs(cube.attrs)
+        for variable in cube.variables.values():
+            variable.attrs = _netcdf_attrs(variable.attrs)
+            # Other entries, such as a missing_value, may contradict these or do not fit the values.
+            kept = ("units", "calendar", "dtype", "_FillValue")
+            variable.encoding = {k: v for k, v in variable.encoding.items() if k in kept}
+        encoding = {
+            name: {
+                "zlib": True,
+                "complevel": 1,
+                "shuffle": True,
+                "chunksizes": tuple(parts[0] for parts in cube[name].chunks or ()),
+            }
+            for name in targets
+        }
+        cube.to_netcdf(path, format="NETCDF4", encoding=encoding)
+
+
+def _netcdf_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes; types that netCDF lacks (true, null, dicts) become JSON strings."""
+    return {name: v if _fits_netcdf(v) else json.dumps(v) for name, v in attrs.items()}
+
+
+def _fits_netcdf(value: Any) -> bool:
+    items = value if isinstance(value, list) else [value]
+    scalars = all(type(item) in (str, int, float) for item in items)
+    return scalars and np.array(items).dtype.kind in "iufU"

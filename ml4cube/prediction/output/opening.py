@@ -1,0 +1,117 @@
+"""Make the output of a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ml4cube.core.errors import InvalidValueError, StoreExistsError
+from ml4cube.prediction.cf import storable
+from ml4cube.prediction.output.appending import Extension, prepared
+from ml4cube.prediction.output.files import PREDICTIONS
+from ml4cube.prediction.output.memory import Output
+from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
+from ml4cube.prediction.output.stored import StoreOutput
+from ml4cube.store.locations import Location, ZarrFolder
+from ml4cube.store.publishing.local import restore_replaced
+from ml4cube.store.publishing.opening import remove_work_folder
+from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
+from ml4cube.store.publishing.targets import is_in_memory, target_of
+from ml4cube.store.write_errors import WriteErrors
+from ml4cube.training.ranks.dist import World
+
+
+def output_location(out: Any) -> Location | None:
+    """Return where a predicted cube is written, or None for memory."""
+    if out is None:
+        return None
+    location = target_of("out", out)
+    if isinstance(location, Path):
+        if location.suffix != ".zarr" and not is_netcdf(location):
+            raise InvalidValueError(f"out must end in '.zarr' or '.nc', got {str(location)!r}")
+        if not location.parent.is_dir():
+            raise InvalidValueError(f"out={str(location)!r} is in a folder that does not exist")
+    elif str(location).endswith((".nc", ".nc4")):
+        raise InvalidValueError(
+            f"out={str(location)!r}: a netCDF file is written to a local path only; write '.zarr'"
+        )
+    return location
+
+
+def check_output(
+    location: Location | None, dtypes: Mapping[str, np.dtype[Any]], *, overwrite: bool, append: bool
+) -> None:
+    """Raise if targets of some dtypes cannot be written at a location, before any work."""
+    if append:
+        _check_append(location, overwrite)
+    if location is None:
+        return
+    if isinstance(location, Path) and is_netcdf(location):
+        check_netcdf(location, dtypes)
+    with WriteErrors.of(location):
+        restore_replaced(location)
+        if is_taken(location, PREDICTIONS) and not append:
+            if not overwrite:
+                raise StoreExistsError(
+                    f"{location} exists; choose another path or pass overwrite=True"
+                )
+            check_overwritable(location, PREDICTIONS)
+
+
+def make_output(
+    location: Location | None,
+    template: xr.Dataset,
+    targets: tuple[str, ...],
+    world: World,
+    *,
+    overwrite: bool = False,
+    append: bool = False,
+    call_id: str | None = None,
+) -> Output:
+    """Make the output at a location, or in memory.
+
+    `template` is the predicted cube without values, in chunks that no block divides. `call_id`
+    identifies what is predicted: blocks of a killed run of the same call are used. None: of none.
+    """
+    if location is None:
+        return Output(template, targets, world)
+    if world.size > 1 and (isinstance(location, ZarrFolder) or is_in_memory(location)):
+        raise InvalidValueError(
+            f"out={str(location)!r} can be written by one process only; with several ranks, write "
+            "to a path or a URL"
+        )
+    exists = is_written = False
+    if append:
+        with WriteErrors.of(location):
+            exists = is_taken(location, PREDICTIONS)
+            template = template if exists else prepared(template)
+            is_written = exists and not Extension.of(location, storable(template), targets)
+    output = StoreOutput(
+        template,
+        targets,
+        world,
+        location,
+        overwrite=overwrite,
+        append=append and exists,
+        call_id=call_id,
+    )
+    output.is_written = is_written
+    if is_written and world.is_main:
+        # of a run that was killed after its last step
+        remove_work_folder(location, call_id or "")
+    return output
+
+
+def _check_append(location: Location | None, overwrite: bool) -> None:
+    """Raise unless steps can be appended at a location."""
+    if overwrite:
+        raise InvalidValueError("append must be False with overwrite=True, got True; choose one")
+    if location is None or is_netcdf(location):
+        place = "without out=" if location is None else f"with out={str(location)!r}"
+        raise InvalidValueError(
+            f"append must be False {place}, got True; steps are appended to a zarr store only"
+        )

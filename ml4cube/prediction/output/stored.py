@@ -1,0 +1,148 @@
+"""Predicted cube at a location, written by all ranks; a killed run can be resumed."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+import zarr
+from zarr.errors import ZarrUserWarning
+from zarr.storage import MemoryStore
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
+from ml4cube.prediction.cf import storable
+from ml4cube.prediction.output.appending import Extension
+from ml4cube.prediction.output.files import PREDICTIONS, FolderStore, open_prediction
+from ml4cube.prediction.output.memory import Block, Output
+from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
+from ml4cube.prediction.ranks import all_ranks_or_none
+from ml4cube.store.folders import Folder
+from ml4cube.store.locations import Location, ZarrFolder
+from ml4cube.store.publishing.draft import Draft, record_task
+from ml4cube.store.publishing.opening import open_draft
+from ml4cube.store.write_errors import WriteErrors
+from ml4cube.training.ranks.dist import World
+
+logger = logging.getLogger(__name__)
+
+# Running the same call again would fail again.
+_ERRORS_OF_THE_CALL = (InvalidTypeError, InvalidValueError, StoreExistsError)
+
+
+class StoreOutput(Output):
+    """Predicted cube at a location: a path, a URL, or a group of a zarr store.
+
+    Blocks are written to a draft of the store, which takes its place when it is complete, or with
+    `append` is then added to the cube that exists. Blocks are whole chunks, so ranks do not
+    conflict.
+    """
+
+    def __init__(
+        self,
+        template: xr.Dataset,
+        targets: tuple[str, ...],
+        world: World,
+        target: Location,
+        *,
+        overwrite: bool,
+        append: bool,
+        call_id: str | None,
+    ) -> None:
+        super().__init__(storable(template), targets, world)
+        self._target, self._call_id = target, call_id
+        self._overwrite, self._append = overwrite, append
+        self._write_errors = WriteErrors.of(target)
+        self._draft: Draft | None = None
+
+    def begin(self) -> Collection[int]:
+        """Open the draft, with everything but the targets' values."""
+        ids = self._world.gather_objects(self._call_id)
+        if ids != ids[:1] * len(ids):  # the ranks do not have the same model
+            self._call_id = None
+        done: set[int] = set()
+        journal: Folder | None = None
+        folder: Any = None
+        with all_ranks_or_none(self._world):
+            if self._world.is_main:
+                with self._write_errors:
+                    draft = self._open_draft()
+                is_resumable = not isinstance(self._target, ZarrFolder)
+                done, journal = set(draft.finished_tasks), draft.journal if is_resumable else None
+                # a folder for other machines syncs each file, which only a resumed run needs
+                folder = draft.folder_for_workers(on_other_machines=is_resumable)
+        folder, self._journal, done = self._world.broadcast((folder, journal, done))
+        self._store = FolderStore.of(folder)
+        self._arrays: dict[str, Any] = {}
+        return done
+
+    def _open_draft(self) -> Draft:
+        """Lock the location; start a draft, or find one of a killed run of the same call."""
+        id = self._call_id or uuid.uuid4().hex
+        if is_netcdf(self._target):
+            self._draft = NetcdfDraft(Path(str(self._target)), id, self._targets)
+        else:
+            self._draft = open_draft(self._target, id, PREDICTIONS)
+        if self._call_id is not None:
+            self._draft.begin()
+        if not self._draft.finished_tasks:
+            self._draft.begin(resume=False)
+            self._write_template(self._draft.store_folder)
+        return self._draft
+
+    def _write_template(self, folder: Folder) -> None:
+        """Write everything but the targets' values."""
+        # through memory, because zarr lists what it wrote, and listings of a URL may be old
+        memory = ZarrFolder(MemoryStore())
+        with warnings.catch_warnings():
+            # Zarr warns that other readers may ignore it; they read the separate files.
+            warnings.filterwarnings("ignore", "Consolidated metadata", ZarrUserWarning)
+            self._template.to_zarr(memory.store, compute=False, zarr_format=3, consolidated=True)
+        for path in memory.list():
+            folder.write(path, memory.read(path))
+
+    def write(self, number: int, block: Block) -> None:
+        """Write one block, and record that it is finished."""
+        with self._write_errors:
+            self._store.files.clear()
+            for name, (slices, values) in block.items():
+                dims = [str(dim) for dim in self._template[name].dims]
+                if name not in self._arrays:
+                    self._arrays[name] = zarr.open_array(self._store, path=name, mode="r+")
+                part = tuple(slices.get(dim, slice(None)) for dim in dims)
+                self._arrays[name][part] = values.transpose(*dims).values
+            if self._journal is not None:
+                record_task(self._journal, number, self._store.files)
+
+    def publish(self) -> None:
+        """Move the complete cube to its location, or append it to the cube that is there."""
+        assert self._draft is not None  # opened by `begin`
+        with self._write_errors:
+            self._draft.store_folder.make_durable()
+            if self._append:
+                # checked again: another run may have appended since this one began
+                extension = Extension.of(self._target, self._template, self._targets)
+                if extension is not None:
+                    extension.write(zarr.open_group(self._store, mode="r"))
+            else:
+                self._draft.publish(self._overwrite)
+            self._draft.discard()
+
+    def result(self) -> xr.Dataset:
+        """Open the complete cube."""
+        return open_prediction(self._target)
+
+    def discard(self, error: BaseException) -> None:
+        """Remove the draft, unless the same call can go on from its finished blocks."""
+        if self._draft is None:
+            return
+        try:
+            if self._call_id is None or isinstance(error, _ERRORS_OF_THE_CALL):
+                self._draft.discard()
+            self._draft.close()
+        except Exception as failure:  # file systems raise any exception
+            logger.warning("could not remove the work folder of %s: %s", self._target, failure)

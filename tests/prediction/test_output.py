@@ -1,0 +1,318 @@
+"""Where predictions are written: complete or absent, resumed after a kill, with the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from zarr.storage import MemoryStore, StorePath
+
+from ml4cube.core.errors import InvalidValueError, RunError, StoreError, StoreExistsError
+from ml4cube.prediction import predict_cube
+from ml4cube.prediction.output.files import PREDICTIONS
+from ml4cube.store.folders import LocalFolder, filesystem
+from ml4cube.store.locations import ZarrFolder
+from ml4cube.store.publishing.opening import open_draft
+from ml4cube.training.ranks.dist import launch
+from tests.distributed_runner import kept_ranks
+from tests.faults.processes import Launcher, wait_for
+from tests.faults.test_sampling_faults import tree
+from tests.prediction.output_job import CALLS, GAP_BLOCK, STEPS, Logged, source
+from tests.store.test_remote import bucket, server  # noqa: F401 (fixtures)
+
+# Calls that a resumed run makes again: those of the block at which it stopped, and of the first
+# batch, from which the layout of results is known.
+AGAIN = 2
+JOB = Path(__file__).with_name("output_job.py")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    predict_cube(Logged(folder / "log"), source(), out=folder / "cube.zarr", progress=False)
+    assert (folder / "log").stat().st_size == CALLS
+    return tree(folder / "cube.zarr")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Logged:
+    return Logged(tmp_path / "log")
+
+
+def stopped(stop_at: int, stop_by: str, *args: Any, **options: Any) -> None:
+    """Predict until the model's call `stop_at`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOP_AT", str(stop_at))
+        patch.setenv("STOP_BY", stop_by)
+        error = {"interrupt": KeyboardInterrupt, "error": ZeroDivisionError}[stop_by]
+        with pytest.raises(error):
+            predict_cube(*args, progress=False, **options)
+
+
+def contents(url: str) -> dict[str, bytes]:
+    fs, root = filesystem(url)
+    return {name[len(root) + 1 :]: fs.cat_file(name) for name in fs.find(root)}
+
+
+# --- killed and run again --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(tmp_path, expected):
+    log, path, launcher = tmp_path / "log", tmp_path / "cube.zarr", Launcher(tmp_path)
+    killed = launcher.python(str(JOB), str(log), str(path), STOP_AT="4", STOP_BY="kill")
+    assert killed.finish(60) == -signal.SIGKILL, killed.said
+    assert not path.exists()
+    again = launcher.python(str(JOB), str(log), str(path))
+    assert again.finish(60) == 0, again.said
+    assert log.stat().st_size == CALLS + AGAIN
+    assert tree(path) == expected
+    assert not Path(f"{path}.partial").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_killed_again_and_again_ends_in_the_same_bytes(tmp_path, expected, seed):
+    log, path, launcher = tmp_path / "log", tmp_path / "cube.zarr", Launcher(tmp_path)
+    rng = random.Random(seed)
+    for kill in range(6):
+        calls = log.stat().st_size if log.exists() else 0
+        run = launcher.python(str(JOB), str(log), str(path), SLEEP_S="0.05")
+        if kill == 5:
+            assert run.finish(60) == 0, run.said
+            break
+        wait_for(lambda calls=calls: log.exists() and log.stat().st_size > calls, run)
+        time.sleep(rng.random() / 10)
+        if run.process.poll() is not None:
+            break
+        run.process.kill()
+        run.finish(60)
+        assert not path.exists()
+    assert log.stat().st_size <= CALLS + 5 * AGAIN
+    assert tree(path) == expected
+    assert not Path(f"{path}.partial").exists()
+
+
+@pytest.mark.parametrize("where", ["cube.zarr", "cube.nc", "memory"])
+def test_only_the_rest_is_computed_after_an_interruption(tmp_path, model, expected, where):
+    out = f"memory://{tmp_path.name}/cube.zarr" if where == "memory" else tmp_path / where
+    stopped(7, "interrupt", model, source(), out=out)
+    if where == "memory":
+        assert not any(
+            name.startswith("cube.zarr/") for name in contents(f"memory://{tmp_path.name}")
+        )
+    else:
+        assert sorted(p.name for p in tmp_path.iterdir()) == [f"{where}.partial", "log"]
+    result = predict_cube(model, source(), out=out, progress=False)
+    assert model.calls == CALLS + AGAIN
+    np.testing.assert_array_equal(result.t, 2 * source().t)
+    if where == "memory":
+        assert contents(out) == expected
+    else:
+        assert sorted(p.name for p in tmp_path.iterdir()) == [where, "log"]
+
+
+CHANGES = {
+    "weights": lambda log: {"model": Logged(log, 3.0)},
+    "cells": lambda log: {"ds": source() + 1},
+    "coordinates": lambda log: {"ds": source(first=1)},
+    "attributes": lambda log: {"ds": source().assign_attrs(title="new")},
+    "scaling": lambda log: {"store_or_stats": {"t": [0.0, 2.0]}},
+    "batches": lambda log: {"batch_size": 2**14},
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_another_call_starts_over_and_removes_the_blocks_of_the_first(tmp_path, model, changed):
+    call = {"model": model, "ds": source(), "out": tmp_path / "cube.zarr", "progress": False}
+    stopped(7, "interrupt", **{k: v for k, v in call.items() if k != "progress"})
+    predict_cube(**{**call, **CHANGES[changed](model.log)})
+    assert model.calls == 7 + CALLS
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cube.zarr", "log"]
+
+
+def test_a_source_on_disk_is_known_by_its_files(tmp_path, model):
+    source().chunk(time=8).to_zarr(tmp_path / "source.zarr")
+    # the output lies inside the folder of the source, which then changes
+    out = tmp_path / "source.zarr" / "cube.zarr"
+    stopped(7, "interrupt", model, tmp_path / "source.zarr", out=out)
+    predict_cube(model, tmp_path / "source.zarr", out=out, progress=False)
+    calls = 10  # in blocks like these chunks, none has only gaps
+    assert model.calls == calls + AGAIN
+    stopped(7 + model.calls, "interrupt", model, tmp_path / "source.zarr", out=out, overwrite=True)
+    source().chunk(time=8).to_zarr(tmp_path / "source.zarr", mode="a")  # touched
+    predict_cube(model, tmp_path / "source.zarr", out=out, overwrite=True, progress=False)
+    assert model.calls == calls + AGAIN + 7 + calls
+
+
+def test_what_cannot_be_identified_is_not_resumed_and_leaves_nothing(tmp_path, model):
+    def closing_over(x):
+        return model(x)
+
+    stopped(7, "interrupt", closing_over, source(), out=tmp_path / "cube.zarr")
+    assert [p.name for p in tmp_path.iterdir()] == ["log"]
+
+
+# --- complete or absent ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+@pytest.mark.parametrize(("left", "some_done"), [(0, False), (9, False), (21, True)])
+def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
+    tmp_path, model, expected, monkeypatch, suffix, left, some_done
+):
+    write, path, room = LocalFolder.write, tmp_path / f"cube{suffix}", [left]
+
+    def full(self: LocalFolder, *args: Any) -> Any:
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFolder, "write", full)
+        with pytest.raises(
+            StoreError, match=r"cube.* cannot be written: .*No space left.*run again"
+        ):
+            predict_cube(model, source(), out=path, progress=False)
+    assert not path.exists()
+    done = len(list(tmp_path.rglob("ml4cube-journal/*/*.json")))
+    assert (done > 0) == Path(f"{path}.partial").exists() == some_done
+    calls = model.calls
+    predict_cube(model, source(), out=path, progress=False)
+    again = done > 0  # the first batch, from which the layout of results is known
+    assert model.calls == calls + CALLS - (done - (done > GAP_BLOCK)) + again
+    assert suffix == ".nc" or tree(path) == expected
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, "log"]
+
+
+def test_an_error_of_the_call_leaves_nothing_even_late(tmp_path):
+    class Narrow(torch.nn.Module):
+        def forward(self, x):
+            return x[:-1] if x.max() > 1e5 else x
+
+    with pytest.raises(InvalidValueError, match="must return shape"):
+        predict_cube(Narrow(), source(), out=tmp_path / "cube.zarr", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_do_not_write_to_one_path(tmp_path, model):
+    path = tmp_path / "cube.zarr"
+    with (
+        open_draft(path, "another", PREDICTIONS),
+        pytest.raises(RunError, match=r"another run is writing .*cube.zarr"),
+    ):
+        predict_cube(model, source(), out=path, progress=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["log"]
+
+
+# --- URLs and zarr stores --------------------------------------------------------------------
+
+
+def icechunk_session() -> Any:
+    icechunk = pytest.importorskip("icechunk")
+    repository = icechunk.Repository.create(icechunk.in_memory_storage())
+    return repository.writable_session("main")
+
+
+@pytest.mark.parametrize("kind", ["memory", "session", "group in a session"])
+def test_a_zarr_store_gets_the_same_bytes(tmp_path, model, expected, kind):
+    session = MemoryStore() if kind == "memory" else icechunk_session()
+    out = session
+    if kind.startswith("group"):
+        out = StorePath(session.store, "forecasts/daily")
+    stopped(7, "interrupt", model, source(), out=out)
+    store = getattr(session, "store", session)
+    assert ZarrFolder(store).list().keys() <= {"zarr.json"}  # Icechunk has a root from the start
+    result = predict_cube(model, source(), out=out, progress=False)
+    np.testing.assert_array_equal(result.t, 2 * source().t)
+    with pytest.raises(StoreExistsError, match=r"exists; choose another path or pass overwrite"):
+        predict_cube(model, source(), out=out)
+    result = predict_cube(Logged(model.log, 3.0), source(), out=out, overwrite=True, progress=False)
+    np.testing.assert_array_equal(result.t, 3 * source().t)
+    assert json.loads(result.attrs["ml4cube_prediction"])["model"] == "Logged"
+    if kind != "memory":
+        session.commit("a forecast")
+    elif kind == "memory":
+        predict_cube(model, source(), out=out, overwrite=True, progress=False)
+        assert {key: value.to_bytes() for key, value in session._store_dict.items()} == expected
+
+
+def test_a_foreign_store_is_not_replaced(tmp_path, model):
+    store = MemoryStore()
+    predict_cube(model, source(), out=store, progress=False)
+    zarr.create_array(store, name="mine", shape=3, dtype="f4")
+    with pytest.raises(StoreExistsError, match=r"has 1 files that predict_cube did not write"):
+        predict_cube(model, source(), out=store, overwrite=True)
+    source().to_zarr(f"memory://{tmp_path.name}/cube.zarr")
+    with pytest.raises(StoreExistsError, match="was not written by predict_cube, so overwrite"):
+        predict_cube(model, source(), out=f"memory://{tmp_path.name}/cube.zarr", overwrite=True)
+
+
+def test_a_url_is_written_and_replaced(tmp_path, model, expected):
+    url = f"memory://{tmp_path.name}/cube.zarr"
+    predict_cube(Logged(model.log, 3.0), source(), out=url, progress=False)
+    with pytest.raises(StoreExistsError, match="exists; choose another path"):
+        predict_cube(model, source(), out=url)
+    predict_cube(model, source(), out=url, overwrite=True, progress=False)
+    assert contents(url) == expected
+    assert contents(f"memory://{tmp_path.name}").keys() == {f"cube.zarr/{n}" for n in expected}
+
+
+@pytest.mark.slow
+def test_an_object_store_is_written_resumed_and_appended_to(bucket, model, expected):  # noqa: F811
+    url = f"{bucket}/cube.zarr"
+    stopped(4, "interrupt", model, source(), out=url)
+    assert not any("/cube.zarr/" in name for name in contents(bucket))
+    predict_cube(model, source(), out=url, progress=False)
+    assert model.calls == CALLS + AGAIN
+    assert contents(url) == expected
+    result = predict_cube(model, source(STEPS, 3), out=url, append=True, progress=False)
+    np.testing.assert_array_equal(result.t[:STEPS], 2 * source().t)
+    np.testing.assert_array_equal(result.t[STEPS:], 2 * source(STEPS, 3).t)
+    assert {name.partition("/")[0] for name in contents(bucket)} == {"cube.zarr"}
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path, model):
+    bad: list[tuple[Any, type[Exception], str]] = [
+        ("memory://x/cube.nc", InvalidValueError, "netCDF file is written to a local path only"),
+        ("nowhere://x/cube.zarr", InvalidValueError, "cannot be reached"),
+        ("memory://x/cube[1].zarr", InvalidValueError, "wildcards"),
+        (f"file://{tmp_path}/cube.tif", InvalidValueError, r"end in '\.zarr' or '\.nc', got"),
+        (MemoryStore(read_only=True), InvalidValueError, "out: the MemoryStore is read-only"),
+    ]
+    for out, error, message in bad:
+        with pytest.raises(error, match=message):
+            predict_cube(model, source(), out=out)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- many ranks ------------------------------------------------------------------------------
+
+
+def predict_on_rank(log: str, out: Any) -> None:
+    torch.set_num_threads(1)
+    predict_cube(Logged(Path(log)), source(), out=out, progress=False)
+
+
+@pytest.mark.slow
+def test_other_ranks_go_on_where_one_stopped(tmp_path, expected):
+    log, path = tmp_path / "log", tmp_path / "cube.zarr"
+    stopped(4, "interrupt", Logged(log), source(), out=path)
+    with kept_ranks():
+        launch(predict_on_rank, 2, str(log), str(path))
+        assert log.stat().st_size == CALLS + AGAIN
+        assert tree(path) == expected
+        with pytest.raises(RunError, match="by one process only; with several ranks"):
+            launch(predict_on_rank, 2, str(log), "memory://x/cube.zarr")
