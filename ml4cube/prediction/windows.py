@@ -78,7 +78,7 @@ class DimWindows:
         """Entries of the result along the dim: cells, or windows."""
         return len(self.starts) if self.is_apart else self.cells
 
-    @cached_property
+    @property
     def first_targets(self) -> Ints:
         """First entry of the result of every window."""
         return np.arange(len(self.starts)) if self.is_apart else self.starts + self.offset
