@@ -1,6 +1,7 @@
-"""Gathering windows from a box of cells, and blending overlapping windows into one.
+"""Cutting windows out of a box of cells, and blending overlapping windows into one.
 
-Only index arithmetic, on arrays of any number of dims.
+Windows are strided views of an array over the box, so that many are read or added in one numpy
+call, whatever the number and order of dims.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 Ints = NDArray[np.intp]
+#: Windows, by the number of their start along each axis.
+Index = tuple[Ints, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class BoxWindows:
-    """Windows of one size in a box of cells, in every combination of their starts.
-
-    Dims along which there is one start have it for every window.
-    """
+    """Windows of one size in a box of cells, in every combination of their starts."""
 
     # Cells of the box along each axis.
     box: tuple[int, ...]
-    # First cell of the windows along each axis.
+    # First cell of the windows along each axis, ascending.
     starts: tuple[Ints, ...]
     # Cells of a window along each axis.
     size: tuple[int, ...]
@@ -39,33 +39,56 @@ class BoxWindows:
         """Cells of a window along each axis, in the model's order."""
         return tuple(self.size[axis] for axis in self.order)
 
-    @cached_property
-    def _positions(self) -> NDArray[np.intp]:
-        """Position in the flattened box of every cell of a window, by its first cell."""
-        positions = np.arange(math.prod(self.box)).reshape(self.box)
-        windows = sliding_window_view(positions, self.size)
-        n = len(self.box)
-        order = [*self.order, *(axis for axis in range(n) if axis not in self.order)]
-        return windows.transpose(*range(n), *(n + axis for axis in order))
+    def views(self, arrays: NDArray[Any]) -> NDArray[Any]:
+        """Return views of arrays over the box, with an axis for each axis of it, arrays, window.
 
-    def positions(self, index: Sequence[Ints]) -> NDArray[np.intp]:
-        """Return the positions of the cells of windows, shape (windows, cells).
-
-        `index` has the number of each window's start along each axis.
+        ``views[windows.corners(index)]`` are windows, shape (windows, arrays, *window).
         """
-        corners = tuple(starts[i] for starts, i in zip(self.starts, index, strict=True))
-        return self._positions[corners].reshape(len(index[0]), -1)
+        n = len(self.box)
+        views = sliding_window_view(arrays, self.size, tuple(range(1, n + 1)), writeable=True)
+        single = [axis for axis in range(n) if axis not in self.order]
+        window_axes = (1 + n + axis for axis in (*self.order, *single))
+        views = views.transpose(*range(1, n + 1), 0, *window_axes)
+        without_single: Any = (..., *[0] * len(single))
+        return views[without_single]
 
-    def gather(self, values: NDArray[Any], positions: NDArray[np.intp]) -> NDArray[Any]:
-        """Return the cells of windows, shape (windows, cells), from values in the box."""
-        return values.reshape(-1)[positions]
+    def corners(self, index: Index) -> Index:
+        """Return the first cell of windows along each axis."""
+        return tuple(starts[i] for starts, i in zip(self.starts, index, strict=True))
 
+    def cut(self, arrays: NDArray[Any], index: Index) -> NDArray[Any]:
+        """Return windows, shape (windows, arrays, *window), of arrays over the box."""
+        windows: NDArray[Any] = self.views(arrays)[self.corners(index)]
+        return windows
 
-def batches(counts: tuple[int, ...], batch_size: int) -> Iterator[tuple[Ints, ...]]:
-    """Yield the number of the start along each dim of some windows, in all combinations."""
-    for first in range(0, math.prod(counts), batch_size):
-        ids = np.arange(first, min(first + batch_size, math.prod(counts)))
-        yield tuple(np.unravel_index(ids, counts))
+    def with_any(self, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which windows have a flagged cell, by start along each axis."""
+        for axis, (starts, size) in enumerate(zip(self.starts, self.size, strict=True)):
+            count = np.cumsum(flags, axis)
+            after_first = count.take(starts + size - 1, axis) > count.take(starts, axis)
+            flags = flags.take(starts, axis) | after_first
+        return flags
+
+    def group_of(self, index: Index) -> Ints:
+        """Return the group of each window; no windows of a group overlap."""
+        group = np.zeros_like(index[0])
+        for along, most in zip(index, self._depths, strict=True):
+            group = group * most + along % most
+        return group
+
+    @cached_property
+    def _depths(self) -> tuple[int, ...]:
+        """Along each axis, how many windows at most have a cell in common."""
+        depths = []
+        for starts, size in zip(self.starts, self.size, strict=True):
+            first = np.searchsorted(starts, starts - size, side="right")
+            depths.append(int((np.arange(len(starts)) - first).max(initial=0)) + 1)
+        return tuple(depths)
+
+    def apart(self, index: Index) -> Iterator[slice]:
+        """Split windows into slices of windows that do not overlap."""
+        ends = np.flatnonzero(np.diff(self.group_of(index))) + 1
+        yield from map(slice, [0, *ends.tolist()], [*ends.tolist(), len(index[0])])
 
 
 class Blend:
@@ -76,22 +99,34 @@ class Blend:
     ) -> None:
         self._windows = windows
         ordered = (tapers[axis] for axis in windows.order)
-        self._weights = reduce(np.multiply.outer, ordered, np.ones(())).ravel()
-        self._sum = np.zeros((channels, math.prod(windows.box)))
-        self._weight = np.zeros_like(self._sum)
+        self._window_weights = reduce(np.multiply.outer, ordered, np.ones(()))
+        self._sum = np.zeros((channels, *windows.box))
+        # One for all channels, until one of them has a gap where another has a value.
+        self._weight = np.zeros((1, *windows.box))
 
-    def add(self, index: Sequence[Ints], values: NDArray[Any]) -> None:
-        """Add windows, shape (windows, channels, cells); gaps do not count."""
-        positions = self._windows.positions(index).ravel()
-        for channel, (total, weight) in enumerate(zip(self._sum, self._weight, strict=True)):
-            value = values[:, channel]
-            known = np.isfinite(value)
-            share = np.where(known, self._weights, 0.0)
-            np.add.at(total, positions, (np.where(known, value, 0.0) * share).ravel())
-            np.add.at(weight, positions, share.ravel())
+    def add(self, index: Index, values: NDArray[Any]) -> None:
+        """Add windows, shape (windows, channels, *window); gaps do not count."""
+        weights, known = self._window_weights, np.isfinite(values)
+        if known.all():
+            weights = np.broadcast_to(weights, (len(values), len(self._weight), *weights.shape))
+        else:
+            if len(self._weight) < len(self._sum):
+                self._weight = np.repeat(self._weight, len(self._sum), axis=0)
+            weights, values = np.where(known, weights, 0.0), np.where(known, values, 0.0)
+        values = values * weights
+        sums, sums_of_weights = self._windows.views(self._sum), self._windows.views(self._weight)
+        for apart in self._windows.apart(index):
+            corners = self._windows.corners(tuple(along[apart] for along in index))
+            sums[corners] += values[apart]
+            sums_of_weights[corners] += weights[apart]
 
     def mean(self) -> NDArray[np.float64]:
         """Return the means, shape (channels, *box); NaN where no window has a value."""
-        mean = np.full_like(self._sum, np.nan)
-        np.divide(self._sum, self._weight, out=mean, where=self._weight > 0)
-        return mean.reshape(-1, *self._windows.box)
+        with np.errstate(invalid="ignore"):
+            mean: NDArray[np.float64] = self._sum / self._weight
+        return mean
+
+
+def every_window(counts: Sequence[int]) -> Index:
+    """Return the windows of all combinations of some numbers of starts."""
+    return tuple(np.unravel_index(np.arange(math.prod(counts)), tuple(counts)))

@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block, Grid
 from ml4cube.cube.reader import CubeReader
-from ml4cube.prediction.blending import Blend, BoxWindows, batches
+from ml4cube.prediction.blending import Blend, BoxWindows, Index, every_window
 from ml4cube.prediction.finishing import finished
 from ml4cube.prediction.inputs import Flags, TileInputs
 from ml4cube.prediction.models import Members, Result
 from ml4cube.prediction.results import Expected, Layout
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows import Ints, Tile
-
-Index = tuple[Ints, ...]
+from ml4cube.prediction.windows import Tile
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,10 @@ class BlockPredictor:
                 self._predict_windows(tile, x, index, (block.id, batch), member)
                 for member in range(n_members)
             ]
-            blend.add(tile.result_index(index), np.concatenate(channels, axis=1))
+            values = channels[0] if n_members == 1 else np.concatenate(channels, axis=1)
+            blend.add(
+                tile.result_index(index), values.reshape(*values.shape[:2], *tile.results.shape)
+            )
         means = tile.in_block(blend.mean())
         means = means.reshape(n_members, n_channels, *means.shape[1:])
         gaps = tile.in_block(tile.gaps)
@@ -127,7 +128,8 @@ class _Tile:
         self._targets = len(spec.targets)
         self.is_empty = 0 in self._tile.counts
         if not self.is_empty:
-            self.inputs = TileInputs(spec, predictor.reader, self._tile)
+            dtype = predictor.members.input_dtype
+            self.inputs = TileInputs(spec, predictor.reader, self._tile, dtype)
         self._keep_gaps = predictor.keep_gaps
 
     @cached_property
@@ -172,12 +174,16 @@ class _Tile:
         """Yield batches of windows with an entry to predict: their number and their index."""
         if self.is_empty:
             return
-        predictable = ~np.logical_and.reduce(self.gaps)
-        for batch, every in enumerate(batches(self._tile.counts, self._batch_size)):
-            positions = self.results.positions(self.result_index(every))
-            chosen = self.results.gather(predictable, positions).any(axis=1)
-            if chosen.any():
-                yield batch, tuple(along[chosen] for along in every)
+        index = every_window(self._tile.counts)
+        predictable = np.logical_or.reduce(~self.gaps)
+        if not predictable.all():
+            chosen = self.results.with_any(predictable)[self.result_index(index)]
+            index = tuple(along[chosen] for along in index)
+        # Windows that do not overlap are side by side, to be added in one go.
+        order = np.argsort(self.results.group_of(self.result_index(index)), kind="stable")
+        for batch, first in enumerate(range(0, len(order), self._batch_size)):
+            part = order[first : first + self._batch_size]
+            yield batch, tuple(along[part] for along in index)
 
     def in_block(self, values: NDArray[Any]) -> NDArray[Any]:
         """Cut the block out of the box of the result, of arrays (..., *box)."""

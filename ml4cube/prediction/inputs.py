@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +14,9 @@ from ml4cube.core.grid import cell_ids
 from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps, set_gaps
 from ml4cube.core.statistics import scale_values
 from ml4cube.cube.reader import CubeReader
-from ml4cube.prediction.blending import BoxWindows
+from ml4cube.prediction.blending import BoxWindows, Index
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows import Ints, Tile
+from ml4cube.prediction.windows import Tile
 
 Flags = NDArray[np.bool_]
 
@@ -25,8 +24,10 @@ Flags = NDArray[np.bool_]
 class TileInputs:
     """The cells of a tile's windows, and the inputs that a model is given of them."""
 
-    def __init__(self, spec: PredictionSpec, reader: CubeReader, tile: Tile) -> None:
-        self._spec, self._tile = spec, tile
+    def __init__(
+        self, spec: PredictionSpec, reader: CubeReader, tile: Tile, dtype: np.dtype[Any]
+    ) -> None:
+        self._spec, self._tile, self._dtype = spec, tile, dtype
         self._box = {dim: slice(s.start, s.stop) for dim, s in tile.box.items()}
         self.shape = tuple(cells.stop - cells.start for cells in self._box.values())
         cells = self._read(reader)
@@ -92,41 +93,30 @@ class TileInputs:
                 flags = flags[(*[slice(None)] * axis, inside)]
         return flags
 
-    def batch(self, index: tuple[Ints, ...]) -> NDArray[np.float64]:
+    def batch(self, index: Index) -> NDArray[Any]:
         """Return the inputs of some windows, shape (windows, channels, *window)."""
-        positions = self.windows.positions(index)
-        channels = (*self._spec.features, *self._spec.tables)
-        x = np.empty((len(positions), len(channels), positions.shape[1]))
-        for channel, name in enumerate(channels):
-            if name in self._filled:
-                x[:, channel] = self._filled_and_scaled(name, positions)
-            else:
-                x[:, channel] = self._scaled[name].reshape(-1)[positions]
-        return x.reshape(*x.shape[:2], *self.windows.shape)
+        x = self.windows.cut(self._channels, index)
+        for channel, name in enumerate(self._spec.features):
+            if name in self._filled_by_window:
+                x[:, channel] = self._filled_and_scaled(name, index)
+        return x
 
-    def known_gaps(self, index: tuple[Ints, ...]) -> Flags:
+    def known_gaps(self, index: Index) -> Flags:
         """Return the cells of windows that are gaps at all known steps, by target and call.
 
         Shape (windows, targets, *window with as many steps as the results of all calls).
         """
-        windows, positions = self._spec.windows, self.windows.positions(index)
+        windows, no_gaps = self._spec.windows, np.zeros(self.shape, bool)
         assert windows.lead_dim is not None
-        axis, along = (
-            1 + windows.gather_order.index(windows.lead_dim),
-            windows.dims[windows.lead_dim],
-        )
+        axis = 2 + windows.gather_order.index(windows.lead_dim)
+        along = windows.dims[windows.lead_dim]
         known = (*[slice(None)] * axis, slice(0, along.known_size))
-        no_gaps = np.zeros(self.shape, bool)
-        found = []
-        for name in self._spec.targets:
-            gaps = self._gaps.get(name, no_gaps).reshape(-1)[positions]
-            gaps = gaps.reshape(-1, *self.windows.shape)[known]
-            always = np.logical_and.reduce(gaps, axis=axis, keepdims=True)
-            found.append(np.repeat(always, along.target_size, axis=axis))
-        return np.stack(found, axis=1)
+        gaps = np.stack([self._gaps.get(name, no_gaps) for name in self._spec.targets])
+        always = self.windows.cut(gaps, index)[known].all(axis=axis, keepdims=True)
+        return np.repeat(always, along.target_size, axis=axis)
 
     @cached_property
-    def _filled(self) -> dict[str, str]:
+    def _fill_methods(self) -> dict[str, str]:
         """Features with gaps in the box that are filled, with the method of each."""
         metadata = self._spec.metadata
         methods = {name: metadata.spec.fill_of(name) if metadata else None for name in self._values}
@@ -138,51 +128,67 @@ class TileInputs:
             and self._gaps[name].any()
         }
 
+    @property
+    def _filled_by_window(self) -> frozenset[str]:
+        """Features of which every window is filled by itself, and maybe refused."""
+        has_callback = self._spec.store_settings.get("callback") is not None
+        methods = self._fill_methods
+        return frozenset(n for n in methods if has_callback or methods[n] == "sample_mean")
+
     @cached_property
     def _scaling(self) -> dict[str, tuple[Any, Any]]:
         """Offset and scale of each feature: numbers, or one for each cell of the box."""
-        scaling = {}
-        for name in self._spec.scaling.keys() & self._values.keys():
-            # The values show whether any cell lacks statistics, which is refused.
-            offset, scale = self._spec.scaling[name].in_box(self._box, self._values[name])
-            scaling[name] = offset, scale
-        return scaling
+        # The values show whether any cell lacks statistics, which is refused.
+        return {
+            name: self._spec.scaling[name].in_box(self._box, values)
+            for name, values in self._values.items()
+            if name in self._spec.scaling
+        }
 
     @cached_property
-    def _scaled(self) -> Mapping[str, NDArray[np.float64]]:
-        """Channels that are not filled, scaled, in the shape of the box."""
-        scaled = {}
-        for name, values in self._values.items():
+    def _channels(self) -> NDArray[Any]:
+        """Inputs in every cell of the box, filled and scaled: shape (channels, *box)."""
+        spec = self._spec
+        channels = np.empty((len(spec.features) + len(spec.tables), *self.shape), self._dtype)
+        for channel, (name, values) in zip(channels, self._values.items(), strict=False):
+            if name in self._fill_methods and name not in self._filled_by_window:
+                # As one sample, because every cell is filled by itself.
+                values = self._fill(name, values[None], self._ids[None])[0]
             offset, scale = self._scaling.get(name, (0.0, 1.0))
-            if name not in self._filled:
-                scaled[name] = scale_values(values, offset, scale, np.float64)
-        for name, table in self._spec.tables.items():
+            channel[...] = scale_values(values, offset, scale, self._dtype)
+        for channel, table in zip(
+            channels[len(spec.features) :], spec.tables.values(), strict=True
+        ):
             of_dim = [-1 if dim == table.dim else 1 for dim in self._box]
-            values = table.values[self._box[table.dim]].reshape(of_dim)
-            scaled[name] = np.broadcast_to(values, self.shape)
-        return scaled
+            channel[...] = table.values[self._box[table.dim]].reshape(of_dim)
+        return channels
 
-    def _filled_and_scaled(self, name: str, positions: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return the values of a feature in some windows, gaps filled as in training, scaled."""
-        samples = self._fill(name, self._values[name].reshape(-1)[positions], positions)
+    @property
+    def _ids(self) -> NDArray[np.uint64]:
+        """Number in the cube of each cell of the box."""
+        shape = {dim: along.cells for dim, along in self._spec.windows.dims.items()}
+        return cell_ids(shape, self._box)
+
+    def _filled_and_scaled(self, name: str, index: Index) -> NDArray[Any]:
+        """Return a feature in some windows, gaps filled as in training, and scaled."""
+
+        def cut(values: NDArray[Any]) -> NDArray[Any]:
+            windows: NDArray[Any] = self.windows.cut(values[None], index)[:, 0]
+            return windows
+
+        samples = self._fill(name, cut(self._values[name]), cut(self._ids))
         offset, scale = (
-            np.broadcast_to(number, self.shape).reshape(-1)[positions]
-            if np.ndim(number)
-            else number
+            cut(np.broadcast_to(number, self.shape)) if np.ndim(number) else number
             for number in self._scaling.get(name, (0.0, 1.0))
         )
-        return scale_values(samples, offset, scale, np.float64)
+        return scale_values(samples, offset, scale, self._dtype)
 
-    def _fill(self, name: str, samples: NDArray[Any], positions: NDArray[np.intp]) -> NDArray[Any]:
+    def _fill(self, name: str, samples: NDArray[Any], ids: NDArray[np.uint64]) -> NDArray[Any]:
         metadata, settings = self._spec.metadata, self._spec.store_settings
         assert metadata is not None
-        method = self._filled[name]
+        method = self._fill_methods[name]
         if settings.get("callback") is not None:
             _check_filled(name, samples, method, settings["callback"])
-        ids = None
-        if method == "noise":
-            shape = {dim: along.cells for dim, along in self._spec.windows.dims.items()}
-            ids = cell_ids(shape, self._box).reshape(-1)[positions]
         # `fill` has the statistics of train cells, before any callback; older stores lack it
         known = (metadata.fill or metadata.statistics).get(name)
         return fill_gaps(
@@ -201,7 +207,7 @@ def _check_filled(name: str, samples: NDArray[Any], method: str, callback: str) 
 
     A sample's own mean has its units, but a sample of only gaps was filled with the train mean.
     """
-    gaps = find_gaps(samples)
+    gaps = find_gaps(samples).reshape(len(samples), -1)
     if (gaps.all(axis=1) if method == "sample_mean" else gaps).any():
         raise InvalidValueError(
             f"{name!r} has gaps, which training filled ({method!r}) before the callback "

@@ -104,6 +104,11 @@ class Members:
     samples: int | None = None
     seed: int = 0
 
+    @property
+    def input_dtype(self) -> np.dtype[Any]:
+        """Dtype of arrays of inputs; numpy does not have all of torch's."""
+        return np.dtype("f8" if self.dtype == torch.float64 else "f4")
+
     def __len__(self) -> int:
         """Number of members."""
         return len(self.run) if self.samples is None else self.samples
