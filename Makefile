@@ -5,7 +5,7 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-quick test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers bench-against
+.PHONY: help setup demo test test-quick test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-prediction bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers bench-against
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite (10 minutes on two cores)"
@@ -13,8 +13,8 @@ help:
 	@echo "make test-faults  faults in real processes, and all tests that make test leaves out (an hour)"
 	@echo "make test-newest  tests that need no torch, on the newest Python of this machine"
 	@echo "make setup   only build $(VENV)/"
-	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling, sampling_speedup,"
-	@echo "             splits_honesty, gpu_feed), into benchmarks/results/"
+	@echo "make bench-NAME    measure (statistics, loading, training, prediction, codecs, sampling,"
+	@echo "             sampling_speedup, splits_honesty, gpu_feed), into benchmarks/results/"
 	@echo "make bench-against BASE=COMMIT    compare the speed of every stage with that of another commit"
 	@echo "make bench-loaders_in_trainers    check our loaders inside other libraries' trainers"
 
@@ -64,8 +64,8 @@ LOADERS := benchmarks/.loaders-venv
 $(LOADERS)/.ready: pyproject.toml benchmarks/peers.py benchmarks/loaders.py scripts/setup_env.py
 	$(PYTHON) benchmarks/loaders.py $(LOADERS)
 
-bench-loading: $(LOADERS)/.ready
-	$(LOADERS)/bin/python -P benchmarks/loading.py
+bench-loading bench-prediction: bench-%: $(LOADERS)/.ready
+	$(LOADERS)/bin/python -P benchmarks/$*.py
 
 ANCESTOR := benchmarks/.ancestor-venv
 $(ANCESTOR)/.ready: benchmarks/ancestor.py
