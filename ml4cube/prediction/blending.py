@@ -50,7 +50,8 @@ class BoxWindows:
         window_axes = (1 + n + axis for axis in (*self.order, *single))
         views = views.transpose(*range(1, n + 1), 0, *window_axes)
         without_single: Any = (..., *[0] * len(single))
-        return views[without_single]
+        views = views[without_single]
+        return views
 
     def corners(self, index: Index) -> Index:
         """Return the first cell of windows along each axis."""
