@@ -50,8 +50,8 @@ class BoxWindows:
         window_axes = (1 + n + axis for axis in (*self.order, *single))
         views = views.transpose(*range(1, n + 1), 0, *window_axes)
         without_single: Any = (..., *[0] * len(single))
-        views = views[without_single]
-        return views
+        found: NDArray[Any] = views[without_single]
+        return found
 
     def corners(self, index: Index) -> Index:
         """Return the first cell of windows along each axis."""
