@@ -214,7 +214,7 @@ class Grouping:
     codes: xr.DataArray
 
     @classmethod
-    def of(cls, by: str | xr.DataArray, cube: xr.DataArray) -> Grouping:
+    def of(cls, by: str | xr.DataArray, cube: Cube) -> Grouping:
         if isinstance(by, str) and by not in cube.dims:
             check_choice("by", by, sorted({str(name) for name in (*cube.dims, *cube.coords)}))
             by = cube.coords[by]
@@ -294,7 +294,7 @@ def _blocks(cube: xr.DataArray) -> Iterator[dict[Hashable, slice]]:
 
 
 def in_block(
-    array: xr.DataArray, dims: Sequence[Hashable], slices: dict[Hashable, slice]
+    array: xr.DataArray, dims: Sequence[Hashable], slices: Mapping[Any, Any]
 ) -> NDArray[Any]:
     """Return the values of an array in a block, with an axis of length 1 for dims that it lacks."""
     part = array.variable.isel({dim: slices[dim] for dim in array.dims})

@@ -1,0 +1,221 @@
+"""`evaluate`: compare a prediction and baselines with the truth."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import xarray as xr
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_choice
+from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.cube.opening import as_dataset, store_and_path
+from ml4cube.cube.variables import data_variables, split_label
+from ml4cube.evaluation.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
+from ml4cube.evaluation.bootstrap import Bootstrap
+from ml4cube.evaluation.cell_reader import Steps
+from ml4cube.evaluation.climatology import ClimatologyOptions, warn_of_train_cells
+from ml4cube.evaluation.labels import Labels
+from ml4cube.evaluation.named_sums import NamedSums
+from ml4cube.evaluation.predicted import matching_steps, own_steps
+from ml4cube.evaluation.probabilities import MEMBER
+from ml4cube.evaluation.scorecard import Scorecard
+from ml4cube.evaluation.scores import FORMULAS, PREDICTION
+from ml4cube.evaluation.scoring import Scored
+from ml4cube.evaluation.timing import Timing, with_forecast_dims
+from ml4cube.preprocessing.cubes import cells_of_part
+from ml4cube.progress import Stage
+
+Baselines = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+
+
+def evaluate(
+    prediction: Any,
+    truth: Any,
+    *,
+    baselines: Baselines = (),
+    by: Any = None,
+    metrics: str | Sequence[str] | None = None,
+    climatology: Any = None,
+    split: str | None = "test",
+    weights: xr.DataArray | str | None = "area",
+    level: float = 0.95,
+    n_boot: int = 1000,
+    block_length: int | None = None,
+    seed: int = 42,
+    data: Any = None,
+    predict: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Scorecard:
+    """Compare a prediction, and baselines beside it, with the true cube.
+
+    Docs to be written.
+    """
+    bootstrap = Bootstrap(level, n_boot, block_length, seed)
+    truth = as_dataset(truth)
+    named, given = _read_baselines(baselines)
+    wanted = _read_metrics(metrics)
+    cube = _as_prediction(prediction, truth, data, predict, progress)
+    time_dim = find_time_dim(truth.coords.values(), truth.dims)
+    if time_dim is None:
+        raise InvalidValueError(
+            f"truth must have one time dim, got {[str(dim) for dim in truth.dims]}; name it 'time'"
+        )
+    names = _common_variables(cube, truth, time_dim)
+    timing = Timing.of(cube, truth, time_dim)
+    if not timing.is_forecast and (from_init := [name for name in named if name in FROM_INIT]):
+        raise InvalidValueError(
+            f"baselines {from_init} start from the value at init_time, which a prediction without "
+            "lead times lacks; choose 'climatology', or give cubes"
+        )
+    labels = Labels.of(by, cube, truth, timing)
+    options = _climatology(truth, timing, climatology, named, wanted)
+    part, described_part = _part_to_score(truth, split)
+    cubes: dict[str, tuple[xr.Dataset, Mapping[str, Steps]]] = {
+        PREDICTION: (cube, own_steps(timing))
+    }
+    for name, baseline in given.items():
+        baseline = with_forecast_dims(as_dataset(baseline))
+        cubes[name] = baseline, matching_steps(name, baseline, timing, time_dim)
+    variables = [Scored.of(name, cubes, truth, timing, weights) for name in names]
+    n_groups = 0 if options is None else options.n_groups
+    total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(n_groups))
+    with Stage("evaluate", total, "blocks", show=progress) as stage:
+        sums = [one.sum_up(named, options, part, labels, stage) for one in variables]
+    attrs = {
+        "weights": "; ".join(dict.fromkeys(one.described_weights for one in variables)),
+        "climatology": "none" if options is None else options.described,
+        "scored": described_part,
+    }
+    models = [*cubes, *named]
+    has_several = any(one.outputs is not None for s in variables for one in s.predicted.values())
+    has_members = any(
+        one.outputs is not None and one.outputs.dim == MEMBER
+        for s in variables
+        for one in s.predicted.values()
+    )
+    if metrics is None:
+        wanted = ["rmse", "mae", "bias"]
+        wanted += ["acc"] if options is not None else []
+        wanted += ["crps"] if has_several else []
+        wanted += ["spread_ratio"] if has_members else []
+        wanted += ["brier"] if any(one.truth.classes is not None for one in variables) else []
+        wanted += ["count", "unpredicted"]
+    named_sums = NamedSums.of(variables, sums, models, labels, attrs)
+    card = Scorecard(named_sums, labels.names, tuple(wanted), bootstrap)
+    _warn_of_cells_left_out(card)
+    if n_boot and card.block_length is None:
+        warnings.warn(
+            f"scores have no intervals: {bootstrap.too_few(*card.samples_and_leads)}; score more "
+            "dates, or set block_length",
+            stacklevel=caller_level(),
+        )
+    return card
+
+
+def _as_prediction(
+    prediction: Any, truth: xr.Dataset, data: Any, predict: Mapping[str, Any] | None, progress: bool
+) -> xr.Dataset:
+    """Return a predicted cube, which a model makes first."""
+    is_cube = isinstance(prediction, xr.Dataset | xr.DataArray | str | os.PathLike)
+    if is_cube or store_and_path(prediction)[0] is not None:
+        if data is not None or predict is not None:
+            raise InvalidTypeError("data and predict need a model, got a predicted cube")
+        return with_forecast_dims(as_dataset(prediction))
+    from ml4cube.prediction import predict_cube
+
+    options = {"progress": progress, **(predict or {})}
+    return with_forecast_dims(predict_cube(prediction, truth, data, **options))
+
+
+def _read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of our baselines, and the cubes of given ones."""
+    one_or_more = [baselines] if isinstance(baselines, str | Mapping) else list(baselines)
+    named: list[str] = []
+    given: dict[str, Any] = {}
+    for one in one_or_more:
+        if isinstance(one, Mapping):
+            given |= one
+            continue
+        if not isinstance(one, str):
+            raise InvalidTypeError(
+                "baselines must hold names, or a mapping of names to cubes, got "
+                f"{type(one).__name__}; give a cube a name, as in {{'era5': cube}}"
+            )
+        check_choice("baselines", one, BASELINES)
+        named.append(one)
+    if taken := [name for name in given if name in (PREDICTION, *BASELINES)]:
+        raise InvalidValueError(f"a given baseline must have another name, got {taken[0]!r}")
+    return list(dict.fromkeys(named)), given
+
+
+def _read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
+    wanted = [metrics] if isinstance(metrics, str) else list(metrics or ())
+    for metric in wanted:
+        check_choice("metrics", metric, list(FORMULAS))
+    return wanted
+
+
+def _common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list[str]:
+    """Return the variables to score."""
+    known = [name for name in data_variables(truth) if time_dim in truth[name].dims]
+    predicted = data_variables(cube)
+    names = [name for name in predicted if name in known]
+    if not names:
+        raise InvalidValueError(
+            f"prediction has variables {predicted}, truth has {known} along {time_dim!r}, none in "
+            "common"
+        )
+    return names
+
+
+def _climatology(
+    truth: xr.Dataset, timing: Timing, given: Any, named: Iterable[str], metrics: Iterable[str]
+) -> ClimatologyOptions | None:
+    """Return the climatology; None if it is neither known nor needed."""
+    options = ClimatologyOptions.of(truth, timing, timing.time_dim, given)
+    needing = [name for name in (*named, *metrics) if name in (*FROM_CLIMATOLOGY, "acc")]
+    lacks = not options.is_known or (DAMPED in needing and not options.train.steps.size)
+    if needing and lacks:
+        raise InvalidValueError(
+            f"{needing} need train cells, but truth has no split label and no date before those of "
+            "the prediction; add a label, as with assign_time_split, or give climatology="
+        )
+    if not options.is_known:
+        return None
+    warn_of_train_cells(options, truth, given)
+    return options
+
+
+def _part_to_score(truth: xr.Dataset, split: str | None) -> tuple[xr.DataArray | None, str]:
+    """Return flags of the cells to score, None for all."""
+    label = split_label(truth)
+    if split is None or label is None:
+        return None, "all cells"
+    variable, part = cells_of_part(truth, split)
+    return xr.DataArray(variable), f"the {part} cells of {label!r}"
+
+
+def _warn_of_cells_left_out(card: Scorecard) -> None:
+    """Say how many cells with a truth are in no score, and for which model."""
+    rows = card.sums.rows
+    dims = [dim for dim in rows["count"].dims if dim not in ("variable", "model")]
+    count, lacking = rows["count"].sum(dims), rows["unpredicted"].sum(dims)
+    for variable in rows["variable"].values:
+        scored = int(count.sel(variable=variable).values[0])
+        missing = lacking.sel(variable=variable).values
+        most = int(missing.max())
+        if not scored and not most:
+            raise InvalidValueError(
+                f"no cell of {variable!r} can be scored: {card.attrs['scored']} have no value at "
+                "the dates of the prediction; split=None scores all cells"
+            )
+        if most:
+            model = str(rows["model"].values[missing.argmax()])
+            warnings.warn(
+                f"{variable!r}: no model is scored where one lacks a value: {model!r} does in "
+                f"{most:,} cells with a truth, {scored:,} are scored; see `unpredicted`",
+                stacklevel=caller_level(),
+            )
