@@ -47,7 +47,8 @@ class Bootstrap:
         if leads is not None and n > 1:
             # forecasts whose dates overlap have errors in common
             longest, step = _number(leads).max(), np.median(np.diff(date_keys(samples.values)[0]))
-            length = max(length, math.ceil(float(longest / step)))
+            # months differ in length
+            length = max(length, math.ceil(float(longest / step) - 0.25))
         return length
 
     def too_few(self, samples: xr.DataArray, leads: xr.DataArray | None) -> str:

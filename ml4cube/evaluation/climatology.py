@@ -139,7 +139,7 @@ class TrainCells:
         else:
             steps = np.flatnonzero(timing.truth_keys < timing.sample_keys.min())
             described = "the dates before the first one of the prediction"
-        described += f" ({span(dates[steps])})"
+        described += f" ({span(dates[steps])})" if steps.size else ""
         is_train = np.isin(np.arange(dates.size), steps)
         return cls(described, steps, xr.DataArray(is_train, dims=time_dim))
 

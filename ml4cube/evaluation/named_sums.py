@@ -62,19 +62,24 @@ class NamedSums:
         return cls(xr.Dataset(rows, coords, dict(attrs)), others)
 
     def merge(self, other: NamedSums) -> NamedSums:
-        """Add the sums of other dates, or of other cells."""
-        rows = _merged_rows(self.rows, other.rows)
-        others = {}
+        """Return the sums of both, which are of other dates, in the order of dates."""
+        rows = [self.rows, other.rows]
+        dim = str(self.rows["weight"].dims[2])
+        _check_same(*(part.drop_vars(dim, errors="ignore") for part in rows))
         for name, ours in self.others.items():
-            theirs = other.others[name]
-            differing = [n for n in ours.coords if not ours.coords[n].equals(theirs[n])]
-            _check_same(differing)
-            # in numpy, since xarray would align coordinates that differ
-            added = {
-                n: ours[n].copy(data=ours[n].values + theirs[n].values) for n in ours.data_vars
-            }
-            others[name] = ours.assign(added)
-        return NamedSums(rows, others)
+            _check_same(ours, other.others[name])
+        keys = np.concatenate([date_keys(part[dim].values)[0] for part in rows])
+        if len(np.unique(keys)) < len(keys):
+            raise InvalidValueError(
+                f"scorecards to merge must be of different {dim!r}, got the same one twice"
+            )
+        merged = xr.concat(rows, dim, data_vars="minimal", coords="minimal", compat="override")
+        others = {
+            name: ours.assign({n: ours[n] + other.others[name][n] for n in ours.data_vars})
+            for name, ours in self.others.items()
+        }
+        order = np.argsort(keys, kind="stable")
+        return NamedSums(merged.isel({dim: order}), others)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; arrays are compressed and base64-encoded."""
@@ -88,11 +93,15 @@ class NamedSums:
         return cls(_from_dict(raw["rows"]), others)
 
 
-def _check_same(differing: Sequence[Any]) -> None:
+def _check_same(ours: xr.Dataset, theirs: xr.Dataset) -> None:
+    """Refuse sums of other variables, models, cells, lead times or labels."""
+    names = {*ours.variables, *theirs.variables}
+    differing = [name for name in names if name not in ours or name not in theirs]
+    differing += [n for n in ours.coords if n in theirs and not ours[n].equals(theirs[n])]
     if differing:
         raise InvalidValueError(
-            f"scorecards to merge must have the same {differing}, got others; score the parts of "
-            "one prediction with the same arguments"
+            f"scorecards to merge must have the same {sorted(map(str, differing))}, got others; "
+            "score the parts of one prediction with the same arguments"
         )
 
 
@@ -123,31 +132,6 @@ def _others(scored: Scored, sums: VariableSums, models: Sequence[str]) -> xr.Dat
     if sums.reliability is not None:
         found["reliability"] = sums.reliability
     return xr.Dataset(found, {**coords, "model": list(models)}, attrs)
-
-
-def _merged_rows(ours: xr.Dataset, theirs: xr.Dataset) -> xr.Dataset:
-    """Add sums of the same dates, and put the others in order."""
-    dim = str(ours["weight"].dims[2])
-    names = {*ours.variables, *theirs.variables}
-    _check_same([name for name in names if name not in ours or name not in theirs])
-    _check_same([n for n in ours.coords if n != dim and not ours[n].equals(theirs[n])])
-    both = [ours[dim].values, theirs[dim].values]
-    keys = np.concatenate([date_keys(values)[0] for values in both])
-    _, first, position = np.unique(keys, return_index=True, return_inverse=True)
-    result = ours.isel({dim: np.zeros(len(first), np.intp)}).copy(deep=True)
-    result = result.assign_coords({dim: (dim, np.concatenate(both)[first], ours[dim].attrs)})
-    for name in ours.data_vars:
-        if dim not in ours[name].dims:
-            continue
-        axis = ours[name].dims.index(dim)
-        values = [np.moveaxis(part[name].values, axis, 0) for part in (ours, theirs)]
-        if name in FIELDS:
-            total: Any = np.zeros((len(first), *values[0].shape[1:]), values[0].dtype)
-            np.add.at(total, position, np.concatenate(values))
-        else:
-            total = np.concatenate(values)[first]
-        result[name] = ours[name].dims, np.moveaxis(total, 0, axis)
-    return result
 
 
 def _to_dict(ds: xr.Dataset) -> dict[str, Any]:

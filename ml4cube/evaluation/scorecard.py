@@ -27,7 +27,37 @@ from ml4cube.evaluation.verdict import verdicts
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scorecard:
-    """The result of `evaluate`."""
+    """The result of `evaluate`: scores with intervals, and the sums that they follow from.
+
+    Printed, it says for each variable where the prediction is better than each baseline, and where
+    not. Scorecards of parts of a prediction are merged with `merge`.
+
+    Parameters
+    ----------
+    sums : NamedSums
+        All sums, by variable, model, date and label.
+    by : tuple of str
+        Labels of the scores.
+    metrics : tuple of str
+        Scores to show.
+    bootstrap : Bootstrap
+        How intervals are computed.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> from ml4cube.evaluation import evaluate
+    >>> time = xr.date_range("2000-01-01", periods=40)
+    >>> truth = xr.DataArray(np.arange(40.0), {"time": time}, ["time"], "t")
+    >>> flat, late = xr.full_like(truth, 19.5), truth - 1
+    >>> cards = [
+    ...     evaluate(late[part], truth, baselines={"flat": flat}, metrics="rmse", n_boot=0)
+    ...     for part in (slice(0, 20), slice(20, 40))
+    ... ]
+    >>> card = cards[0].merge(cards[1])
+    >>> card.table[["model", "metric", "value"]].iloc[:2].values.tolist()
+    [['prediction', 'rmse', 1.0], ['flat', 'rmse', 11.543396380615196]]
+    """
 
     sums: NamedSums
     by: tuple[str, ...]
@@ -157,17 +187,18 @@ class Scorecard:
         Parameters
         ----------
         other : Scorecard
-            Of other dates, or of other cells of the same dates, computed with the same arguments.
+            Of other dates, computed with the same arguments and the same climatology.
 
         Returns
         -------
         Scorecard
-            As of one call with both parts; neither operand changes.
+            As of one call with both parts, up to rounding; neither operand changes.
 
         Raises
         ------
         InvalidValueError
-            If models, variables, lead times, labels, climatologies or options differ.
+            If models, variables, lead times, labels, climatologies or options differ, or a date is
+            in both.
         """
         for what, ours, theirs in (
             ("labels", self.by, other.by),

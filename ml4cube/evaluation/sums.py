@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -89,7 +90,7 @@ class VariableSums:
         for point in block.points.values():
             scored &= np.isfinite(point)
         scored_group = np.where(scored, group, -1)
-        box = tuple(block.tile.values())
+        box: tuple[Any, ...] = tuple(block.tile.values())
         gaps = by_group((labels >= 0) & ~has_truth)
         for i, (name, point) in enumerate(block.points.items()):
             pairs = PairSums.of(point, truth, weights, scored_group, n * n_leads * n_labels)
@@ -110,7 +111,7 @@ class VariableSums:
             for field, sums in found.items():
                 self.rows[FIELDS.index(field), i, block.samples] += sums
             errors = np.where(scored, (point - truth) ** 2, 0.0).sum((0, 1))
-            self.cell_errors[i][box] += errors
+            self.cell_errors[(i, *box)] += errors
         self.cell_count[box] += scored.sum((0, 1))
         prediction = next(iter(block.points.values()))
         if block.has_rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +170,9 @@ def positions(wanted: NDArray[Any], known: NDArray[Any]) -> Steps:
 
 
 def span(dates: xr.DataArray) -> str:
-    """Return the first and the last date, for a message."""
-    values: list[Hashable] = dates.values.astype(str).tolist()
-    return f"{values[0]} to {values[-1]}" if values else "none"
+    """Return the first and the last date, as days if they have no time of day."""
+    values = dates.values.astype("M8[s]" if dates.dtype.kind == "M" else object).astype(str)
+    shown = [
+        str(value).replace("T00:00:00", "").replace(" 00:00:00", "") for value in values[[0, -1]]
+    ]
+    return " to ".join(shown)

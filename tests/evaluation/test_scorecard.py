@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.evaluation import evaluate, scoring
+from ml4cube.errors import InvalidValueError
+from ml4cube.evaluation import Scorecard, evaluate, scoring
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
 
@@ -105,3 +107,321 @@ def test_scores_equal_a_loop_over_pairs(cycle, calendar, gaps, order, chunks, si
             if model != "prediction" and mse is not None:
                 expected = {"skill": 1 - mse / expected["mse"]}
                 check(one.sel(baseline=model), expected)
+
+
+def card_of(forecast, truth, **options):
+    return evaluate(forecast, truth, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return truth_cube()
+
+
+@pytest.fixture(scope="module")
+def forecast(truth):
+    return forecast_cube(truth, range(40, 71), LAGS)
+
+
+def test_the_truth_as_its_own_forecast_is_perfect(truth):
+    perfect = forecast_cube(truth, range(40, 71), LAGS, error=0)
+    card = card_of(perfect, truth, baselines=oracle.BASELINES, by="lead_time")
+    one = card.scores.sel(variable="t", model="prediction")
+    for metric, value in {"rmse": 0, "mae": 0, "bias": 0, "acc": 1}.items():
+        np.testing.assert_allclose(one[metric], value, atol=1e-12)
+        np.testing.assert_allclose(one[f"{metric}_low"], value, atol=1e-12)
+    assert (card.scores.skill == 1).all()
+    assert (card.scores.skill_low == 1).all()
+    assert (card.map.t_skill == 1).all()
+    spectrum = card.spectrum.t
+    np.testing.assert_allclose(spectrum.sel(source="prediction"), spectrum.sel(source="truth"))
+    assert all("better" in sentence and "all lead times" in sentence for sentence in card.verdict)
+
+
+def test_the_truth_as_its_own_plain_prediction_is_perfect(truth):
+    card = card_of(truth, truth, baselines="climatology")
+    one = card.scores.sel(variable="t")
+    assert one["count"].values.tolist() == [32 * 12] * 2  # of the test part
+    assert one.rmse.sel(model="prediction") == 0
+    assert one.skill.item() == one.skill_low.item() == 1
+    np.testing.assert_allclose(one.acc.sel(model="prediction"), 1)
+    assert card.verdict == ["t is better than climatology."]
+    assert "lead_time" not in card.spectrum.dims
+
+
+def test_a_tie_has_skill_zero_in_its_interval(truth, forecast):
+    card = card_of(forecast, truth, baselines={"copy": forecast}, by="lead_time")
+    for name in ("skill", "skill_low", "skill_high"):
+        assert (card.scores[name] == 0).all()
+    assert card.verdict == ["t does not differ from copy with confidence at all lead times."]
+    contained = 0
+    for seed in range(20):  # equally good forecasts, which differ
+        other = forecast_cube(truth, range(40, 71), LAGS, seed=100 + seed)
+        skill = card_of(forecast, truth, baselines={"b": other}, n_boot=200).scores
+        contained += bool((skill.skill_low <= 0).all() and (skill.skill_high >= 0).all())
+    assert contained >= 16
+
+
+def test_intervals_are_paired_and_repeatable(truth, forecast):
+    noise = forecast_cube(truth, range(40, 71), LAGS, error=0, seed=5)
+    worse = noise + 1.05 * (forecast.t - noise)
+    options = {"baselines": {"worse": worse}, "by": "lead_time"}
+    one, again = (card_of(forecast, truth, **options).scores for _ in range(2))
+    xr.testing.assert_identical(one, again)
+    rmse = one.sel(variable="t").isel(lead_time=0)
+    # the intervals of both errors overlap, but that of the skill is far from zero
+    assert rmse.rmse_high.sel(model="prediction") > rmse.rmse_low.sel(model="worse")
+    np.testing.assert_allclose(one.skill, 1 - 1 / 1.05**2)
+    np.testing.assert_allclose(one.skill_low, one.skill)
+    np.testing.assert_allclose(one.skill_high, one.skill)
+    other = card_of(forecast, truth, **options, seed=7).scores
+    assert (other.rmse_low != one.rmse_low).any()
+    xr.testing.assert_equal(other.rmse, one.rmse)
+
+
+def test_an_interval_of_independent_errors_is_that_of_the_textbook():
+    n = 400
+    errors = np.random.default_rng(0).normal(size=n)
+    time = xr.date_range("2000-01-01", periods=n)
+    truth = xr.DataArray(np.zeros(n), {"time": time}, ["time"], "t")
+    scores = card_of(truth + errors, truth, metrics="bias", block_length=1).scores.squeeze()
+    half = 1.96 * errors.std() / np.sqrt(n)
+    assert float(scores.bias_low) == pytest.approx(errors.mean() - half, abs=0.15 * half)
+    assert float(scores.bias_high) == pytest.approx(errors.mean() + half, abs=0.15 * half)
+
+
+def test_blocks_are_of_the_longest_lead_and_too_few_have_no_interval(truth):
+    few = forecast_cube(truth, range(40, 60), LAGS)
+    with pytest.warns(UserWarning, match="20 dates are fewer than 5 blocks of 5"):
+        card = card_of(few, truth)
+    assert card.scores.rmse_low.isnull().all()
+    assert "without intervals" not in " ".join(card.verdict)
+    assert card_of(few, truth, block_length=4).block_length == 4
+    assert card_of(forecast_cube(truth, range(40, 70), LAGS), truth).block_length == 5
+
+
+def test_labels_of_dates_and_cells(truth, forecast):
+    rows = rows_of(forecast, truth, "month", range(40, 71))
+    weights = weights_of(truth)
+    season = ["DJF", "MAM", "JJA", "SON"]
+    month = truth.time.dt.month.values
+    region = xr.DataArray(
+        [["a", "b", None, "a"]] * 3, {"lat": truth.lat, "lon": truth.lon}, ("lat", "lon"), "region"
+    )
+    warm = (truth.t > 0).where(truth.lat < 50).rename("warm")
+    late = xr.DataArray(np.arange(31) > 9, dims="init_time", name="late")
+    cases = {
+        "season": ("season", lambda row: season[month[row["valid"]] % 12 // 3]),
+        "month": ("month", lambda row: month[row["valid"]]),
+        "region": (region, lambda row: region.values.ravel()[row["cell"]]),
+        "warm": (
+            warm,
+            lambda row: warm.values.reshape(len(month), -1)[row["valid"], row["cell"]],
+        ),
+        "late": (late, lambda row: row["init"] > 9),
+        "lat": ("lat", lambda row: np.repeat(truth.lat.values, 4)[row["cell"]]),
+        "init_time": ("init_time", lambda row: forecast.init_time.values[row["init"]]),
+        "time": ("time", lambda row: truth.time.values[row["valid"]]),
+    }
+    for name, (by, label_of) in cases.items():
+        card = card_of(
+            forecast,
+            truth,
+            baselines=oracle.BASELINES,
+            by=["lead_time", by],
+            n_boot=0,
+            metrics=METRICS,
+        )
+        labels = {label_of(row) for row in rows}
+        known = {label for label in labels if label is not None and label == label}
+        assert set(card.scores[name].values.tolist()) <= {
+            getattr(label, "item", lambda label=label: label)() for label in known
+        }
+        assert card.scores.sizes[name] == len(known)
+        for label in known:
+            for lead in (0, 2):
+                chosen = [r for r in rows if label_of(r) == label and r["lead"] == lead]
+                one = card.scores.sel({"variable": "t", name: label}).isel(lead_time=lead)
+                check(one.sel(model="persistence"), oracle.scores(chosen, "persistence", weights))
+
+
+def test_region_is_a_coordinate_of_the_truth_and_labels_combine(truth, forecast):
+    named = truth.assign_coords(region=("lat", ["south", "tropics", "north"]))
+    card = card_of(forecast, named, by=["season", "region", "lead_time"])
+    assert card.scores.rmse.dims == ("variable", "model", "season", "region", "lead_time")
+    alone = card_of(forecast.sel(lat=[60]), named.sel(lat=[60]), by="lead_time", weights=None)
+    count = card.scores["count"].sel(region="north").sum("season")
+    np.testing.assert_array_equal(count, alone.scores["count"])
+    table = card.table
+    assert list(table) == [
+        "variable", "model", "metric", "baseline", "season", "region", "lead_time", "value", "low",
+        "high",
+    ]  # fmt: skip
+    row = table[(table.metric == "rmse") & (table.region == "north") & (table.season == "DJF")]
+    chosen = card.scores.rmse.sel(region="north", season="DJF", model="prediction").squeeze()
+    np.testing.assert_array_equal(row["value"], chosen)
+
+
+def test_parts_merge_into_the_whole_and_json_keeps_every_bit(truth, forecast):
+    options = {
+        "baselines": [*oracle.BASELINES, {"copy": forecast + 0.1}],
+        "by": ["lead_time", "season", "lat"],
+    }
+    whole = card_of(forecast, truth, **options)
+    parts = [forecast.isel(init_time=part) for part in (slice(20, 31), slice(0, 9), slice(9, 20))]
+    first, *others = (card_of(part, truth, **options, n_boot=1000) for part in parts)
+    for other in others:
+        first = first.merge(Scorecard.from_json(other.to_json()))
+    xr.testing.assert_allclose(first.scores, whole.scores, rtol=1e-12)
+    xr.testing.assert_allclose(first.map, whole.map, rtol=1e-12)
+    xr.testing.assert_allclose(first.spectrum, whole.spectrum, rtol=1e-12)
+    assert first.verdict == whole.verdict
+    again = Scorecard.from_json(whole.to_json())
+    for one, other in ((again.scores, whole.scores), (again.map, whole.map)):
+        xr.testing.assert_identical(one, other)
+    assert repr(again) == repr(whole)
+    assert again.to_json() == whole.to_json()
+
+
+def test_scorecards_that_do_not_belong_together_are_not_merged(truth, forecast):
+    card = card_of(forecast, truth, by="lead_time")
+    for other, message in (
+        (card, "of different 'init_time', got the same one"),
+        (card_of(forecast, truth), r"same labels, got \('lead_time',\) and \(\)"),
+        (card_of(forecast, truth, by="lead_time", seed=1), "same options"),
+        (card_of(forecast.isel(lead_time=[0]), truth, by="lead_time"), "'lead_time'"),
+        (card_of(forecast.sel(lat=[0, 60]), truth.sel(lat=[0, 60]), by="lead_time"), "'lat'"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
+            card.merge(other)
+
+
+@pytest.mark.parametrize("calendar", ["standard", "360_day"])
+def test_one_forecast_and_dates_without_truth(calendar):
+    truth = truth_cube(calendar=calendar)
+    forecast = forecast_cube(truth, [70], LAGS)
+    card = card_of(forecast.isel(init_time=0), truth, by="lead_time", n_boot=0)
+    assert card.scores["count"].values.ravel().tolist() == [12, 0, 0]
+    assert card.scores.attrs["dates_without_truth"] == 2
+    assert card.scores.rmse.isel(lead_time=1).isnull().all()
+    whole = card_of(forecast.isel(lead_time=[0]), truth, n_boot=0)
+    one = card_of(forecast.isel(lead_time=0), truth, n_boot=0)
+    xr.testing.assert_equal(whole.scores, one.scores)
+
+
+def test_without_valid_time_the_lead_time_counts(truth):
+    daily = truth_cube(freq="D", train=40)
+    forecast = forecast_cube(daily, range(40, 60), LAGS)
+    given = card_of(forecast, daily, climatology="mean", n_boot=0).scores
+    without = forecast.drop_vars("valid_time")
+    xr.testing.assert_equal(card_of(without, daily, climatology="mean", n_boot=0).scores, given)
+    numbers = without.assign_coords(lead_time=LAGS)
+    with pytest.raises(InvalidValueError, match="needs a coordinate valid_time, or lead_time as"):
+        card_of(numbers, daily)
+
+
+def test_times_may_be_numbers():
+    truth = truth_cube().assign_coords(time=np.arange(72) * 2.0)
+    values = truth.t.values[np.add.outer([40, 50, 60], [1, 3])]
+    forecast = xr.Dataset(
+        {"t": (("init_time", "lead_time", "lat", "lon"), values + 1)},
+        {"init_time": [80.0, 100.0, 120.0], "lead_time": [2.0, 6.0], "lat": truth.lat},
+    )
+    options = {"by": "lead_time", "metrics": METRICS, "n_boot": 0}
+    card = card_of(forecast, truth, baselines="damped_persistence", **options)
+    np.testing.assert_allclose(card.scores.bias.sel(model="prediction"), 1)
+    rows = oracle.all_pairs(
+        (values + 1).reshape(3, 2, -1),
+        truth.t.values.reshape(72, -1),
+        np.repeat(truth.split.values == 1, 12).reshape(72, 12),
+        np.ones((72, 12), bool),
+        [0] * 72,
+        [40, 50, 60],
+        [1, 3],
+        ("damped_persistence",),
+    )
+    one = card.scores.sel(variable="t", model="damped_persistence")
+    for lead in range(2):
+        chosen = [row for row in rows if row["lead"] == lead]
+        check(
+            one.isel(lead_time=lead), oracle.scores(chosen, "damped_persistence", weights_of(truth))
+        )
+
+
+def test_given_baselines_are_matched_by_dates(truth, forecast):
+    shifted = forecast.isel(init_time=slice(None, None, -1), lead_time=[2, 0]) + 0.5
+    analysis = truth.t + 0.25
+    card = card_of(
+        forecast,
+        truth,
+        baselines={"other": shifted, "analysis": analysis},
+        by="lead_time",
+        n_boot=0,
+    )
+    one = card.scores.sel(variable="t")
+    np.testing.assert_allclose(one.bias.sel(model="analysis").isel(lead_time=[0, 2]), 0.25)
+    bias = one.bias.sel(model="prediction").isel(lead_time=[0, 2])
+    np.testing.assert_allclose(one.bias.sel(model="other").isel(lead_time=[0, 2]), bias + 0.5)
+    # no model is scored at the lead time that one lacks
+    assert one["count"].isel(lead_time=1).values.tolist() == [0, 0, 0]
+    assert one.unpredicted.isel(lead_time=1).values.tolist() == [0, 30 * 12, 0]
+
+
+def test_no_model_is_scored_where_one_lacks_a_value(truth, forecast):
+    part = forecast.where(forecast.lon < 100)
+    with pytest.warns(UserWarning, match=r"'prediction' does in 528 cells with a truth, 528 are"):
+        card = card_of(part, truth, baselines="climatology", n_boot=0)
+    half = truth.sel(lon=slice(0, 99))
+    alone = card_of(forecast.sel(lon=slice(0, 99)), half, baselines="climatology", n_boot=0)
+    xr.testing.assert_allclose(
+        card.scores[["rmse", "acc", "skill", "count"]],
+        alone.scores[["rmse", "acc", "skill", "count"]],
+    )
+
+
+def test_reading_is_lazy_and_each_chunk_is_read_once(truth, forecast):
+    reads = []
+
+    def counted(block, block_info=None):
+        reads.append(block_info[0]["chunk-location"])
+        return block
+
+    chunked = forecast.chunk({"init_time": 8, "lead_time": 3, "lat": 3, "lon": 4})
+    lazy = chunked.assign(t=chunked.t.copy(data=chunked.t.data.map_blocks(counted, dtype=float)))
+    reads.clear()  # dask looks at the dtype
+    card = card_of(lazy, truth.chunk({"time": 10}), baselines=oracle.BASELINES, by="lead_time")
+    assert sorted(reads) == [(i, 0, 0, 0) for i in range(4)]
+    eager = card_of(forecast, truth, baselines=oracle.BASELINES, by="lead_time")
+    xr.testing.assert_allclose(card.scores, eager.scores)
+
+
+def test_inputs_are_not_changed(truth, forecast):
+    before = truth.copy(deep=True), forecast.copy(deep=True)
+    card_of(forecast, truth, baselines=oracle.BASELINES, by="lead_time").plot()
+    xr.testing.assert_identical(truth, before[0])
+    xr.testing.assert_identical(forecast, before[1])
+
+
+def test_the_split_label_says_what_is_scored(truth, forecast):
+    everything = forecast_cube(truth, range(0, 71), LAGS)
+    test = card_of(everything, truth, by="lead_time", n_boot=0)
+    assert test.scores["count"].values.ravel().tolist() == [32 * 12, 32 * 12, 32 * 12]
+    train = card_of(everything, truth, by="lead_time", n_boot=0, split="train")
+    both = card_of(everything, truth, by="lead_time", n_boot=0, split=None)
+    for name, cards in {"test": test, "train": train}.items():
+        assert cards.attrs["scored"] == f"the {name} cells of 'split'"
+    np.testing.assert_array_equal(
+        both.scores["count"], test.scores["count"] + train.scores["count"]
+    )
+    with pytest.raises(InvalidValueError, match="no cell of 't' can be scored: the test cells"):
+        card_of(everything.isel(init_time=slice(0, 9)), truth)
+
+
+def test_the_repr_is_a_table_and_sentences(truth, forecast):
+    text = repr(card_of(forecast, truth, baselines=["persistence", "climatology"]))
+    assert text.splitlines()[0] == (
+        "Scorecard of 31 forecasts at 3 lead times, 2004-05-01 to 2006-11-01"
+    )
+    assert "rmse prediction" in text
+    assert "t is better than persistence at all lead times." in text
+    assert "climatology: by month of the train cells of 'split'" in text
