@@ -194,7 +194,7 @@ def evaluate(
             "lead times lacks; choose 'climatology', or give cubes"
         )
     labels = Labels.of(by, cube, truth, timing)
-    options = _climatology(truth, timing, climatology, named, wanted)
+    options = _climatology(truth, timing, climatology, names, (*named, *wanted))
     part, described_part = _part_to_score(truth, split)
     cubes: dict[str, tuple[xr.Dataset, Mapping[str, Steps]]] = {
         PREDICTION: (cube, own_steps(timing))
@@ -255,11 +255,12 @@ def _as_prediction(
 
 def _read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
     """Return the names of our baselines, and the cubes of given ones."""
-    one_or_more = [baselines] if isinstance(baselines, str | Mapping) else list(baselines)
+    is_one = isinstance(baselines, str | Mapping | xr.DataArray)
+    one_or_more: list[Any] = [baselines] if is_one else list(baselines)
     named: list[str] = []
     given: dict[str, Any] = {}
     for one in one_or_more:
-        if isinstance(one, Mapping):
+        if isinstance(one, Mapping) and not isinstance(one, xr.Dataset):
             given |= one
             continue
         if not isinstance(one, str):
@@ -295,18 +296,27 @@ def _common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> lis
 
 
 def _climatology(
-    truth: xr.Dataset, timing: Timing, given: Any, named: Iterable[str], metrics: Iterable[str]
+    truth: xr.Dataset, timing: Timing, given: Any, variables: Sequence[str], wanted: Iterable[str]
 ) -> ClimatologyOptions | None:
     """Return the climatology; None if it is neither known nor needed."""
+    if isinstance(given, xr.DataArray) and len(variables) == 1:
+        given = given.rename(variables[0])
     options = ClimatologyOptions.of(truth, timing, timing.time_dim, given)
-    needing = [name for name in (*named, *metrics) if name in (*FROM_CLIMATOLOGY, "acc")]
+    if options.given is not None and not set(variables) <= set(options.given.data_vars):
+        raise InvalidValueError(
+            f"climatology must have the variables {list(variables)}, got "
+            f"{list(options.given.data_vars)}"
+        )
+    wanted = list(wanted)
+    needing = [name for name in wanted if name in (*FROM_CLIMATOLOGY, "acc")]
     lacks = not options.is_known or (DAMPED in needing and not options.train.steps.size)
     if needing and lacks:
         raise InvalidValueError(
             f"{needing} need train cells, but truth has no split label and no date before those of "
             "the prediction; add a label, as with assign_time_split, or give climatology="
         )
-    if lacks or (metrics and not needing):  # no metrics stands for those that apply
+    has_metrics = any(name in FORMULAS for name in wanted)  # by default, acc if it can be had
+    if lacks or (has_metrics and not needing):
         return None
     warn_of_train_cells(options, truth, given)
     return options

@@ -83,7 +83,8 @@ def _read(
             raise InvalidValueError(f"by={one!r} needs a prediction with the dim {one!r}")
         if one in _CYCLES and one not in truth.variables:
             return _cycle(one, timing)
-        choices = [timing.sample_dim, *_CYCLES, *map(str, truth.variables), *map(str, truth.dims)]
+        dates = [INIT, LEAD] if timing.is_forecast else [timing.sample_dim]
+        choices = [*dates, *_CYCLES, *map(str, truth.variables), *map(str, truth.dims)]
         check_choice("by", one, list(dict.fromkeys(choices)))
         one = truth[one].reset_coords(drop=True)
     if not isinstance(one, xr.DataArray):

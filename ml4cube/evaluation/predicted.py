@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidValueError
@@ -77,15 +79,15 @@ def matching_steps(name: str, cube: xr.Dataset, timing: Timing, time_dim: str) -
                 f"the baseline {name!r} must have the dims {INIT!r} and {LEAD!r}, or {time_dim!r}, "
                 f"got {[str(dim) for dim in cube.dims]}"
             )
-        steps = {time_dim: positions(timing.valid_keys, date_keys(cube[time_dim].values)[0])}
+        steps = {time_dim: positions(timing.valid_keys, _keys(name, cube[time_dim].values, timing))}
     elif not timing.is_forecast:
         raise InvalidValueError(
             f"the baseline {name!r} is a forecast, but the prediction has no {INIT!r}; select the "
             f"baseline's values by date, with the dim {time_dim!r}"
         )
     else:
-        inits = positions(timing.sample_keys, date_keys(cube[INIT].values)[0])
-        theirs = date_keys(valid_times(cube))[0][inits]
+        inits = positions(timing.sample_keys, _keys(name, cube[INIT].values, timing))
+        theirs = _keys(name, valid_times(cube), timing)[inits]
         leads = np.full(timing.valid_steps.shape, -1, np.intp)
         # by the dates that are predicted, since leads in months have no fixed length
         for lead in range(theirs.shape[1]):
@@ -95,3 +97,14 @@ def matching_steps(name: str, cube: xr.Dataset, timing: Timing, time_dim: str) -
     if any((along < 0).all() for along in steps.values()):
         raise InvalidValueError(f"the baseline {name!r} has no date of the prediction")
     return steps
+
+
+def _keys(name: str, dates: NDArray[Any], timing: Timing) -> NDArray[Any]:
+    """Return the dates of a given baseline as numbers, which must be comparable with the others."""
+    keys, kind = date_keys(dates)
+    if kind != timing.kind:
+        raise InvalidValueError(
+            f"the baseline {name!r} has {kind}, the truth {timing.kind}; convert it, as with "
+            "cube.convert_calendar"
+        )
+    return keys

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError
 from ml4cube.evaluation.bootstrap import Bootstrap, Floats
 from ml4cube.evaluation.pair_sums import ratio
 from ml4cube.evaluation.sums import FIELDS
@@ -20,9 +20,10 @@ CODE = "_code"
 #: Name of the prediction among the models.
 PREDICTION = "prediction"
 
-_MOST_DRAWS = 2**22  # numbers of one sum, in all draws, that are in memory at a time
+_MOST_NUMBERS = 2**21  # of one sum, by sample or in all draws, that are in memory at a time
 
 Sums = dict[str, Floats]
+Intervals = tuple[Floats, ...]  # a score, and the two ends of its interval
 
 
 def _acc(sums: Sums) -> Floats:
@@ -59,35 +60,59 @@ def score_rows(
     grouped = _Grouped(rows, by)
     models = [str(name) for name in rows["model"].values]
     skills = [name for name in SKILLS if name == "skill" or "crps" in metrics]
-    names = [*dict.fromkeys((*metrics, "count")), *(skills if len(models) > 1 else ())]
-    found: dict[str, list[tuple[Floats, ...]]] = {name: [] for name in names}
-    for sums, n_classes in zip(grouped.of_variables(), rows["classes"].values, strict=True):
-        for name in names:
-            formula = _skill_formula(SKILLS[name]) if name in SKILLS else FORMULAS[name]
-            drawn = None if name in NUMBERS else counts
-            entry = _with_interval(sums, formula, bootstrap, drawn)
-            if name not in SKILLS:
-                factor = _factor(name, int(n_classes))
-                entry = tuple(factor * values for values in entry)
+    names = list(dict.fromkeys((*metrics, "count", "unpredicted")))
+    names += skills if len(models) > 1 else []
+    found: dict[str, list[Intervals]] = {name: [] for name in names}
+    for i, n_classes in enumerate(rows["classes"].values):
+        entries = _variable_scores(grouped, i, int(n_classes), names, bootstrap, counts)
+        for name, entry in entries.items():
             found[name].append(entry)
     variables: dict[str, tuple[tuple[str, ...], Floats]] = {}
-    for name, entries in found.items():
+    for name, of_variables in found.items():
         dims = ("variable", "baseline" if name in SKILLS else "model", *grouped.dims)
-        endings = ("",) if name in NUMBERS else ("", "_low", "_high")
-        for i, ending in enumerate(endings):
-            values = np.stack([entry[i] for entry in entries])
+        for i, ending in enumerate(("",) if name in NUMBERS else ("", "_low", "_high")):
+            values = np.stack([entry[i] for entry in of_variables])
             variables[name + ending] = dims, values.reshape(*values.shape[:2], *grouped.shape)
     coords = {"variable": rows["variable"].values, "model": models, **grouped.coords}
     if len(models) > 1:
         coords["baseline"] = models[1:]
     result = xr.Dataset(variables, coords, rows.attrs).transpose("variable", ..., *by)
-    result = result.assign(
-        {name: result[name].astype(np.int64) for name in NUMBERS if name in result}
-    )
-    for label in grouped.of_dates:  # seasons and months that no date has
-        is_present = result["count"].sum([d for d in result["count"].dims if d != label]) > 0
+    numbers = [name for name in NUMBERS if name in result]
+    result = result.assign({name: result[name].astype(np.int64) for name in numbers})
+    with_truth = result["count"] + result["unpredicted"]
+    for label in grouped.of_dates:  # such as months of which no date is predicted
+        is_present = with_truth.sum([dim for dim in with_truth.dims if dim != label]) > 0
         result = result.isel({label: np.flatnonzero(is_present.values)})
-    return result if "count" in metrics else result.drop_vars("count")
+    return result.drop_vars([name for name in numbers if name not in metrics])
+
+
+def _variable_scores(
+    grouped: _Grouped,
+    variable: int,
+    n_classes: int,
+    names: Sequence[str],
+    bootstrap: Bootstrap,
+    counts: Floats | None,
+) -> dict[str, Intervals]:
+    """Return each score of a variable and its interval, shape (models, groups, labels of cells)."""
+    parts: dict[str, list[Intervals]] = {name: [] for name in names}
+    for sums in grouped.parts(variable, None if counts is None else len(counts)):
+        total = {field: array.sum(0) for field, array in sums.items()}
+        drawn: Sums = {}
+        if counts is not None:
+            drawn = {field: np.tensordot(counts, array, 1) for field, array in sums.items()}
+        for name in names:
+            formula = _skill_formula(SKILLS[name]) if name in SKILLS else FORMULAS[name]
+            factor = 1.0 if name in SKILLS else _factor(name, n_classes)
+            value = factor * formula(total)
+            low = high = np.full_like(value, np.nan)
+            if drawn and name not in NUMBERS:
+                low, high = bootstrap.interval(factor * formula(drawn))
+            parts[name].append((value, low, high))
+    return {
+        name: tuple(np.concatenate(one, axis=1) for one in zip(*entries, strict=True))
+        for name, entries in parts.items()
+    }
 
 
 def samples_and_leads(rows: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray | None]:
@@ -126,33 +151,13 @@ def _factor(metric: str, n_classes: int) -> float:
 def _skill_formula(field: str) -> Callable[[Sums], Floats]:
     def skill(sums: Sums) -> Floats:
         """Return 1 - prediction / baseline; 0 if both are perfect, which is a tie."""
-        own, others = sums[field][..., :1, :], sums[field][..., 1:, :]
+        own, others = sums[field][..., :1, :, :], sums[field][..., 1:, :, :]
         with np.errstate(divide="ignore", invalid="ignore"):
             found = 1.0 - own / others
         found = np.where((own == 0) & (others == 0), 0.0, found)
-        return np.where(sums["weight"][..., 1:, :] > 0, found, np.nan)
+        return np.where(sums["weight"][..., 1:, :, :] > 0, found, np.nan)
 
     return skill
-
-
-def _with_interval(
-    sums: Sums, formula: Callable[[Sums], Floats], bootstrap: Bootstrap, counts: Floats | None
-) -> tuple[Floats, ...]:
-    """Return a score, and its interval; the sums have the shape (samples, models, groups)."""
-    value = formula({field: array.sum(0) for field, array in sums.items()})
-    if counts is None:
-        return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
-    low, high = np.empty_like(value), np.empty_like(value)
-    n, n_models, n_groups = sums["weight"].shape
-    size = max(1, _MOST_DRAWS // (len(counts) * n_models))
-    for start in range(0, n_groups, size):
-        part = slice(start, start + size)
-        drawn = {
-            field: (counts @ array[:, :, part].reshape(n, -1)).reshape(len(counts), n_models, -1)
-            for field, array in sums.items()
-        }
-        low[:, part], high[:, part] = bootstrap.interval(formula(drawn))
-    return value, low, high
 
 
 class _Grouped:
@@ -160,64 +165,49 @@ class _Grouped:
 
     def __init__(self, rows: xr.Dataset, by: Sequence[str]) -> None:
         self._rows = rows
-        sample_dim, _, *cell_labels = (str(dim) for dim in rows["weight"].dims[2:])
-        unknown = [
-            name
-            for name in by
-            if name not in (sample_dim, LEAD, *cell_labels) and name + CODE not in rows
-        ]
-        if unknown:
-            raise InvalidValueError(f"by must be among the labels of the scorecard, got {unknown}")
+        self._sample_dim, _, *cell_labels = (str(dim) for dim in rows["weight"].dims[2:])
         # of each sample and lead, then of cells
-        self._of_rows = [name for name in by if name not in cell_labels]
+        of_rows = [name for name in by if name not in cell_labels]
         self._of_cells = [name for name in by if name in cell_labels]
-        self.of_dates = [name for name in self._of_rows if name not in (sample_dim, LEAD)]
-        self._samples_apart = sample_dim in by
-        self._sample_dim = sample_dim
-        self.dims = (*self._of_rows, *self._of_cells)
+        self.of_dates = [name for name in of_rows if name not in (self._sample_dim, LEAD)]
+        self.dims = (*of_rows, *self._of_cells)
         self.coords = {
             name: rows[name].reset_coords(drop=True).variable
             for name in self.dims
             if name in rows.coords
         }
         self.shape = tuple(rows.sizes[name] for name in self.dims)
-
-    def of_variables(self) -> Iterator[Sums]:
-        """Yield the sums of each variable, shape (samples, models, groups)."""
-        rows = self._rows
-        codes = self._codes()
-        n, leads = codes.shape
-        n_of_rows = math.prod(rows.sizes[name] for name in self._of_rows)
-        others = [d for d in rows["weight"].dims[4:] if d not in self._of_cells]
-        first = ("model", self._sample_dim, LEAD)
-        used = [field for field in FIELDS if field in rows]
-        for i in range(rows.sizes["variable"]):
-            sums: Sums = {}
-            for field in used:
-                array = rows[field].isel(variable=i).sum(others).transpose(*first, *self._of_cells)
-                values = np.moveaxis(array.values.astype(np.float64), 0, 2)
-                n_models, of_cells = values.shape[2], math.prod(values.shape[3:])
-                by_row = np.zeros((n, n_of_rows, *values.shape[2:]))
-                for lead in range(leads):  # of one lead, each sample has one group
-                    known = np.flatnonzero(codes[:, lead] >= 0)
-                    by_row[known, codes[known, lead]] += values[known, lead]
-                by_model = np.moveaxis(by_row, 1, 2)
-                sums[field] = by_model.reshape(n, n_models, n_of_rows * of_cells)
-            if self._samples_apart:  # each in a group of its own, so nothing is drawn
-                sums = {field: array.sum(0, keepdims=True) for field, array in sums.items()}
-            yield sums
-
-    def _codes(self) -> np.ndarray:
-        """Return the group of each sample and lead; -1 for none."""
-        rows = self._rows
+        self._n_groups = math.prod(rows.sizes[name] for name in of_rows)
+        # the group of each sample and lead, -1 for none
         n, leads = rows.sizes[self._sample_dim], rows.sizes[LEAD]
-        code = np.zeros((n, leads), np.intp)
-        for name in self._of_rows:
-            if name == self._sample_dim:
-                along = np.arange(n)[:, None]
-            elif name == LEAD:
-                along = np.arange(leads)[None, :]
-            else:
-                along = rows[name + CODE].values
-            code = np.where((code < 0) | (along < 0), -1, code * rows.sizes[name] + along)
-        return code
+        known = {self._sample_dim: np.arange(n)[:, None], LEAD: np.arange(leads)[None, :]}
+        self._codes = np.zeros((n, leads), np.intp)
+        for name in of_rows:
+            along = known[name] if name in known else rows[name + CODE].values
+            code = self._codes * rows.sizes[name] + along
+            self._codes = np.where((self._codes < 0) | (along < 0), -1, code)
+
+    def parts(self, variable: int, draws: int | None) -> Iterator[Sums]:
+        """Yield the sums of some groups, shape (samples, models, groups, labels of cells).
+
+        All samples are added up if `draws` is None.
+        """
+        rows, first = self._rows, (self._sample_dim, LEAD, "model", *self._of_cells)
+        others = [dim for dim in rows["weight"].dims[4:] if dim not in self._of_cells]
+        fields = {}
+        for field in FIELDS:
+            array = rows[field].isel(variable=variable).sum(others).transpose(*first).values
+            fields[field] = array.reshape(*array.shape[:3], math.prod(array.shape[3:]))
+        _, leads, n_models, n_labels = fields["weight"].shape
+        n = 1 if draws is None else len(self._codes)
+        size = max(1, _MOST_NUMBERS // (max(n, draws or 1) * n_models * n_labels))
+        for start in range(0, self._n_groups, size):
+            stop = min(start + size, self._n_groups)
+            sums = {field: np.zeros((n, stop - start, n_models, n_labels)) for field in FIELDS}
+            for lead in range(leads):
+                code = self._codes[:, lead]
+                known = np.flatnonzero((code >= start) & (code < stop))
+                at: Any = (0 if draws is None else known, code[known] - start)
+                for field, array in fields.items():
+                    np.add.at(sums[field], at, array[known, lead])
+            yield {field: np.moveaxis(array, 1, 2) for field, array in sums.items()}

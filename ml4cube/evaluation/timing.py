@@ -39,6 +39,8 @@ class Timing:
     valid_keys: NDArray[Any]
     truth_keys: NDArray[Any]
     truth_dates: xr.DataArray
+    # What the dates are: of which calendar, or numbers.
+    kind: str
 
     @classmethod
     def of(cls, prediction: xr.Dataset, truth: xr.Dataset, time_dim: str) -> Timing:
@@ -76,10 +78,17 @@ class Timing:
                 f"the truth must have dates that are predicted, got {span(truth[time_dim])}; the "
                 f"prediction starts from {span(samples)}"
             )
-        init_steps = positions(inits, truth_keys)
-        dates = truth[time_dim].reset_coords(drop=True)
         return cls(
-            sample_dim, samples, leads, valid_steps, init_steps, inits, valid, truth_keys, dates
+            sample_dim=sample_dim,
+            samples=samples,
+            leads=leads,
+            valid_steps=valid_steps,
+            init_steps=positions(inits, truth_keys),
+            sample_keys=inits,
+            valid_keys=valid,
+            truth_keys=truth_keys,
+            truth_dates=truth[time_dim].reset_coords(drop=True),
+            kind=kind,
         )
 
     @property

@@ -200,6 +200,7 @@ def test_blocks_are_of_the_longest_lead_and_too_few_have_no_interval(truth):
     assert card_of(forecast_cube(truth, range(40, 70), LAGS), truth).block_length == 5
 
 
+@pytest.mark.slow
 def test_labels_of_dates_and_cells(truth, forecast):
     rows = rows_of(forecast, truth, "month", range(40, 71))
     weights = weights_of(truth)
@@ -395,6 +396,7 @@ def test_reading_is_lazy_and_each_chunk_is_read_once(truth, forecast):
     xr.testing.assert_allclose(card.scores, eager.scores)
 
 
+@pytest.mark.slow
 def test_inputs_are_not_changed(truth, forecast):
     before = truth.copy(deep=True), forecast.copy(deep=True)
     card_of(forecast, truth, baselines=oracle.BASELINES, by="lead_time").plot()
