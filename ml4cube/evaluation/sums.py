@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from ml4cube.evaluation.cell_reader import Floats, Steps, Tile
-from ml4cube.evaluation.pair_sums import PairSums
 from ml4cube.evaluation.probabilities import Outputs, reliability_sums
 from ml4cube.evaluation.spectrum import add_power
 
@@ -29,7 +29,6 @@ FIELDS = (
     "crps",
     "variance",
 )
-_FROM_PAIRS = ("count", "weight", "error", "absolute_error", "squared_error")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,59 +72,80 @@ class VariableSums:
 
     def add(self, block: Block) -> None:
         """Add a block: cells where the truth and all models have a value, the same for all."""
-        truth, n_labels = block.truth, self.rows.shape[-1]
-        labels = np.broadcast_to(block.labels, truth.shape)
-        weights = np.broadcast_to(block.weights, truth.shape)
-        n, n_leads = truth.shape[:2]
-        row = np.arange(n * n_leads).reshape(n, n_leads, *(1,) * (truth.ndim - 2))
+        truth, shape = block.truth, block.truth.shape
+        labels = np.broadcast_to(block.labels, shape)
+        weights = np.broadcast_to(block.weights, shape)
         has_truth = (labels >= 0) & np.isfinite(truth)
-        group = row * n_labels + labels
-
-        def by_group(cells: np.ndarray, values: Floats | None = None) -> Floats:
-            chosen = None if values is None else np.broadcast_to(values, truth.shape)[cells]
-            sums = np.bincount(group[cells], chosen, n * n_leads * n_labels)
-            return np.asarray(sums.reshape(n, n_leads, n_labels), np.float64)
-
-        scored = has_truth.copy()
-        for point in block.points.values():
-            scored &= np.isfinite(point)
-        scored_group = np.where(scored, group, -1)
+        has_value = {name: np.isfinite(point) for name, point in block.points.items()}
+        scored = np.logical_and.reduce([has_truth, *has_value.values()])
+        row = np.arange(shape[0] * shape[1]).reshape(*shape[:2], *(1,) * (truth.ndim - 2))
+        group = row * self.rows.shape[-1] + labels
+        self._add("gaps", block, group[(labels >= 0) & ~has_truth])
+        self._add("count", block, group[scored])
+        for i, name in enumerate(block.points):
+            self._add("unpredicted", block, group[has_truth & ~has_value[name]], model=i)
+        self._add_errors(block, scored, group[scored], weights[scored])
         box: tuple[Any, ...] = tuple(block.tile.values())
-        gaps = by_group((labels >= 0) & ~has_truth)
-        for i, (name, point) in enumerate(block.points.items()):
-            pairs = PairSums.of(point, truth, weights, scored_group, n * n_leads * n_labels)
-            found = {f: getattr(pairs, f).reshape(gaps.shape) for f in _FROM_PAIRS}
-            found |= {"gaps": gaps, "unpredicted": by_group(has_truth & ~np.isfinite(point))}
-            if block.climatology is not None:
-                known = scored & np.isfinite(block.climatology)
-                predicted, true = point - block.climatology, truth - block.climatology
-                found["predicted_anomaly"] = by_group(known, weights * predicted**2)
-                found["true_anomaly"] = by_group(known, weights * true**2)
-                found["anomaly_product"] = by_group(known, weights * predicted * true)
-            # the CRPS of one value is its absolute error
-            found["crps"] = found["absolute_error"]
-            if name in block.several:
-                outputs, values = block.several[name]
-                found["crps"] = by_group(scored, weights * outputs.crps(values, truth, 2))
-                found["variance"] = by_group(scored, weights * outputs.variance(values, 2))
-            for field, sums in found.items():
-                self.rows[FIELDS.index(field), i, block.samples] += sums
+        self.cell_count[box] += scored.sum((0, 1))
+        for i, point in enumerate(block.points.values()):
             errors = np.where(scored, (point - truth) ** 2, 0.0).sum((0, 1))
             self.cell_errors[(i, *box)] += errors
-        self.cell_count[box] += scored.sum((0, 1))
-        prediction = next(iter(block.points.values()))
         if block.has_rows:
+            prediction = next(iter(block.points.values()))
             shown = np.where(has_truth, np.stack([prediction, truth]), np.nan)
             add_power(self.power, self.power_weight, shown, weights)
-        self._add_reliability(block, prediction, scored, weights)
+        self._add_reliability(block, scored, weights)
 
-    def _add_reliability(
-        self, block: Block, prediction: Floats, scored: np.ndarray, weights: Floats
+    def _add_errors(
+        self, block: Block, scored: NDArray[np.bool_], group: Steps, weights: Floats
     ) -> None:
+        """Add the weighted sums of the scored cells."""
+        true = block.truth[scored]
+        normal = None if block.climatology is None else block.climatology[scored]
+        self._add("weight", block, group, weights)
+        if normal is not None:
+            true_anomaly = np.nan_to_num(true - normal)  # cells without a climatology add nothing
+            self._add("true_anomaly", block, group, weights * true_anomaly**2)
+        for i, (name, point) in enumerate(block.points.items()):
+            predicted = point[scored]
+            error = predicted - true
+            found = {"error": error, "absolute_error": np.abs(error), "squared_error": error**2}
+            if normal is not None:
+                anomaly = np.nan_to_num(predicted - normal)
+                found["predicted_anomaly"] = anomaly**2
+                found["anomaly_product"] = anomaly * true_anomaly
+            if block.several:  # the CRPS of one value is its absolute error
+                found["crps"] = found["absolute_error"]
+            if name in block.several:
+                outputs, outcomes = block.several[name]
+                of_cells = np.moveaxis(outcomes, 2, -1)[scored]
+                found["crps"] = outputs.crps(of_cells, true, 1)
+                found["variance"] = outputs.variance(of_cells, 1)
+            for field, values in found.items():
+                self._add(field, block, group, weights * values, model=i)
+
+    def _add(
+        self,
+        field: str,
+        block: Block,
+        group: Steps,
+        values: Floats | None = None,
+        *,
+        model: int | None = None,
+    ) -> None:
+        """Add values, or the number of cells, by group to the sums of a model, or of all."""
+        models = slice(None) if model is None else model
+        n, n_leads = block.truth.shape[:2]
+        n_labels = self.rows.shape[-1]
+        sums = np.bincount(group, values, n * n_leads * n_labels).reshape(n, n_leads, n_labels)
+        first = block.samples[0]  # the samples of a block follow one another
+        self.rows[FIELDS.index(field), models, first : first + n] += sums
+
+    def _add_reliability(self, block: Block, scored: NDArray[np.bool_], weights: Floats) -> None:
         """Add what is known about the prediction's probabilities."""
         if self.reliability is None:
             return
-        name = next(iter(block.points))
+        name, prediction = next(iter(block.points.items()))
         if name in block.several:
             outputs, values = block.several[name]
             of_cells = np.moveaxis(values, 2, -1)[scored]

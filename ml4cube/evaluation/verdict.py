@@ -28,24 +28,21 @@ def _compared(one: xr.Dataset, baseline: str) -> str:
     worse = np.where(has_interval, high < 0, skill < 0)
     unknown = ~np.isfinite(skill) & ~worse
     even = ~(better | worse | unknown)
-    found = {
-        f"is better than {baseline}": better,
-        f"does not differ from {baseline} with confidence": even & has_interval,
-        f"is as good as {baseline}": even & ~has_interval,
-        f"is worse than {baseline}": worse,
-        f"cannot be compared with {baseline}": unknown,
+    found = {  # and the word that joins it with the baseline
+        ("better", "than"): better,
+        ("not clearly different", "from"): even & has_interval,
+        ("as good", "as"): even & ~has_interval,
+        ("worse", "than"): worse,
+        ("not comparable", "with"): unknown,
     }
+    phrases: list[str] = []
+    for (text, joint), where in found.items():
+        if where.any():
+            named = "" if phrases else f" {joint} {baseline}"
+            at = f" at {_listed(one[LEAD].values, where)}" if LEAD in one["skill"].dims else ""
+            phrases.append(text + named + at)
     without = "" if has_interval[~unknown].all() else " (without intervals)"
-    if LEAD not in scores_dims(one):
-        return next(text for text, where in found.items() if where.any()) + without + "."
-    leads = one[LEAD].values
-    phrases = [f"{text} at {_listed(leads, where)}" for text, where in found.items() if where.any()]
-    return ", ".join(phrases) + without + "."
-
-
-def scores_dims(one: xr.Dataset) -> tuple[str, ...]:
-    """Return the dims of the skill."""
-    return tuple(str(dim) for dim in one["skill"].dims)
+    return f"is {', '.join(phrases)}{without}."
 
 
 def _listed(leads: NDArray[np.generic], where: NDArray[np.bool_]) -> str:

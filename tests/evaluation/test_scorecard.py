@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ml4cube.errors import InvalidValueError
 from ml4cube.evaluation import Scorecard, evaluate, scoring
+from ml4cube.evaluation.verdict import verdicts
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
 
@@ -153,7 +154,7 @@ def test_a_tie_has_skill_zero_in_its_interval(truth, forecast):
     card = card_of(forecast, truth, baselines={"copy": forecast}, by="lead_time")
     for name in ("skill", "skill_low", "skill_high"):
         assert (card.scores[name] == 0).all()
-    assert card.verdict == ["t does not differ from copy with confidence at all lead times."]
+    assert card.verdict == ["t is not clearly different from copy at all lead times."]
     contained = 0
     for seed in range(20):  # equally good forecasts, which differ
         other = forecast_cube(truth, range(40, 71), LAGS, seed=100 + seed)
@@ -427,3 +428,22 @@ def test_the_repr_is_a_table_and_sentences(truth, forecast):
     assert "rmse prediction" in text
     assert "t is better than persistence at all lead times." in text
     assert "climatology: by month of the train cells of 'split'" in text
+
+
+def test_the_verdict_names_lead_times():
+    leads = np.array([6, 24, 48, 72, 96, 120]).astype("m8[h]").astype("m8[ns]")
+    skill = xr.DataArray(
+        [[[0.5, 0.4, 0.1, -0.3, np.nan, 0.2]]],
+        {"variable": ["t"], "baseline": ["persistence"], "lead_time": leads},
+        ("variable", "baseline", "lead_time"),
+    )
+    scores = xr.Dataset({"skill": skill, "skill_low": skill - 0.15, "skill_high": skill + 0.15})
+    assert verdicts(scores) == [
+        "t is better than persistence at 6 h to 1 d and 5 d, not clearly different at 2 d, "
+        "worse at 3 d, not comparable at 4 d."
+    ]
+    none = scores.assign(skill_low=skill * np.nan, skill_high=skill * np.nan)
+    assert verdicts(none.isel(lead_time=[2, 3])) == [
+        "t is better than persistence at 2 d, worse at 3 d (without intervals)."
+    ]
+    assert verdicts(none.isel(lead_time=0)) == ["t is better than persistence (without intervals)."]
