@@ -24,9 +24,12 @@ from ml4cube.evaluation.probabilities import MEMBER
 from ml4cube.evaluation.scorecard import Scorecard
 from ml4cube.evaluation.scores import FORMULAS, PREDICTION
 from ml4cube.evaluation.scoring import Scored
+from ml4cube.evaluation.sums import FIELDS
 from ml4cube.evaluation.timing import Timing, with_forecast_dims
 from ml4cube.preprocessing.cubes import cells_of_part
 from ml4cube.progress import Stage
+
+_MOST_BYTES = 2**32  # of the sums by date
 
 Baselines = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
@@ -203,6 +206,8 @@ def evaluate(
         baseline = with_forecast_dims(as_dataset(baseline))
         cubes[name] = baseline, matching_steps(name, baseline, timing, time_dim)
     variables = [Scored.of(name, cubes, truth, timing, weights) for name in names]
+    models = [*cubes, *named]
+    _check_size(len(models) * len(names), timing, labels)
     n_groups = 0 if options is None else options.n_groups
     total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(n_groups))
     with Stage("evaluate", total, "blocks", show=progress) as stage:
@@ -212,7 +217,6 @@ def evaluate(
         "climatology": "none" if options is None else options.described,
         "scored": described_part,
     }
-    models = [*cubes, *named]
     has_several = any(one.outputs is not None for s in variables for one in s.predicted.values())
     has_members = any(
         one.outputs is not None and one.outputs.dim == MEMBER
@@ -320,6 +324,17 @@ def _climatology(
         return None
     warn_of_train_cells(options, truth, given)
     return options
+
+
+def _check_size(n_models: int, timing: Timing, labels: Labels) -> None:
+    """Refuse labels of so many cells that the sums by date do not fit."""
+    n_bytes = 8 * len(FIELDS) * n_models * timing.valid_steps.size * labels.n_of_cells
+    if n_bytes > _MOST_BYTES:
+        raise InvalidValueError(
+            f"by must have fewer labels of cells: sums for {labels.n_of_cells:,} of them at "
+            f"{timing.valid_steps.size:,} dates and lead times need {n_bytes / 1e9:.0f} GB; see "
+            "`Scorecard.map` for scores of each cell"
+        )
 
 
 def _part_to_score(truth: xr.Dataset, split: str | None) -> tuple[xr.DataArray | None, str]:

@@ -59,7 +59,8 @@ class NamedSums:
         if timing.is_forecast:
             coords[LEAD] = timing.leads
         others = {one.name: _others(one, s, models) for one, s in zip(variables, sums, strict=True)}
-        return cls(xr.Dataset(rows, coords, dict(attrs)), others)
+        in_order = {timing.sample_dim: np.argsort(timing.sample_keys, kind="stable")}
+        return cls(xr.Dataset(rows, coords, dict(attrs)).isel(in_order), others)
 
     def merge(self, other: NamedSums) -> NamedSums:
         """Return the sums of both, which are of other dates, in the order of dates."""

@@ -23,7 +23,6 @@ PREDICTION = "prediction"
 _MOST_NUMBERS = 2**21  # of one sum, by sample or in all draws, that are in memory at a time
 
 Sums = dict[str, Floats]
-Intervals = tuple[Floats, ...]  # a score, and the two ends of its interval
 
 
 def _acc(sums: Sums) -> Floats:
@@ -62,7 +61,7 @@ def score_rows(
     skills = [name for name in SKILLS if name == "skill" or "crps" in metrics]
     names = list(dict.fromkeys((*metrics, "count", "unpredicted")))
     names += skills if len(models) > 1 else []
-    found: dict[str, list[Intervals]] = {name: [] for name in names}
+    found: dict[str, list[Floats]] = {name: [] for name in names}
     for i, n_classes in enumerate(rows["classes"].values):
         entries = _variable_scores(grouped, i, int(n_classes), names, bootstrap, counts)
         for name, entry in entries.items():
@@ -93,10 +92,10 @@ def _variable_scores(
     names: Sequence[str],
     bootstrap: Bootstrap,
     counts: Floats | None,
-) -> dict[str, Intervals]:
-    """Return each score of a variable and its interval, shape (models, groups, labels of cells)."""
-    parts: dict[str, list[Intervals]] = {name: [] for name in names}
-    for sums in grouped.parts(variable, None if counts is None else len(counts)):
+) -> dict[str, Floats]:
+    """Return each score and its interval, shape (3, models, groups, labels of cells)."""
+    found: dict[str, Floats] = {}
+    for box, sums in grouped.parts(variable, None if counts is None else len(counts)):
         total = {field: array.sum(0) for field, array in sums.items()}
         drawn: Sums = {}
         if counts is not None:
@@ -105,14 +104,12 @@ def _variable_scores(
             formula = _skill_formula(SKILLS[name]) if name in SKILLS else FORMULAS[name]
             factor = 1.0 if name in SKILLS else _factor(name, n_classes)
             value = factor * formula(total)
-            low = high = np.full_like(value, np.nan)
+            if name not in found:
+                found[name] = np.full((3, len(value), *grouped.group_shape), np.nan)
+            found[name][:1, :, *box] = value
             if drawn and name not in NUMBERS:
-                low, high = bootstrap.interval(factor * formula(drawn))
-            parts[name].append((value, low, high))
-    return {
-        name: tuple(np.concatenate(one, axis=1) for one in zip(*entries, strict=True))
-        for name, entries in parts.items()
-    }
+                found[name][1:, :, *box] = bootstrap.interval(factor * formula(drawn))
+    return found
 
 
 def samples_and_leads(rows: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray | None]:
@@ -177,7 +174,10 @@ class _Grouped:
             if name in rows.coords
         }
         self.shape = tuple(rows.sizes[name] for name in self.dims)
-        self._n_groups = math.prod(rows.sizes[name] for name in of_rows)
+        # of dates and lead times, and labels of cells
+        self.group_shape = tuple(
+            math.prod(rows.sizes[name] for name in names) for names in (of_rows, self._of_cells)
+        )
         # the group of each sample and lead, -1 for none
         n, leads = rows.sizes[self._sample_dim], rows.sizes[LEAD]
         known = {self._sample_dim: np.arange(n)[:, None], LEAD: np.arange(leads)[None, :]}
@@ -187,7 +187,7 @@ class _Grouped:
             code = self._codes * rows.sizes[name] + along
             self._codes = np.where((self._codes < 0) | (along < 0), -1, code)
 
-    def parts(self, variable: int, draws: int | None) -> Iterator[Sums]:
+    def parts(self, variable: int, draws: int | None) -> Iterator[tuple[tuple[slice, slice], Sums]]:
         """Yield the sums of some groups, shape (samples, models, groups, labels of cells).
 
         All samples are added up if `draws` is None.
@@ -198,16 +198,28 @@ class _Grouped:
         for field in FIELDS:
             array = rows[field].isel(variable=variable).sum(others).transpose(*first).values
             fields[field] = array.reshape(*array.shape[:3], math.prod(array.shape[3:]))
-        _, leads, n_models, n_labels = fields["weight"].shape
+        _, _, n_models, n_labels = fields["weight"].shape
         n = 1 if draws is None else len(self._codes)
-        size = max(1, _MOST_NUMBERS // (max(n, draws or 1) * n_models * n_labels))
-        for start in range(0, self._n_groups, size):
-            stop = min(start + size, self._n_groups)
-            sums = {field: np.zeros((n, stop - start, n_models, n_labels)) for field in FIELDS}
-            for lead in range(leads):
-                code = self._codes[:, lead]
-                known = np.flatnonzero((code >= start) & (code < stop))
-                at: Any = (0 if draws is None else known, code[known] - start)
-                for field, array in fields.items():
-                    np.add.at(sums[field], at, array[known, lead])
-            yield {field: np.moveaxis(array, 1, 2) for field, array in sums.items()}
+        most = max(1, _MOST_NUMBERS // (max(n, draws or 1) * n_models))
+        for labels in _slices(n_labels, most):
+            size = max(1, most // (labels.stop - labels.start))
+            for groups in _slices(self.group_shape[0], size):
+                sums = self._of_groups(fields, groups, labels, n)
+                yield (groups, labels), sums
+
+    def _of_groups(self, fields: Sums, groups: slice, labels: slice, n: int) -> Sums:
+        """Add up the leads of each sample, or of all if n is 1, that are in a group."""
+        n_models = fields["weight"].shape[2]
+        shape = (n, groups.stop - groups.start, n_models, labels.stop - labels.start)
+        sums = {field: np.zeros(shape) for field in fields}
+        for lead in range(self._codes.shape[1]):
+            code = self._codes[:, lead]
+            known = np.flatnonzero((code >= groups.start) & (code < groups.stop))
+            at: Any = (0 if n == 1 else known, code[known] - groups.start)
+            for field, array in fields.items():
+                np.add.at(sums[field], at, array[known, lead, :, labels])
+        return {field: np.moveaxis(array, 1, 2) for field, array in sums.items()}
+
+
+def _slices(n: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]

@@ -84,7 +84,7 @@ class Scored:
         return math.prod(self.sizes.values())
 
     @property
-    def _numbers_of_cell(self) -> int:
+    def numbers_of_cell(self) -> int:
         """Numbers that the prediction has for one cell and sample."""
         n_leads = self.timing.leads.size
         several = [one.outputs for one in self.predicted.values() if one.outputs is not None]
@@ -92,19 +92,16 @@ class Scored:
 
     def tiles(self, n_groups: int) -> list[dict[str, slice]]:
         """Cut the cells of a step so that climatologies and the values of a sample fit."""
-        n_leads, numbers = self.timing.leads.size, self._numbers_of_cell
+        n_leads, numbers = self.timing.leads.size, self.numbers_of_cell
         of_climatology = _TILE_BYTES // (16 * (n_groups + n_leads) + 8 * numbers)
-        limit = max(1, min(of_climatology, _READ_CELLS // numbers))
+        limit = max(1, min(of_climatology, 2 * _BLOCK_CELLS // numbers))
         size = dict(self.sizes)
-        chunks = self.truth.array.variable.chunksizes
         for dim, n in self.sizes.items():
             if dim == self.row_dim:
                 continue
             others = math.prod(size.values()) // size[dim]
             size[dim] = max(1, min(n, limit // others))
-            chunk = max(chunks.get(dim, (1,)))
-            if chunk < size[dim] < n:  # whole chunks, which are read once
-                size[dim] -= size[dim] % chunk
+            size[dim] = _whole_chunks(size[dim], n, self.truth.array, dim)
         grid = Grid.blocks(dict(self.sizes), size)
         return [{dim: block.slices[dim] for dim in self.sizes} for block in grid]
 
@@ -112,10 +109,8 @@ class Scored:
         """Cut the samples into blocks that are read at a time, of whole chunks if these fit."""
         cells = math.prod(part.stop - part.start for part in tile.values())
         n, first = self.timing.samples.size, next(iter(self.predicted.values()))
-        size = max(1, min(n, _READ_CELLS // (cells * self._numbers_of_cell)))
-        chunks = first.reader.array.variable.chunksizes.get(self.timing.sample_dim, (1,))
-        if max(chunks) < size:
-            size -= size % max(chunks)
+        size = max(1, _READ_CELLS // (cells * self.numbers_of_cell))
+        size = _whole_chunks(size, n, first.reader.array, self.timing.sample_dim)
         return _cut(np.arange(n), size)
 
     def sum_up(
@@ -161,7 +156,9 @@ class _Tile:
         self._damping = None
         timing, dims = scored.timing, tuple(scored.sizes)
         if options is not None:
+            n_steps, time_dim = timing.truth_dates.size, timing.time_dim
             steps = max(1, 4 * _BLOCK_CELLS // self._cells)
+            steps = _whole_chunks(steps, n_steps, scored.truth.array, time_dim)
             train = TrainTile(scored.truth, options.train, timing.time_dim, dims, tile)
             self._climatology = options.of_tile(scored.name, train, timing.truth_dates, steps)
             if DAMPED in names:
@@ -171,6 +168,14 @@ class _Tile:
             np.ones((1,) * len(dims)) if weights is None else in_block(weights, dims, tile)
         )
 
+    @property
+    def _samples_of_block(self) -> int:
+        """Samples to compute with at a time."""
+        scored = self._scored
+        of_cells: int = _BLOCK_CELLS // (self._cells * scored.timing.leads.size)
+        of_outputs: int = 4 * _BLOCK_CELLS // (self._cells * scored.numbers_of_cell)
+        return max(1, min(of_cells, of_outputs))
+
     def blocks(self, samples: Steps) -> Iterator[Block]:
         """Read some samples, and yield them in smaller blocks to compute with."""
         scored, timing, tile = self._scored, self._scored.timing, self._tile
@@ -178,7 +183,7 @@ class _Tile:
         wanted = np.concatenate([timing.valid_steps[samples].ravel(), timing.init_steps[samples]])
         truth = scored.truth.load({time_dim: wanted}, tile)
         loaded = {name: one.load(samples, tile) for name, one in scored.predicted.items()}
-        for some in _cut(samples, max(1, _BLOCK_CELLS // (self._cells * timing.leads.size))):
+        for some in _cut(samples, self._samples_of_block):
             steps = timing.valid_steps[some]
             points, several = {}, {}
             for name, one in scored.predicted.items():
@@ -209,3 +214,11 @@ class _Tile:
 
 def _cut(samples: Steps, size: int) -> list[Steps]:
     return [samples[start : start + size] for start in range(0, len(samples), size)]
+
+
+def _whole_chunks(size: int, n: int, array: xr.DataArray, dim: str) -> int:
+    """Return a size up to `size` and n, of whole chunks along a dim if possible."""
+    chunk = max(array.variable.chunksizes.get(dim, (1,)))
+    if size >= n or chunk > size:
+        return min(size, n)
+    return size - size % chunk

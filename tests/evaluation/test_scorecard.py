@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -9,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.errors import InvalidValueError
-from ml4cube.evaluation import Scorecard, evaluate, scoring
+from ml4cube.evaluation import Scorecard, comparison, evaluate, scores, scoring
 from ml4cube.evaluation.verdict import verdicts
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
@@ -68,9 +72,12 @@ def check(scores, expected):
     chunks=st.sampled_from([None, {"time": 7, "init_time": 3, "lat": 2}]),
     sizes=st.sampled_from([(2**20, 2**24, 2**27), (7, 30, 2000)]),
     by_cell=st.booleans(),
+    by_region=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_scores_equal_a_loop_over_pairs(cycle, calendar, gaps, order, chunks, sizes, by_cell, seed):
+def test_scores_equal_a_loop_over_pairs(
+    cycle, calendar, gaps, order, chunks, sizes, by_cell, by_region, seed
+):
     freq, cycle = cycle
     truth = truth_cube(freq=freq, calendar=calendar, gaps=gaps, seed=seed)
     if by_cell:  # a label that varies in space too, with a buffer
@@ -80,6 +87,7 @@ def test_scores_equal_a_loop_over_pairs(cycle, calendar, gaps, order, chunks, si
     forecast = forecast_cube(truth, inits, LAGS, seed=seed)
     forecast["t"] = forecast.t.where(np.random.default_rng(seed).random(forecast.t.shape) > gaps)
     rows = rows_of(forecast, truth, cycle, inits)
+    region = xr.DataArray([[0, 1, 1, 0]] * 3, dims=("lat", "lon"), name="region")
     given_truth, given_forecast = truth, forecast.transpose(*order)
     if chunks is not None:
         given_truth = truth.chunk({d: n for d, n in chunks.items() if d in truth.dims})
@@ -91,16 +99,19 @@ def test_scores_equal_a_loop_over_pairs(cycle, calendar, gaps, order, chunks, si
             given_forecast,
             given_truth,
             baselines=oracle.BASELINES,
-            by="lead_time",
+            by=["lead_time", region] if by_region else "lead_time",
             metrics=METRICS,
             climatology=None if cycle == "month" else cycle,
             n_boot=0,
             progress=False,
         )
     weights = weights_of(truth)
-    for lead in range(len(LAGS)):
+    for lead, label in itertools.product(range(len(LAGS)), [0, 1] if by_region else [None]):
         of_lead = [row for row in rows if row["lead"] == lead]
         one = card.scores.isel(variable=0, lead_time=lead)
+        if label is not None:
+            of_lead = [row for row in of_lead if region.values.ravel()[row["cell"]] == label]
+            one = one.sel(region=label)
         mse = oracle.scores(of_lead, "prediction", weights).get("mse")
         for model in ("prediction", *oracle.BASELINES):
             expected = oracle.scores(of_lead, model, weights)
@@ -447,3 +458,39 @@ def test_the_verdict_names_lead_times():
         "t is better than persistence at 2 d, worse at 3 d (without intervals)."
     ]
     assert verdicts(none.isel(lead_time=0)) == ["t is better than persistence (without intervals)."]
+
+
+def test_starts_may_be_in_any_order(truth, forecast):
+    order = np.random.default_rng(0).permutation(31)
+    options = {"baselines": oracle.BASELINES, "by": ["lead_time", "season"]}
+    mixed = card_of(forecast.isel(init_time=order), truth, **options)
+    xr.testing.assert_allclose(mixed.scores, card_of(forecast, truth, **options).scores)
+
+
+def test_intervals_do_not_depend_on_how_many_labels_fit(truth, forecast, monkeypatch):
+    options = {"baselines": oracle.BASELINES, "by": ["month", "lat", "lead_time"]}
+    card = card_of(forecast, truth, **options)
+    monkeypatch.setattr(scores, "_MOST_NUMBERS", 20_000)
+    xr.testing.assert_allclose(card_of(forecast, truth, **options).scores, card.scores)
+
+
+def test_too_many_labels_are_refused(truth, forecast, monkeypatch):
+    monkeypatch.setattr(comparison, "_MOST_BYTES", 1e5)
+    with pytest.raises(InvalidValueError, match="sums for 12 of them at 93 dates and lead times"):
+        card_of(forecast, truth, by=["lat", "lon"])
+
+
+def test_a_path_is_opened(truth, forecast, tmp_path):
+    for name, cube in {"truth": truth, "forecast": forecast}.items():
+        cube.to_zarr(tmp_path / f"{name}.zarr", zarr_format=2)
+    card = card_of(str(tmp_path / "forecast.zarr"), tmp_path / "truth.zarr", by="lead_time")
+    xr.testing.assert_allclose(card.scores, card_of(forecast, truth, by="lead_time").scores)
+
+
+@pytest.mark.slow
+def test_torch_and_matplotlib_are_not_imported_to_score():
+    code = (
+        "import sys, ml4cube.evaluation;"
+        "assert not {'torch', 'matplotlib'} & set(sys.modules), 'imported too much'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
