@@ -59,8 +59,8 @@ class Bootstrap:
         few = f"{n} dates are fewer than {_LEAST_BLOCKS} blocks of {length}"
         return few if n < _LEAST_BLOCKS * length else ""
 
-    def counts(self, samples: xr.DataArray, leads: xr.DataArray | None) -> Floats | None:
-        """Return how often each draw has each sample, shape (draws, samples); None if too few.
+    def draw(self, samples: xr.DataArray, leads: xr.DataArray | None) -> Draws | None:
+        """Draw blocks; None if the samples are too few.
 
         The last sample is followed by the first one, so that all have the same chance (Politis and
         Romano 1992).
@@ -73,15 +73,36 @@ class Bootstrap:
         drawn = (starts[:, :, None] + np.arange(length)) % n
         drawn = drawn.reshape(self.n_boot, -1)[:, :n]
         flat = (np.arange(self.n_boot)[:, None] * n + drawn).ravel()
-        return np.bincount(flat, minlength=self.n_boot * n).reshape(-1, n).astype(np.float64)
+        counts = np.bincount(flat, minlength=self.n_boot * n).reshape(-1, n).astype(np.float64)
+        return Draws(counts, _tail(self.level, n / length))
 
-    def interval(self, draws: Floats) -> tuple[Floats, Floats]:
-        """Return the percentiles of draws, the first axis, that enclose `level` of them."""
-        tail = (1 - self.level) / 2
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """How often each draw has each sample, shape (draws, samples)."""
+
+    counts: Floats
+    # Fraction of draws beyond each end of an interval.
+    tail: float
+
+    def interval(self, scores: Floats) -> Floats:
+        """Return the two ends, the first axis, of the interval of the scores of all draws."""
         with warnings.catch_warnings():  # a group without a value has no interval either
             warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)
-            low, high = np.nanquantile(draws, [tail, 1 - tail], axis=0)
-        return low, high
+            return np.asarray(np.nanquantile(scores, [self.tail, 1 - self.tail], axis=0))
+
+
+def _tail(level: float, n_blocks: float) -> float:
+    """Return the fraction of draws beyond each end.
+
+    It is smaller than (1 - level) / 2 since few blocks differ less than the many that they stand
+    for: by the factor sqrt(n / (n - 1)), and as Student's t does from a normal variable (Hesterberg
+    2015, What teachers should know about the bootstrap, The American Statistician 69).
+    """
+    from scipy import stats  # takes long to import
+
+    t = stats.t.ppf((1 + level) / 2, n_blocks - 1)
+    return float(stats.norm.cdf(-t * math.sqrt(n_blocks / (n_blocks - 1))))
 
 
 def _number(leads: xr.DataArray) -> NDArray[Any]:

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import xarray as xr
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_choice
-from ml4cube.cube.coordinates import find_time_dim
-from ml4cube.cube.opening import as_dataset, store_and_path
-from ml4cube.cube.variables import data_variables, split_label
-from ml4cube.evaluation.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
+from ml4cube.core.errors import InvalidValueError, caller_level
+from ml4cube.cube.opening import as_dataset
+from ml4cube.evaluation import arguments
+from ml4cube.evaluation.arguments import Baselines
 from ml4cube.evaluation.bootstrap import Bootstrap
-from ml4cube.evaluation.cell_reader import Steps
-from ml4cube.evaluation.climatology import ClimatologyOptions, warn_of_train_cells
+from ml4cube.evaluation.cell_reader import CLASS
 from ml4cube.evaluation.labels import Labels
 from ml4cube.evaluation.named_sums import NamedSums
 from ml4cube.evaluation.predicted import matching_steps, own_steps
-from ml4cube.evaluation.probabilities import MEMBER
+from ml4cube.evaluation.probabilities import MEMBER, QUANTILE
 from ml4cube.evaluation.scorecard import Scorecard
-from ml4cube.evaluation.scores import FORMULAS, PREDICTION
+from ml4cube.evaluation.scores import PREDICTION
 from ml4cube.evaluation.scoring import Scored
-from ml4cube.evaluation.sums import FIELDS
 from ml4cube.evaluation.timing import Timing, with_forecast_dims
-from ml4cube.preprocessing.cubes import cells_of_part
 from ml4cube.progress import Stage
-
-_MOST_BYTES = 2**32  # of the sums by date
-
-Baselines = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
 def evaluate(
@@ -150,8 +141,7 @@ def evaluate(
     - ``spread_ratio`` is sqrt(mean variance of members (m + 1) / m) / RMSE, 1 if reliable [3]_.
     - ``brier`` is the sum over classes of the mean squared error of the probabilities. Baselines of
       classes are those of the indicator of each class; ``count`` counts each class.
-    - Intervals are percentiles of a circular block bootstrap [4]_. They are somewhat too narrow if
-      there are few blocks.
+    - Intervals are percentiles of a circular block bootstrap [4]_, expanded for few blocks [5]_.
     - The sums by date hold 96 bytes for each variable, model, date, lead time and label.
 
     References
@@ -163,6 +153,8 @@ def evaluate(
        Journal of Hydrometeorology 15.
     .. [4] Politis and Romano (1992), A circular block-resampling procedure for stationary data, in
        Exploring the Limits of Bootstrap.
+    .. [5] Hesterberg (2015), What teachers should know about the bootstrap, The American
+       Statistician 69.
 
     Examples
     --------
@@ -180,34 +172,27 @@ def evaluate(
     ['sst is better than climatology.']
     """
     bootstrap = Bootstrap(level, n_boot, block_length, seed)
+    named, given = arguments.read_baselines(baselines)
+    wanted = arguments.read_metrics(metrics)
+    if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
+        prediction = prediction.rename(truth.name)  # two arrays are compared whatever their names
     truth = as_dataset(truth)
-    named, given = _read_baselines(baselines)
-    wanted = _read_metrics(metrics)
-    cube = _as_prediction(prediction, truth, data, predict, progress)
-    time_dim = find_time_dim(truth.coords.values(), truth.dims)
-    if time_dim is None:
-        raise InvalidValueError(
-            f"truth must have one time dim, got {[str(dim) for dim in truth.dims]}; name it 'time'"
-        )
-    names = _common_variables(cube, truth, time_dim)
+    time_dim = arguments.time_dim_of(truth)
+    cube = arguments.as_prediction(prediction, truth, data, predict, progress)
+    names = arguments.common_variables(cube, truth, time_dim)
     timing = Timing.of(cube, truth, time_dim)
-    if not timing.is_forecast and (from_init := [name for name in named if name in FROM_INIT]):
-        raise InvalidValueError(
-            f"baselines {from_init} start from the value at init_time, which a prediction without "
-            "lead times lacks; choose 'climatology', or give cubes"
-        )
+    arguments.check_starts(named, timing)
     labels = Labels.of(by, cube, truth, timing)
-    options = _climatology(truth, timing, climatology, names, (*named, *wanted))
-    part, described_part = _part_to_score(truth, split)
-    cubes: dict[str, tuple[xr.Dataset, Mapping[str, Steps]]] = {
-        PREDICTION: (cube, own_steps(timing))
-    }
+    options = arguments.climatology_options(truth, timing, climatology, names, (*named, *wanted))
+    part, described_part = arguments.part_to_score(truth, split)
+    cubes = {PREDICTION: (cube, own_steps(timing))}
     for name, baseline in given.items():
         baseline = with_forecast_dims(as_dataset(baseline))
         cubes[name] = baseline, matching_steps(name, baseline, timing, time_dim)
     variables = [Scored.of(name, cubes, truth, timing, weights) for name in names]
     models = [*cubes, *named]
-    _check_size(len(models) * len(names), timing, labels)
+    arguments.check_size(len(models) * len(names), timing, labels)
+
     n_groups = 0 if options is None else options.n_groups
     total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(n_groups))
     with Stage("evaluate", total, "blocks", show=progress) as stage:
@@ -217,20 +202,8 @@ def evaluate(
         "climatology": "none" if options is None else options.described,
         "scored": described_part,
     }
-    has_several = any(one.outputs is not None for s in variables for one in s.predicted.values())
-    has_members = any(
-        one.outputs is not None and one.outputs.dim == MEMBER
-        for s in variables
-        for one in s.predicted.values()
-    )
-    if metrics is None:
-        wanted = ["rmse", "mae", "bias"]
-        wanted += ["acc"] if options is not None else []
-        wanted += ["crps"] if has_several else []
-        wanted += ["spread_ratio"] if has_members else []
-        wanted += ["brier"] if any(one.truth.classes is not None for one in variables) else []
-        wanted += ["count", "unpredicted"]
     named_sums = NamedSums.of(variables, sums, models, labels, attrs)
+    wanted = wanted or _applicable_metrics(variables, options is not None)
     card = Scorecard(named_sums, labels.names, tuple(wanted), bootstrap)
     _warn_of_cells_left_out(card)
     if n_boot and card.block_length is None:
@@ -242,108 +215,24 @@ def evaluate(
     return card
 
 
-def _as_prediction(
-    prediction: Any, truth: xr.Dataset, data: Any, predict: Mapping[str, Any] | None, progress: bool
-) -> xr.Dataset:
-    """Return a predicted cube, which a model makes first."""
-    is_cube = isinstance(prediction, xr.Dataset | xr.DataArray | str | os.PathLike)
-    if is_cube or store_and_path(prediction)[0] is not None:
-        if data is not None or predict is not None:
-            raise InvalidTypeError("data and predict need a model, got a predicted cube")
-        return with_forecast_dims(as_dataset(prediction))
-    from ml4cube.prediction import predict_cube
-
-    options = {"progress": progress, **(predict or {})}
-    return with_forecast_dims(predict_cube(prediction, truth, data, **options))
-
-
-def _read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of our baselines, and the cubes of given ones."""
-    is_one = isinstance(baselines, str | Mapping | xr.DataArray)
-    one_or_more: list[Any] = [baselines] if is_one else list(baselines)
-    named: list[str] = []
-    given: dict[str, Any] = {}
-    for one in one_or_more:
-        if isinstance(one, Mapping) and not isinstance(one, xr.Dataset):
-            given |= one
-            continue
-        if not isinstance(one, str):
-            raise InvalidTypeError(
-                "baselines must hold names, or a mapping of names to cubes, got "
-                f"{type(one).__name__}; give a cube a name, as in {{'era5': cube}}"
-            )
-        check_choice("baselines", one, BASELINES)
-        named.append(one)
-    if taken := [name for name in given if name in (PREDICTION, *BASELINES)]:
-        raise InvalidValueError(f"a given baseline must have another name, got {taken[0]!r}")
-    return list(dict.fromkeys(named)), given
-
-
-def _read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
-    wanted = [metrics] if isinstance(metrics, str) else list(metrics or ())
-    for metric in wanted:
-        check_choice("metrics", metric, list(FORMULAS))
-    return wanted
-
-
-def _common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list[str]:
-    """Return the variables to score."""
-    known = [name for name in data_variables(truth) if time_dim in truth[name].dims]
-    predicted = data_variables(cube)
-    names = [name for name in predicted if name in known]
-    if not names:
-        raise InvalidValueError(
-            f"prediction has variables {predicted}, truth has {known} along {time_dim!r}, none in "
-            "common"
-        )
-    return names
-
-
-def _climatology(
-    truth: xr.Dataset, timing: Timing, given: Any, variables: Sequence[str], wanted: Iterable[str]
-) -> ClimatologyOptions | None:
-    """Return the climatology; None if it is neither known nor needed."""
-    if isinstance(given, xr.DataArray) and len(variables) == 1:
-        given = given.rename(variables[0])
-    options = ClimatologyOptions.of(truth, timing, timing.time_dim, given)
-    if options.given is not None and not set(variables) <= set(options.given.data_vars):
-        raise InvalidValueError(
-            f"climatology must have the variables {list(variables)}, got "
-            f"{list(options.given.data_vars)}"
-        )
-    wanted = list(wanted)
-    needing = [name for name in wanted if name in (*FROM_CLIMATOLOGY, "acc")]
-    lacks = not options.is_known or (DAMPED in needing and not options.train.steps.size)
-    if needing and lacks:
-        raise InvalidValueError(
-            f"{needing} need train cells, but truth has no split label and no date before those of "
-            "the prediction; add a label, as with assign_time_split, or give climatology="
-        )
-    has_metrics = any(name in FORMULAS for name in wanted)  # by default, acc if it can be had
-    if lacks or (has_metrics and not needing):
-        return None
-    warn_of_train_cells(options, truth, given)
-    return options
-
-
-def _check_size(n_models: int, timing: Timing, labels: Labels) -> None:
-    """Refuse labels of so many cells that the sums by date do not fit."""
-    n_bytes = 8 * len(FIELDS) * n_models * timing.valid_steps.size * labels.n_of_cells
-    if n_bytes > _MOST_BYTES:
-        raise InvalidValueError(
-            f"by must have fewer labels of cells: sums for {labels.n_of_cells:,} of them at "
-            f"{timing.valid_steps.size:,} dates and lead times need {n_bytes / 1e9:.0f} GB; see "
-            "`Scorecard.map` for scores of each cell"
-        )
-
-
-def _part_to_score(truth: xr.Dataset, split: str | None) -> tuple[xr.DataArray | None, str]:
-    """Return flags of the cells to score, None for all."""
-    label = split_label(truth)
-    if split is None or label is None:
-        return None, "all cells"
-    variable, part = cells_of_part(truth, split)
-    return xr.DataArray(variable), f"the {part} cells of {label!r}"
+def _applicable_metrics(variables: Iterable[Scored], has_climatology: bool) -> list[str]:
+    """Return the metrics that any of the variables has."""
+    kinds = set()
+    for variable in variables:
+        kinds |= {one.outputs.dim for one in variable.predicted.values() if one.outputs is not None}
+        kinds |= set() if variable.truth.classes is None else {CLASS}
+    applies = {
+        "rmse": True,
+        "mae": True,
+        "bias": True,
+        "acc": has_climatology,
+        "crps": bool(kinds & {MEMBER, QUANTILE}),
+        "spread_ratio": MEMBER in kinds,
+        "brier": CLASS in kinds,
+        "count": True,
+        "unpredicted": True,
+    }
+    return [name for name, is_known in applies.items() if is_known]
 
 
 def _warn_of_cells_left_out(card: Scorecard) -> None:

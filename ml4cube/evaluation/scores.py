@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.evaluation.bootstrap import Bootstrap, Floats
+from ml4cube.evaluation.bootstrap import Bootstrap, Draws, Floats
 from ml4cube.evaluation.pair_sums import ratio
 from ml4cube.evaluation.sums import FIELDS
 from ml4cube.evaluation.timing import LEAD
@@ -55,7 +56,7 @@ def score_rows(
 
     `rows` has the sums by variable, model, sample, lead and label.
     """
-    counts = None if str(rows["weight"].dims[2]) in by else _counts(rows, bootstrap)
+    draws = None if str(rows["weight"].dims[2]) in by else _draws(rows, bootstrap)
     grouped = _Grouped(rows, by)
     models = [str(name) for name in rows["model"].values]
     skills = [name for name in SKILLS if name == "skill" or "crps" in metrics]
@@ -63,7 +64,7 @@ def score_rows(
     names += skills if len(models) > 1 else []
     found: dict[str, list[Floats]] = {name: [] for name in names}
     for i, n_classes in enumerate(rows["classes"].values):
-        entries = _variable_scores(grouped, i, int(n_classes), names, bootstrap, counts)
+        entries = _variable_scores(grouped, i, int(n_classes), names, draws)
         for name, entry in entries.items():
             found[name].append(entry)
     variables: dict[str, tuple[tuple[str, ...], Floats]] = {}
@@ -90,16 +91,15 @@ def _variable_scores(
     variable: int,
     n_classes: int,
     names: Sequence[str],
-    bootstrap: Bootstrap,
-    counts: Floats | None,
+    draws: Draws | None,
 ) -> dict[str, Floats]:
     """Return each score and its interval, shape (3, models, groups, labels of cells)."""
     found: dict[str, Floats] = {}
-    for box, sums in grouped.parts(variable, None if counts is None else len(counts)):
+    for box, sums in grouped.parts(variable, None if draws is None else len(draws.counts)):
         total = {field: array.sum(0) for field, array in sums.items()}
         drawn: Sums = {}
-        if counts is not None:
-            drawn = {field: np.tensordot(counts, array, 1) for field, array in sums.items()}
+        if draws is not None:
+            drawn = {field: np.tensordot(draws.counts, array, 1) for field, array in sums.items()}
         for name in names:
             formula = _skill_formula(SKILLS[name]) if name in SKILLS else FORMULAS[name]
             factor = 1.0 if name in SKILLS else _factor(name, n_classes)
@@ -107,8 +107,8 @@ def _variable_scores(
             if name not in found:
                 found[name] = np.full((3, len(value), *grouped.group_shape), np.nan)
             found[name][:1, :, *box] = value
-            if drawn and name not in NUMBERS:
-                found[name][1:, :, *box] = bootstrap.interval(factor * formula(drawn))
+            if draws is not None and name not in NUMBERS:
+                found[name][1:, :, *box] = draws.interval(factor * formula(drawn))
     return found
 
 
@@ -125,15 +125,15 @@ def _is_used(rows: xr.Dataset) -> NDArray[np.bool_]:
     return np.asarray(count.sum([d for d in count.dims if d != dim]).values > 0)
 
 
-def _counts(rows: xr.Dataset, bootstrap: Bootstrap) -> Floats | None:
-    """Return how often each draw has each sample; blocks consist of samples with a scored cell."""
-    drawn = bootstrap.counts(*samples_and_leads(rows))
+def _draws(rows: xr.Dataset, bootstrap: Bootstrap) -> Draws | None:
+    """Draw blocks of the samples with a scored cell."""
+    drawn = bootstrap.draw(*samples_and_leads(rows))
     if drawn is None:
         return None
     is_used = _is_used(rows)
-    counts = np.zeros((len(drawn), len(is_used)))
-    counts[:, is_used] = drawn
-    return counts
+    counts = np.zeros((len(drawn.counts), len(is_used)))
+    counts[:, is_used] = drawn.counts
+    return replace(drawn, counts=counts)
 
 
 def _factor(metric: str, n_classes: int) -> float:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.errors import InvalidValueError
-from ml4cube.evaluation import Scorecard, comparison, evaluate, scores, scoring
+from ml4cube.evaluation import Scorecard, arguments, evaluate, scores, scoring
 from ml4cube.evaluation.verdict import verdicts
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
@@ -475,7 +475,7 @@ def test_intervals_do_not_depend_on_how_many_labels_fit(truth, forecast, monkeyp
 
 
 def test_too_many_labels_are_refused(truth, forecast, monkeypatch):
-    monkeypatch.setattr(comparison, "_MOST_BYTES", 1e5)
+    monkeypatch.setattr(arguments, "_MOST_BYTES", 1e5)
     with pytest.raises(InvalidValueError, match="sums for 12 of them at 93 dates and lead times"):
         card_of(forecast, truth, by=["lat", "lon"])
 
