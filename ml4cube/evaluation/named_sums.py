@@ -55,7 +55,8 @@ class NamedSums:
         rows["classes"] = "variable", n_classes
         rows["has_truth"] = (timing.sample_dim, LEAD), timing.valid_steps >= 0
         coords |= {"variable": [one.name for one in variables], "model": list(models)}
-        coords[timing.sample_dim] = timing.samples
+        units = [str(one.truth.array.attrs.get("units", "")) for one in variables]
+        coords |= {"units": ("variable", units), timing.sample_dim: timing.samples}
         if timing.is_forecast:
             coords[LEAD] = timing.leads
         others = {one.name: _others(one, s, models) for one, s in zip(variables, sums, strict=True)}

@@ -268,7 +268,7 @@ class Scorecard:
         rmse = self._by_lead["rmse"]
         frame = rmse.to_series().unstack("model")[list(rmse["model"].values)]
         frame.columns = [f"rmse {name}" for name in frame.columns]
-        lines += [frame.to_string(float_format=lambda x: f"{x:.4g}"), *self.verdict]
+        lines += [frame.to_string(float_format=lambda x: f"{x:.4g}", max_rows=20), *self.verdict]
         lines += [f"{name}: {text}" for name, text in self.scores.attrs.items()]
         return "\n".join(lines)
 

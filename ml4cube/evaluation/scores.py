@@ -73,7 +73,7 @@ def score_rows(
         for i, ending in enumerate(("",) if name in NUMBERS else ("", "_low", "_high")):
             values = np.stack([entry[i] for entry in of_variables])
             variables[name + ending] = dims, values.reshape(*values.shape[:2], *grouped.shape)
-    coords = {"variable": rows["variable"].values, "model": models, **grouped.coords}
+    coords = {"variable": rows["variable"], "model": models, **grouped.coords}
     if len(models) > 1:
         coords["baseline"] = models[1:]
     result = xr.Dataset(variables, coords, rows.attrs).transpose("variable", ..., *by)

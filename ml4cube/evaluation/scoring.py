@@ -12,6 +12,7 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
+from ml4cube.core.sums.fields import check_weights
 from ml4cube.evaluation.baselines import DAMPED, baseline_values
 from ml4cube.evaluation.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
 from ml4cube.evaluation.climatology import Climatology, ClimatologyOptions, TrainTile
@@ -75,6 +76,8 @@ class Scored:
                 f"weights must lie along the dims of a step of {name!r}, {tuple(sizes)}, got "
                 f"{of_cells.dims}"
             )
+        if of_cells is not None:
+            check_weights(of_cells.values)
         reader = CellReader.of(array, (time_dim,), tuple(sizes), classes)
         return cls(name, timing, reader, sizes, row_dim, predicted, of_cells, described)
 

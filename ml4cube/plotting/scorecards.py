@@ -112,7 +112,7 @@ def _map_of(maps: xr.Dataset, variable: str, baseline: str) -> xr.DataArray | No
 def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     """Draw the skill over each baseline, or the RMSE without one, by lead time."""
     metric, second = ("skill", "baseline") if "skill" in scores else ("rmse", "model")
-    units = scores[metric].attrs.get("units", "")
+    units = str(scores.coords["units"].item()) if "units" in scores.coords else ""
     has_leads = _LEAD in scores[metric].dims
     leads, unit = _lead_axis(scores) if has_leads else (np.zeros(1), "")
     labels = [str(label) for label in scores[second].values]
@@ -138,8 +138,8 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     else:
         axes.set_xticks(range(len(labels)), [_words(label) for label in labels], rotation=20)
         axes.margins(x=0.3)
-    shown = "skill, 1 - MSE / MSE of baseline" if metric == "skill" else "RMSE"
-    axes.set_ylabel(f"{shown} ({units})" if units else shown)
+    shown = "skill (1 is perfect)" if metric == "skill" else "RMSE"
+    axes.set_ylabel(f"{shown} ({units})" if units and metric == "rmse" else shown)
     axes.set_title(name, fontsize=10, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
@@ -204,4 +204,4 @@ def _draw_spectrum(axes: Axes, power: xr.DataArray, name: str) -> None:
 
 
 def _legend_below(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.22))
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.3))

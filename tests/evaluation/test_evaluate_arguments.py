@@ -41,6 +41,7 @@ ANOTHER_CALENDAR = truth_cube(calendar="noleap")
         ({"split": "testing"}, r"split must be .* got 'testing'"),
         ({"weights": "areas"}, r"weights must be .* got 'areas'"),
         ({"weights": TRUTH.t}, "weights must lie along the dims of a step of 't'"),
+        ({"weights": TRUTH.lat * 0 - 1}, "weights must be finite and not negative"),
         ({"level": 95}, "level must be between 0 and 1, got 95"),
         ({"n_boot": -1}, "n_boot must be at least 0, got -1"),
         ({"block_length": 0}, "block_length must be at least 1, got 0"),

@@ -133,5 +133,5 @@ def test_the_figure_of_a_plain_prediction_and_of_one_without_baselines(truth, fo
     skill, *_ = rendered(card_of(prediction, truth, baselines="climatology").plot()).axes
     assert [tick.get_text() for tick in skill.get_xticklabels()] == ["climatology"]
     rmse, *_ = rendered(card_of(forecast, truth).plot()).axes
-    assert rmse.get_ylabel() == "RMSE"
+    assert rmse.get_ylabel() == "RMSE (K)"
     assert labels_of(rmse) == ["prediction"]

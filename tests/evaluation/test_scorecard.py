@@ -161,6 +161,13 @@ def test_the_truth_as_its_own_plain_prediction_is_perfect(truth):
     assert "lead_time" not in card.spectrum.dims
 
 
+def test_two_arrays_are_compared_whatever_their_names(truth):
+    one = card_of((truth.t + 1).rename("x"), truth.t, split=None).scores
+    assert one["variable"].values.tolist() == ["t"]
+    assert one.units.values.tolist() == ["K"]
+    np.testing.assert_allclose(one.bias, 1)
+
+
 def test_a_tie_has_skill_zero_in_its_interval(truth, forecast):
     card = card_of(forecast, truth, baselines={"copy": forecast}, by="lead_time")
     for name in ("skill", "skill_low", "skill_high"):
