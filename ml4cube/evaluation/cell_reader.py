@@ -44,7 +44,8 @@ class CellReader:
 
     def load(self, steps: Mapping[str, Steps], tile: Tile) -> LoadedCells:
         """Read the cells of a tile at some steps along each dim; -1 is no step."""
-        known = {dim: np.unique(steps[dim].clip(min=0)) for dim in self.step_dims}
+        known = {dim: np.unique(steps[dim][steps[dim] >= 0]) for dim in self.step_dims}
+        known = {dim: along if along.size else np.zeros(1, np.intp) for dim, along in known.items()}
         chosen: dict[str, Any] = {dim: _as_slice(along) for dim, along in known.items()}
         chosen |= {dim: part for dim, part in tile.items() if dim in self.array.dims}
         labels = None if self.classes is None else self.classes[tile[CLASS]]
@@ -67,10 +68,10 @@ class LoadedCells:
         """Return values at some of the known steps as float64; NaN where a step is -1."""
         arrays = np.broadcast_arrays(*(steps[dim] for dim in self.known))
         index = [
-            np.searchsorted(along, array.clip(min=0))
+            np.searchsorted(along, array).clip(max=len(along) - 1)
             for along, array in zip(self.known.values(), arrays, strict=True)
         ]
-        values = self.values[tuple(index)].astype(np.float64)
+        values: Floats = self.values[tuple(index)].astype(np.float64)
         values[np.any([array < 0 for array in arrays], axis=0)] = np.nan
         if self.labels is None:
             return values

@@ -154,7 +154,7 @@ class _Tile:
     ) -> None:
         self._scored, self._tile, self._names = scored, tile, names
         self._part, self._labels = part, labels
-        self._cells = math.prod(part.stop - part.start for part in tile.values())
+        self._cells = math.prod(along.stop - along.start for along in tile.values())
         self._climatology: Climatology | None = None
         self._damping = None
         timing, dims = scored.timing, tuple(scored.sizes)

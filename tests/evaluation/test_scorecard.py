@@ -501,3 +501,17 @@ def test_torch_and_matplotlib_are_not_imported_to_score():
         "assert not {'torch', 'matplotlib'} & set(sys.modules), 'imported too much'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_json_keeps_calendars_texts_and_flags():
+    truth = truth_cube(calendar="360_day")
+    names = np.array(["land", "sea", "land"], dtype=object)
+    truth = truth.assign_coords(region=("lat", names), warm=truth.t > 0)
+    forecast = forecast_cube(truth, range(40, 70), [1])
+    card = card_of(forecast, truth, by=["init_time", "region", "warm"], baselines="persistence")
+    again = Scorecard.from_json(card.to_json())
+    xr.testing.assert_identical(again.scores, card.scores)
+    parts = [card_of(part, truth, by="region") for part in (forecast[{"init_time": slice(9)}],)]
+    parts += [card_of(forecast[{"init_time": slice(9, 30)}], truth, by="region")]
+    merged = Scorecard.from_json(parts[1].to_json()).merge(parts[0])
+    xr.testing.assert_allclose(merged.scores, card_of(forecast, truth, by="region").scores)
