@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_real
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
 from ml4cube.evaluation.baselines import DAMPED, baseline_values
@@ -65,6 +65,7 @@ class Scored:
         sizes, classes = {dim: array.sizes[dim] for dim in dims}, None
         if CLASS in prediction.dims and CLASS not in array.dims:
             classes = np.asarray(prediction[CLASS].values)
+            check_real(f"labels along {CLASS!r} of {name!r}", classes.dtype)
             sizes, row_dim = {CLASS: len(classes), **sizes}, None
         predicted = {
             model: Predicted.of(cube[name], steps, array, tuple(sizes))

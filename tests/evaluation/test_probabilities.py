@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ml4cube.errors import InvalidValueError
+from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.evaluation import evaluate
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
@@ -209,4 +209,11 @@ def test_other_dims_of_outputs_are_refused(truth, forecast):
         evaluate(both, truth, progress=False)
     named = with_outputs(forecast, "head", ["a", "b"])
     with pytest.raises(InvalidValueError, match=r"may have 'member', 'quantile' or 'class', got"):
+        evaluate(named, truth, progress=False)
+
+
+def test_labels_of_classes_must_be_those_of_the_truth():
+    prediction, truth = class_cubes()
+    named = prediction.assign_coords({"class": ["crop", "wood", "town"]})
+    with pytest.raises(InvalidTypeError, match="labels along 'class' of 'cover' must hold real"):
         evaluate(named, truth, progress=False)
