@@ -33,8 +33,9 @@ from ml4cube.training.ranks.dist import World
 
 _BATCH_VALUES = 2**18  # input values in a batch of default size: 1 MB in float32
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
-# A block is a 64th of the cube, within these if windows are not larger.
-_BLOCK_CELLS = (2**14, 2**20)
+# A block is a 16th of the cube, within these if windows are not larger.
+_BLOCK_CELLS = (2**14, 2**22)
+_BYTES_PER_CELL = 64  # of a block, with its inputs and sums, that the most cells allow
 
 
 def predict_cube(
@@ -318,14 +319,16 @@ def _blocks(predictor: BlockPredictor, cube: xr.Dataset) -> Grid:
     windows, layout = predictor.spec.windows, predictor.layout
     lengths = {dim: along.length for dim, along in windows.dims.items()}
     fewest, most = _BLOCK_CELLS
-    most_channels = max(variable.channels for variable in layout.variables)
-    per_cell = len(predictor.members) * most_channels * max(windows.n_leads, 1)
-    cells = min(max(math.prod(lengths.values()) // 64, fewest), most)
+    # Inputs as read and scaled, with flags of gaps; sums, weights and means of results.
+    channels = len(predictor.members) * sum(variable.channels for variable in layout.variables)
+    n_bytes = 9 * len(predictor.spec.features) + 24 * channels * max(windows.n_leads, 1)
+    cells = min(max(math.prod(lengths.values()) // 16, fewest), most)
+    cells = max(cells * _BYTES_PER_CELL // max(n_bytes, _BYTES_PER_CELL), 1)
     variables = (cube[name].variable for name in cube_variables(cube)[0])
     largest = max(variables, key=lambda variable: variable.ndim)
     chunks = source_chunks(largest)
     chunks |= {dim: 1 for dim, along in windows.dims.items() if along.is_apart}
-    return Grid.blocks(lengths, windows.block_size(chunks, max(cells // per_cell, 1)))
+    return Grid.blocks(lengths, windows.block_size(chunks, cells))
 
 
 def _description(

@@ -1,0 +1,149 @@
+"""The arguments of `evaluate`: read, and checked against prediction and truth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import xarray as xr
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.cube.opening import as_dataset, store_and_path
+from ml4cube.cube.variables import data_variables, split_label
+from ml4cube.evaluation.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
+from ml4cube.evaluation.climatology import ClimatologyOptions, warn_of_train_cells
+from ml4cube.evaluation.labels import Labels
+from ml4cube.evaluation.scores import FORMULAS, PREDICTION
+from ml4cube.evaluation.sums import FIELDS
+from ml4cube.evaluation.timing import Timing, with_forecast_dims
+from ml4cube.preprocessing.cubes import cells_of_part
+
+Baselines = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+
+_MOST_BYTES = 2**32  # of the sums by date
+
+
+def time_dim_of(truth: xr.Dataset) -> str:
+    """Return the time dim of the truth."""
+    found = find_time_dim(truth.coords.values(), truth.dims)
+    if found is None:
+        raise InvalidValueError(
+            f"truth must have one time dim, got {[str(dim) for dim in truth.dims]}; name it 'time'"
+        )
+    return found
+
+
+def check_starts(named: Iterable[str], timing: Timing) -> None:
+    """Refuse baselines that start from the last input of a plain prediction."""
+    from_init = [name for name in named if name in FROM_INIT]
+    if from_init and not timing.is_forecast:
+        raise InvalidValueError(
+            f"baselines {from_init} start from the value at init_time, which a prediction without "
+            "lead times lacks; choose 'climatology', or give cubes"
+        )
+
+
+def as_prediction(
+    prediction: Any, truth: xr.Dataset, data: Any, predict: Mapping[str, Any] | None, progress: bool
+) -> xr.Dataset:
+    """Return a predicted cube, which a model makes first."""
+    is_cube = isinstance(prediction, xr.Dataset | xr.DataArray | str | os.PathLike)
+    if is_cube or store_and_path(prediction)[0] is not None:
+        if data is not None or predict is not None:
+            raise InvalidTypeError("data and predict need a model, got a predicted cube")
+        return with_forecast_dims(as_dataset(prediction))
+    from ml4cube.prediction import predict_cube
+
+    options = {"progress": progress, **(predict or {})}
+    return with_forecast_dims(predict_cube(prediction, truth, data, **options))
+
+
+def read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of our baselines, and the cubes of given ones."""
+    is_one = isinstance(baselines, str | Mapping | xr.DataArray)
+    one_or_more: list[Any] = [baselines] if is_one else list(baselines)
+    named: list[str] = []
+    given: dict[str, Any] = {}
+    for one in one_or_more:
+        if isinstance(one, Mapping) and not isinstance(one, xr.Dataset):
+            given |= one
+            continue
+        if not isinstance(one, str):
+            raise InvalidTypeError(
+                "baselines must hold names, or a mapping of names to cubes, got "
+                f"{type(one).__name__}; give a cube a name, as in {{'era5': cube}}"
+            )
+        check_choice("baselines", one, BASELINES)
+        named.append(one)
+    if taken := [name for name in given if name in (PREDICTION, *BASELINES)]:
+        raise InvalidValueError(f"a given baseline must have another name, got {taken[0]!r}")
+    return list(dict.fromkeys(named)), given
+
+
+def read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
+    wanted = [metrics] if isinstance(metrics, str) else list(metrics or ())
+    for metric in wanted:
+        check_choice("metrics", metric, list(FORMULAS))
+    return wanted
+
+
+def common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list[str]:
+    """Return the variables to score."""
+    known = [name for name in data_variables(truth) if time_dim in truth[name].dims]
+    predicted = data_variables(cube)
+    names = [name for name in predicted if name in known]
+    if not names:
+        raise InvalidValueError(
+            f"prediction has variables {predicted}, truth has {known} along {time_dim!r}, none in "
+            "common"
+        )
+    return names
+
+
+def climatology_options(
+    truth: xr.Dataset, timing: Timing, given: Any, variables: Sequence[str], wanted: Iterable[str]
+) -> ClimatologyOptions | None:
+    """Return the climatology; None if it is neither known nor needed."""
+    if isinstance(given, xr.DataArray) and len(variables) == 1:
+        given = given.rename(variables[0])
+    options = ClimatologyOptions.of(truth, timing, timing.time_dim, given)
+    if options.given is not None and not set(variables) <= set(options.given.data_vars):
+        raise InvalidValueError(
+            f"climatology must have the variables {list(variables)}, got "
+            f"{list(options.given.data_vars)}"
+        )
+    wanted = list(wanted)
+    needing = [name for name in wanted if name in (*FROM_CLIMATOLOGY, "acc")]
+    lacks = not options.is_known or (DAMPED in needing and not options.train.steps.size)
+    if needing and lacks:
+        raise InvalidValueError(
+            f"{needing} need train cells, but truth has no split label and no date before those of "
+            "the prediction; add a label, as with assign_time_split, or give climatology="
+        )
+    has_metrics = any(name in FORMULAS for name in wanted)  # by default, acc if it can be had
+    if lacks or (has_metrics and not needing):
+        return None
+    warn_of_train_cells(options, truth, given)
+    return options
+
+
+def check_size(n_models: int, timing: Timing, labels: Labels) -> None:
+    """Refuse labels of so many cells that the sums by date do not fit."""
+    n_bytes = 8 * len(FIELDS) * n_models * timing.valid_steps.size * labels.n_of_cells
+    if n_bytes > _MOST_BYTES:
+        raise InvalidValueError(
+            f"by must have fewer labels of cells: sums for {labels.n_of_cells:,} of them at "
+            f"{timing.valid_steps.size:,} dates and lead times need {n_bytes / 1e9:.0f} GB; see "
+            "`Scorecard.map` for scores of each cell"
+        )
+
+
+def part_to_score(truth: xr.Dataset, split: str | None) -> tuple[xr.DataArray | None, str]:
+    """Return flags of the cells to score, None for all."""
+    label = split_label(truth)
+    if split is None or label is None:
+        return None, "all cells"
+    variable, part = cells_of_part(truth, split)
+    return xr.DataArray(variable), f"the {part} cells of {label!r}"

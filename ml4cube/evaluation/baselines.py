@@ -1,0 +1,50 @@
+"""Baselines: forecasts that need no model, from the truth and its climatology alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ml4cube.evaluation.cell_reader import Floats, LoadedCells, Steps
+from ml4cube.evaluation.climatology import Climatology
+from ml4cube.evaluation.timing import Timing
+
+CLIMATOLOGY, PERSISTENCE = "climatology", "persistence"
+DAMPED, ANOMALY = "damped_persistence", "anomaly_persistence"
+#: Baselines that start from the value at the last input step.
+FROM_INIT = (PERSISTENCE, DAMPED, ANOMALY)
+BASELINES = (CLIMATOLOGY, *FROM_INIT)
+#: Baselines that need a climatology.
+FROM_CLIMATOLOGY = (CLIMATOLOGY, DAMPED, ANOMALY)
+
+
+def baseline_values(
+    names: Iterable[str],
+    samples: Steps,
+    timing: Timing,
+    truth: LoadedCells,
+    climatology: Climatology | None,
+    damping: Floats | None,
+) -> dict[str, Floats]:
+    """Return the values of baselines, shape (samples, leads, *cells); NaN where one is unknown."""
+    inits = timing.init_steps[samples][:, None]
+    found: dict[str, Floats] = {}
+    if climatology is not None:
+        normal = climatology.at(timing.valid_steps[samples])
+        found[CLIMATOLOGY] = normal
+    for name in names:
+        if name == CLIMATOLOGY:
+            continue
+        start = truth.at({timing.time_dim: inits})
+        if name == PERSISTENCE:
+            leads = timing.leads.size
+            found[name] = np.broadcast_to(start, (start.shape[0], leads, *start.shape[2:]))
+            continue
+        assert climatology is not None
+        anomaly = start - climatology.at(inits)
+        if name == DAMPED:
+            assert damping is not None
+            anomaly = damping * anomaly
+        found[name] = normal + anomaly
+    return {name: found[name] for name in names}

@@ -1,0 +1,100 @@
+"""`CellReader`: values of one variable at any steps, for one tile of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.evaluation.cube_scores import in_block
+
+Floats = NDArray[np.float64]
+Steps = NDArray[np.intp]
+Tile = Mapping[str, slice]
+
+#: Dim of the probabilities of classes.
+CLASS = "class"
+
+
+@dataclass(frozen=True, eq=False)
+class CellReader:
+    """A variable that is read at steps along some of its dims."""
+
+    # Dims: those of the steps, one of several outputs if there is one, those of the cells.
+    array: xr.DataArray
+    step_dims: tuple[str, ...]
+    # Labels to compare the values with: 1 where the value is the label, along a first dim of cells.
+    classes: NDArray[Any] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        array: xr.DataArray,
+        step_dims: tuple[str, ...],
+        cell_dims: tuple[str, ...],
+        classes: NDArray[Any] | None = None,
+    ) -> CellReader:
+        """Make a reader; a dim of several outputs comes between those of steps and cells."""
+        present = [dim for dim in cell_dims if dim in array.dims]
+        return cls(array.transpose(*step_dims, ..., *present), step_dims, classes)
+
+    def load(self, steps: Mapping[str, Steps], tile: Tile) -> LoadedCells:
+        """Read the cells of a tile at some steps along each dim; -1 is no step."""
+        known = {dim: np.unique(steps[dim][steps[dim] >= 0]) for dim in self.step_dims}
+        known = {dim: along if along.size else np.zeros(1, np.intp) for dim, along in known.items()}
+        chosen: dict[str, Any] = {dim: _as_slice(along) for dim, along in known.items()}
+        chosen |= {dim: part for dim, part in tile.items() if dim in self.array.dims}
+        labels = None if self.classes is None else self.classes[tile[CLASS]]
+        return LoadedCells(self.array.isel(chosen).values, known, labels)
+
+    def at(self, steps: Mapping[str, Steps], tile: Tile) -> Floats:
+        """Return the values at steps that broadcast against each other, as `LoadedCells` does."""
+        return self.load(steps, tile).at(steps)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedCells:
+    """The values of a tile at some steps, in memory."""
+
+    values: NDArray[Any]
+    known: Mapping[str, Steps]
+    labels: NDArray[Any] | None
+
+    def at(self, steps: Mapping[str, Steps]) -> Floats:
+        """Return values at some of the known steps as float64; NaN where a step is -1."""
+        arrays = np.broadcast_arrays(*(steps[dim] for dim in self.known))
+        index = [
+            np.searchsorted(along, array).clip(max=len(along) - 1)
+            for along, array in zip(self.known.values(), arrays, strict=True)
+        ]
+        values: Floats = self.values[tuple(index)].astype(np.float64)
+        values[np.any([array < 0 for array in arrays], axis=0)] = np.nan
+        if self.labels is None:
+            return values
+        axis = arrays[0].ndim
+        values = np.expand_dims(values, axis)
+        labels = self.labels.astype(np.float64).reshape(-1, *(1,) * (values.ndim - axis - 1))
+        return np.where(np.isnan(values), np.nan, values == labels)
+
+
+def _as_slice(steps: Steps) -> slice | Steps:
+    """Return steps without holes as a slice, which is read faster."""
+    first, last = int(steps[0]), int(steps[-1])
+    return slice(first, last + 1) if last - first + 1 == len(steps) else steps
+
+
+def at_steps(
+    array: xr.DataArray, steps: Steps, time_dim: str, cell_dims: tuple[str, ...], tile: Tile
+) -> NDArray[Any]:
+    """Return flags or labels at steps of any shape, with an axis of 1 for dims that they lack."""
+    if time_dim not in array.dims:
+        values = in_block(array, cell_dims, tile)
+        return values.reshape((1,) * steps.ndim + values.shape)
+    wanted = np.unique(steps.clip(min=0))
+    chosen: dict[str, Any] = {time_dim: wanted, **tile}
+    values = in_block(array, (time_dim, *cell_dims), chosen)
+    return np.asarray(values[np.searchsorted(wanted, steps.clip(min=0))])

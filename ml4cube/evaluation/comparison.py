@@ -1,0 +1,258 @@
+"""`evaluate`: compare a prediction and baselines with the truth."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import xarray as xr
+
+from ml4cube.core.errors import InvalidValueError, caller_level
+from ml4cube.cube.opening import as_dataset
+from ml4cube.evaluation import arguments
+from ml4cube.evaluation.arguments import Baselines
+from ml4cube.evaluation.bootstrap import Bootstrap
+from ml4cube.evaluation.cell_reader import CLASS
+from ml4cube.evaluation.labels import Labels
+from ml4cube.evaluation.named_sums import NamedSums
+from ml4cube.evaluation.predicted import matching_steps, own_steps
+from ml4cube.evaluation.probabilities import MEMBER, QUANTILE
+from ml4cube.evaluation.scorecard import Scorecard
+from ml4cube.evaluation.scores import PREDICTION
+from ml4cube.evaluation.scoring import Scored
+from ml4cube.evaluation.timing import Timing, with_forecast_dims
+from ml4cube.progress import Stage
+
+
+def evaluate(
+    prediction: Any,
+    truth: Any,
+    *,
+    baselines: Baselines = (),
+    by: Any = None,
+    metrics: str | Sequence[str] | None = None,
+    climatology: Any = None,
+    split: str | None = "test",
+    weights: xr.DataArray | str | None = "area",
+    level: float = 0.95,
+    n_boot: int = 1000,
+    block_length: int | None = None,
+    seed: int = 42,
+    data: Any = None,
+    predict: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Scorecard:
+    """Compare a prediction, and baselines beside it, with the true cube.
+
+    A value of a forecast is compared with the truth at its ``valid_time``. All models are scored on
+    the same cells: those where the truth, the prediction and every baseline have a value. Scores
+    follow from sums over blocks, so memory does not grow with the number of dates.
+
+    Parameters
+    ----------
+    prediction : Dataset, DataArray, path, or model
+        A forecast with the dims ``("init_time", "lead_time", *others)``, as from `predict_cube`, or
+        a plain prediction with the dims of the truth. It may have a dim ``member``, ``quantile``,
+        or ``class`` (probabilities of the labels that the truth has). A model is given to
+        `predict_cube` with `truth`, `data` and `predict`.
+    truth : Dataset, DataArray or path
+        The true cube, with one time dim in increasing order. Variables of both are scored. Dates
+        that it lacks are left out and counted. Its split label, if any, says which cells are for
+        training, and which are scored.
+    baselines : str, mapping, or sequence of these, optional
+        ``"persistence"``: the value at ``init_time``, the last input step. ``"climatology"``: the
+        mean of the train cells, see `climatology`. ``"anomaly_persistence"``: the climatology plus
+        the anomaly at ``init_time``. ``"damped_persistence"``: the same with the anomaly times
+        rho, one for each lead time and cell: the slope of the least-squares line through zero of
+        later on earlier train anomalies. A mapping ``{name: cube}`` gives forecasts of others, or
+        cubes with the time dim of the truth.
+    by : str, DataArray or sequence of these, optional
+        Separate scores for each ``"lead_time"``, ``"init_time"``, ``"season"`` or ``"month"`` of
+        the date that is predicted, variable or coordinate of the truth (``"region"``), dim
+        (``"lat"``), or label of an array along dims of the truth or of the forecast, as in
+        `score_cube`. Cells whose label is NaN are left out. Several are combined. Default: one
+        score over all.
+    metrics : str or sequence of str, optional
+        Any of ``rmse``, ``mse``, ``mae``, ``bias``, ``acc``, ``crps``, ``spread_ratio``,
+        ``brier``, ``count``, ``unpredicted``, ``gaps``, see Notes. Default: those that apply, but
+        ``mse`` and ``gaps``. Skill over each baseline is always added.
+    climatology : str, slice, Dataset or DataArray, optional
+        The cycle of the climatology: ``"month"``, ``"season"``, ``"dayofyear"``,
+        ``"dayofyear_hour"`` or ``"mean"`` (none). Default by the median step of the truth: the hour
+        of the day of the year below a day, the day of the year up to 1.5 days, the month up to 45
+        days, else none. There is no smoothing. It averages the cells whose split label is train;
+        without a label, the dates before the first of the prediction, with a warning. A slice of
+        times says which dates to average. A cube with dims of some of ``month``, ``season``,
+        ``dayofyear``, ``hour`` is used as it is.
+    split : {"test", "val", "train", None}, default "test"
+        Part to score, by the split label at the date that is predicted; None, or a truth without a
+        label: all cells.
+    weights : DataArray, "area" or None, default "area"
+        Weight of each cell of a step, as in `score_cube`.
+    level : float, default 0.95
+        Probability of the intervals.
+    n_boot : int, default 1000
+        Draws of the bootstrap; 0 for no intervals.
+    block_length : int, optional
+        Consecutive forecasts, or dates of a plain prediction, in a block of the bootstrap. Default:
+        the longest lead time in steps between forecasts, since overlapping forecasts have errors in
+        common, or the cube root of their number if that is more. Fewer than five blocks give no
+        interval, with a warning.
+    seed : int, default 42
+        Seed of the bootstrap. Model and baselines share the blocks that are drawn.
+    data : PTXrDataset, store or path, optional
+        How the data of a model's training were made; the argument `store_or_stats` of
+        `predict_cube`.
+    predict : mapping, optional
+        Further arguments of `predict_cube`, such as ``{"out": "forecast.zarr"}``.
+    progress : bool, default True
+        Show a bar in terminals and notebooks, else write a line to stderr for each tenth of a long
+        comparison.
+
+    Returns
+    -------
+    Scorecard
+        ``scores``, ``table``, ``verdict``, ``map``, ``spectrum``, ``reliability``, ``plot()``.
+
+    Raises
+    ------
+    InvalidValueError
+        If an argument is unknown, prediction and truth have no variable in common, other grids or
+        calendars, no cell can be scored, a climatology has no train cells, or a plain prediction is
+        compared with baselines that start from ``init_time``.
+    InvalidTypeError
+        If a baseline, label or climatology has the wrong type, or `data` or `predict` are given
+        with a cube.
+
+    Notes
+    -----
+    Sums are over all cells and dates of a label, with weight w; p is the mean of members, the
+    median of quantiles (between two levels if 0.5 is none) or the only value, t the truth, c the
+    climatology.
+
+    - ``acc``, the anomaly correlation, is sum(w (p - c)(t - c)) / sqrt(sum(w (p - c)^2)
+      sum(w (t - c)^2)), not centred, where a climatology is known.
+    - ``skill`` is 1 - MSE / MSE of the baseline, and 0 if both are perfect; ``crps_skill`` is the
+      same with the CRPS.
+    - ``crps`` of members is the fair estimator [1]_; of quantiles, twice the pinball loss
+      integrated over levels, where each given level stands for those nearest to it [2]_; of a
+      single value, its absolute error.
+    - ``spread_ratio`` is sqrt(mean variance of members (m + 1) / m) / RMSE, 1 if reliable [3]_.
+    - ``brier`` is the sum over classes of the mean squared error of the probabilities. Baselines of
+      classes are those of the indicator of each class; ``count`` counts each class.
+    - Intervals are percentiles of a circular block bootstrap [4]_, expanded for few blocks [5]_.
+    - The sums by date hold 96 bytes for each variable, model, date, lead time and label.
+
+    References
+    ----------
+    .. [1] Ferro (2014), Fair scores for ensemble forecasts, QJRMS 140.
+    .. [2] Laio and Tamea (2007), Verification tools for probabilistic forecasts of continuous
+       hydrological variables, HESS 11.
+    .. [3] Fortin et al. (2014), Why should ensemble spread match the RMSE of the ensemble mean?,
+       Journal of Hydrometeorology 15.
+    .. [4] Politis and Romano (1992), A circular block-resampling procedure for stationary data, in
+       Exploring the Limits of Bootstrap.
+    .. [5] Hesterberg (2015), What teachers should know about the bootstrap, The American
+       Statistician 69.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> time = xr.date_range("2000-01-01", periods=48, freq="MS")
+    >>> rng = np.random.default_rng(0)
+    >>> sst = np.cos(np.pi * np.arange(48) / 6)[:, None] + rng.normal(size=(48, 6)) / 4
+    >>> truth = xr.Dataset({"sst": (("time", "x"), sst)}, {"time": time})
+    >>> truth["split"] = "time", (np.arange(48) < 24).astype("uint8")
+    >>> prediction = truth[["sst"]].isel(time=slice(24, None)) + 0.1
+    >>> card = evaluate(prediction, truth, baselines="climatology", progress=False)
+    >>> round(card.scores.rmse.sel(variable="sst", model="prediction").item(), 3)
+    0.1
+    >>> card.verdict
+    ['sst is better than climatology.']
+    """
+    bootstrap = Bootstrap(level, n_boot, block_length, seed)
+    named, given = arguments.read_baselines(baselines)
+    wanted = arguments.read_metrics(metrics)
+    if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
+        prediction = prediction.rename(truth.name)  # two arrays are compared whatever their names
+    truth = as_dataset(truth)
+    time_dim = arguments.time_dim_of(truth)
+    cube = arguments.as_prediction(prediction, truth, data, predict, progress)
+    names = arguments.common_variables(cube, truth, time_dim)
+    timing = Timing.of(cube, truth, time_dim)
+    arguments.check_starts(named, timing)
+    labels = Labels.of(by, cube, truth, timing)
+    options = arguments.climatology_options(truth, timing, climatology, names, (*named, *wanted))
+    part, described_part = arguments.part_to_score(truth, split)
+    cubes = {PREDICTION: (cube, own_steps(timing))}
+    for name, baseline in given.items():
+        baseline = with_forecast_dims(as_dataset(baseline))
+        cubes[name] = baseline, matching_steps(name, baseline, timing, time_dim)
+    variables = [Scored.of(name, cubes, truth, timing, weights) for name in names]
+    models = [*cubes, *named]
+    arguments.check_size(len(models) * len(names), timing, labels)
+
+    n_groups = 0 if options is None else options.n_groups
+    total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(n_groups))
+    with Stage("evaluate", total, "blocks", show=progress) as stage:
+        sums = [one.sum_up(named, options, part, labels, stage) for one in variables]
+    attrs = {
+        "weights": "; ".join(dict.fromkeys(one.described_weights for one in variables)),
+        "climatology": "none" if options is None else options.described,
+        "scored": described_part,
+    }
+    named_sums = NamedSums.of(variables, sums, models, labels, attrs)
+    wanted = wanted or _applicable_metrics(variables, options is not None)
+    card = Scorecard(named_sums, labels.names, tuple(wanted), bootstrap)
+    _warn_of_cells_left_out(card)
+    if n_boot and card.block_length is None:
+        warnings.warn(
+            f"scores have no intervals: {bootstrap.too_few(*card.samples_and_leads)}; score more "
+            "dates, or set block_length",
+            stacklevel=caller_level(),
+        )
+    return card
+
+
+def _applicable_metrics(variables: Iterable[Scored], has_climatology: bool) -> list[str]:
+    """Return the metrics that any of the variables has."""
+    kinds = set()
+    for variable in variables:
+        kinds |= {one.outputs.dim for one in variable.predicted.values() if one.outputs is not None}
+        kinds |= set() if variable.truth.classes is None else {CLASS}
+    applies = {
+        "rmse": True,
+        "mae": True,
+        "bias": True,
+        "acc": has_climatology,
+        "crps": bool(kinds & {MEMBER, QUANTILE}),
+        "spread_ratio": MEMBER in kinds,
+        "brier": CLASS in kinds,
+        "count": True,
+        "unpredicted": True,
+    }
+    return [name for name, is_known in applies.items() if is_known]
+
+
+def _warn_of_cells_left_out(card: Scorecard) -> None:
+    """Say how many cells with a truth are in no score, and for which model."""
+    rows = card.sums.rows
+    dims = [dim for dim in rows["count"].dims if dim not in ("variable", "model")]
+    count, lacking = rows["count"].sum(dims), rows["unpredicted"].sum(dims)
+    for variable in map(str, rows["variable"].values):
+        scored = int(count.sel(variable=variable).values[0])
+        missing = lacking.sel(variable=variable).values
+        most = int(missing.max())
+        if not scored and not most:
+            raise InvalidValueError(
+                f"no cell of {variable!r} can be scored: {card.attrs['scored']} have no value at "
+                "the dates of the prediction; split=None scores all cells"
+            )
+        if most:
+            model = str(rows["model"].values[missing.argmax()])
+            warnings.warn(
+                f"{variable!r}: no model is scored where one lacks a value: {model!r} does in "
+                f"{most:,} cells with a truth, {scored:,} are scored; see `unpredicted`",
+                stacklevel=caller_level(),
+            )

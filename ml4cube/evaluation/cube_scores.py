@@ -1,0 +1,302 @@
+"""`score_cube`: scores of a predicted cube, block by block, area-weighted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.angles import UnknownAreaError
+from ml4cube.core.axes import check_aligned
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.grid import Grid
+from ml4cube.core.statistics import check_decoded
+from ml4cube.cube import masks_and_labels
+from ml4cube.cube.variables import data_variables
+from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
+from ml4cube.preprocessing.area_weights import area_of, find_latitudes
+
+Cube = xr.Dataset | xr.DataArray
+
+_DEFAULT_METRICS = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted")
+BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
+
+
+def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
+    """Return the areas of a geographic cube's cells, up to a common factor.
+
+    Latitude is the coordinate with standard_name ``latitude`` or ``grid_latitude``, units
+    ``degrees_north``, or a name such as ``lat``, ``nav_lat`` or ``rlat``; of several, that of a
+    dim. The weight of a row is the area of its latitude band between its CF bounds. Without
+    bounds, these lie halfway to the next rows, and not beyond a pole. If each cell has a latitude
+    (a curvilinear grid), its weight is cos(latitude).
+
+    Parameters
+    ----------
+    cube : Dataset or DataArray
+        Any cube.
+
+    Returns
+    -------
+    DataArray or None
+        Weights, 0 or more, along the dims of the latitude. None if areas are unknown: there is no
+        latitude, only one row of it, or points (stations, cells of a mesh) along one dim.
+
+    Raises
+    ------
+    InvalidValueError
+        If latitudes lie outside [-90, 90] degrees or are not finite, or bounds do not fit.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> area_weights(xr.DataArray([0, 0], {"lat": [0.0, 60.0]}, "lat")).values.round(3).tolist()
+    [1.0, 0.5]
+    """
+    return _described_areas(cube, cube.variables if isinstance(cube, xr.Dataset) else {})[0]
+
+
+def _described_areas(
+    cube: Cube, bounds: Mapping[Any, xr.Variable]
+) -> tuple[xr.DataArray | None, str]:
+    """Return the areas of cells, or None, and a description; latitudes may name one of `bounds`."""
+    latitudes = find_latitudes(cube.coords)
+    if not latitudes:
+        return None, "none, no coordinate is a latitude"
+    latitude = latitudes[0]
+    coords = {name: c.variable for name, c in cube.coords.items()}
+    try:
+        areas = area_of(latitude, {**bounds, **coords})
+    except UnknownAreaError as error:
+        return None, f"none, {error}"
+    description = f"{'cosine' if latitude.ndim > 1 else 'area of the bands'} of {latitude.name}"
+    attrs = {"long_name": description, "units": "1"}
+    return xr.DataArray(areas, name="area_weight", attrs=attrs), description
+
+
+def score_cube(
+    prediction: xr.Dataset | xr.DataArray,
+    truth: xr.Dataset | xr.DataArray,
+    *,
+    metrics: str | Sequence[str] = _DEFAULT_METRICS,
+    by: str | xr.DataArray | Sequence[str | xr.DataArray] | None = None,
+    weights: xr.DataArray | str | None = "area",
+) -> xr.Dataset:
+    """Score a predicted cube against the true one, block by block, with bounded memory.
+
+    Parameters
+    ----------
+    prediction, truth : Dataset or DataArray
+        Cubes on the same grid, with any order of dims. The data variables that both have are
+        scored; a DataArray is one variable.
+    metrics : str or sequence of str, optional
+        Any of ``rmse``, ``mse``, ``mae``, ``bias``, ``r2``, ``correlation``, ``std_ratio``,
+        ``max_error``, ``count``, ``gaps``, ``unpredicted``.
+    by : str, DataArray or sequence of these, optional
+        Separate scores for each step of a dim (``"time"``), or for each label of an array along
+        dims of the cube (a map of regions; ``ds.time.dt.month``) or of a coordinate, given by
+        name. Cells whose label is NaN are left out. Several are combined. A variable without a
+        dim of the labels counts at each of its steps.
+    weights : DataArray, "area" or None, default "area"
+        Weight of each cell. ``"area"`` uses `area_weights` of the prediction or, if it has no
+        latitude, of the truth, and equal weights if areas are unknown.
+
+    Returns
+    -------
+    Dataset
+        One data variable per metric, dims ``("variable", *by)``. Gaps of the truth are left out;
+        ``unpredicted`` counts cells that have a truth but no prediction. The attribute
+        ``weights`` describes the weights, or says why they are equal.
+
+    Raises
+    ------
+    InvalidTypeError
+        If a cube, the weights or a label is not an xarray object, or values are not real numbers.
+    InvalidValueError
+        If a metric is unknown, the cubes share no variable or have different grids, a variable
+        holds packed integers that were not decoded, a label in `by` does not lie along dims of
+        the cube, two have the same name, or latitudes are invalid.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> truth = xr.DataArray(np.zeros((2, 2)), {"lat": [0.0, 60.0]}, ("time", "lat"), name="sst")
+    >>> scores = score_cube(truth + [[1.0, 0.0], [0.0, 1.0]], truth, by="time")
+    >>> scores.mae.sel(variable="sst").values.round(3).tolist()
+    [0.667, 0.333]
+    """
+    metrics = [metrics] if isinstance(metrics, str) else list(metrics)
+    for metric in metrics:
+        check_choice("metrics", metric, list(FORMULAS))
+    for argument, cube in (("prediction", prediction), ("truth", truth)):
+        if not isinstance(cube, xr.Dataset | xr.DataArray):
+            raise InvalidTypeError(
+                f"{argument} must be a Dataset or DataArray, got {type(cube).__name__}"
+            )
+    pairs = _pairs(prediction, truth)
+    largest = max((predicted for predicted, _ in pairs.values()), key=lambda array: array.ndim)
+    given_by: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
+    groupings = [Grouping.of(one, largest) for one in given_by if one is not None]
+    names = [grouping.name for grouping in groupings]
+    if len({"variable", *metrics, *names}) < 1 + len(set(metrics)) + len(names):
+        raise InvalidValueError(
+            "by must hold labels of different names, other than 'variable' and those of metrics, "
+            f"got {names}; rename them, e.g. da.rename('region')"
+        )
+    bounds: dict[Any, xr.Variable] = {}
+    for cube in (prediction, truth):  # the truth wins: arithmetic changes a prediction's bounds too
+        bounds |= cube.variables if isinstance(cube, xr.Dataset) else {}
+    sums, descriptions = [], {}
+    for name, (predicted, true) in pairs.items():
+        of_cells, descriptions[name] = cell_weights(weights, predicted, true, bounds)
+        sums.append(_sum_variable(predicted, true, groupings, of_cells))
+    coords = {grouping.name: grouping.labels for grouping in groupings}
+    shape = [len(labels) for labels in coords.values()]
+    scores = {
+        metric: (
+            ("variable", *coords),
+            np.stack([FORMULAS[metric](variable).reshape(shape) for variable in sums]),
+        )
+        for metric in metrics
+    }
+    distinct = set(descriptions.values())
+    by_variable = [f"{name}: {text}" for name, text in descriptions.items()]
+    attrs = {"weights": distinct.pop() if len(distinct) == 1 else "; ".join(by_variable)}
+    return xr.Dataset(scores, {"variable": [str(name) for name in pairs], **coords}, attrs)
+
+
+def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, xr.DataArray]]:
+    """Return the variables of both cubes, the truth's dims in the prediction's order."""
+    if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
+        # two arrays are compared whatever their names
+        name = truth.name if prediction.name is None else prediction.name
+        prediction, truth = prediction.rename(name), truth.rename(name)
+    predicted, true = _variables(prediction), _variables(truth)
+    pairs: dict[Hashable, tuple[xr.DataArray, xr.DataArray]] = {}
+    for name, p in predicted.items():
+        if name not in true:
+            continue
+        t = true[name]
+        if set(p.dims) != set(t.dims):
+            raise InvalidValueError(
+                f"prediction and truth of {name!r} must have the same dims, got {p.dims} and "
+                f"{t.dims}"
+            )
+        check_aligned(f"prediction of {name!r}", p, t)
+        for array in (p, t):
+            check_decoded(str(name), array)
+        pairs[name] = p, t.transpose(*p.dims)
+    if not pairs:
+        raise InvalidValueError(
+            f"prediction has variables {list(predicted)}, truth has {list(true)}, none in common"
+        )
+    return pairs
+
+
+def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
+    if isinstance(cube, xr.DataArray):
+        return {masks_and_labels.DATA_VAR if cube.name is None else cube.name: cube}
+    return {name: cube[name] for name in data_variables(cube)}
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """Labels of groups, and the code of each cell along dims of the cube; -1 is no group."""
+
+    name: str
+    labels: xr.DataArray
+    codes: xr.DataArray
+
+    @classmethod
+    def of(cls, by: str | xr.DataArray, cube: Cube) -> Grouping:
+        if isinstance(by, str) and by not in cube.dims:
+            check_choice("by", by, sorted({str(name) for name in (*cube.dims, *cube.coords)}))
+            by = cube.coords[by]
+        if isinstance(by, str):
+            steps = xr.DataArray(np.arange(cube.sizes[by]), dims=by)
+            return cls(by, cube[by].reset_coords(drop=True), steps)
+        if not isinstance(by, xr.DataArray):
+            raise InvalidTypeError(f"by must hold names or DataArrays, got {type(by).__name__}")
+        name = str(by.name) if by.name is not None else "group"
+        check_aligned(f"by={name!r}", by, cube)
+        values = by.values
+        known = np.asarray(pd.notnull(values))  # xarray misses None in chunks
+        labels, inverse = np.unique(values[known], return_inverse=True)
+        codes = np.full(values.shape, -1, dtype=np.intp)
+        codes[known] = inverse.ravel()
+        name = f"{name}_label" if name in cube.dims else name
+        return cls(name, xr.DataArray(labels, dims=name), xr.DataArray(codes, dims=by.dims))
+
+
+def cell_weights(
+    weights: xr.DataArray | str | None,
+    prediction: xr.DataArray,
+    truth: xr.DataArray,
+    bounds: Mapping[Any, xr.Variable],
+) -> tuple[xr.DataArray | None, str]:
+    """Return the weights of a variable's cells, and their description."""
+    if weights is None:
+        return None, "none"
+    if isinstance(weights, str):
+        check_choice("weights", weights, ["area", None])
+        return _described_areas(prediction if find_latitudes(prediction.coords) else truth, bounds)
+    if not isinstance(weights, xr.DataArray):
+        raise InvalidTypeError(
+            f"weights must be a DataArray, 'area' or None, got {type(weights).__name__}"
+        )
+    return weights, "given"
+
+
+def _sum_variable(
+    prediction: xr.DataArray,
+    truth: xr.DataArray,
+    groupings: list[Grouping],
+    weights: xr.DataArray | None,
+) -> PairSums:
+    """Sum over a variable, one block at a time, in a fixed order."""
+    arrays = [grouping.codes for grouping in groupings] + ([] if weights is None else [weights])
+    lacking = {d: n for a in arrays for d, n in a.sizes.items() if d not in prediction.dims}
+    prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
+    if weights is not None:
+        check_aligned("weights", weights, prediction)
+    n_groups = math.prod(len(grouping.labels) for grouping in groupings)
+    sums = PairSums.empty(n_groups)
+    for slices in _blocks(prediction):
+        w = None if weights is None else in_block(weights, prediction.dims, slices)
+        # the combined code of several groupings: labels of the last one vary fastest
+        group: NDArray[Any] = np.zeros((), dtype=np.intp)
+        for grouping in groupings:
+            code = in_block(grouping.codes, prediction.dims, slices)
+            combined = group * len(grouping.labels) + code
+            group = np.where((group < 0) | (code < 0), -1, combined)
+        p, t = prediction.isel(slices).values, truth.isel(slices).values
+        sums = sums.merge(PairSums.of(p, t, w, group, n_groups))
+    return sums
+
+
+def _blocks(cube: xr.DataArray) -> Iterator[dict[Hashable, slice]]:
+    """Yield the slices of blocks that follow the chunks; chunks that are too large are cut."""
+    if 0 in cube.shape:
+        return
+    shape = {str(dim): n for dim, n in cube.sizes.items()}
+    size = shape | {str(dim): max(chunks) for dim, chunks in cube.variable.chunksizes.items()}
+    for dim in shape:
+        cells_of_others = math.prod(size.values()) // size[dim]
+        size[dim] = max(1, min(size[dim], BLOCK_CELLS // cells_of_others))
+    for block in Grid.blocks(shape, size):
+        yield {dim: block.slices[str(dim)] for dim in cube.dims}
+
+
+def in_block(
+    array: xr.DataArray, dims: Sequence[Hashable], slices: Mapping[Any, Any]
+) -> NDArray[Any]:
+    """Return the values of an array in a block, with an axis of length 1 for dims that it lacks."""
+    part = array.variable.isel({dim: slices[dim] for dim in array.dims})
+    values: NDArray[Any] = part.set_dims(dims).values  # type: ignore[no-untyped-call]
+    return values

@@ -1,0 +1,110 @@
+"""`Predicted`: values of a prediction, or of a given baseline, at the dates of the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.axes import check_aligned
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.statistics import check_decoded
+from ml4cube.evaluation.cell_reader import CLASS, CellReader, Floats, LoadedCells, Steps, Tile
+from ml4cube.evaluation.probabilities import MEMBER, QUANTILE, Outputs
+from ml4cube.evaluation.timing import INIT, LEAD, Timing, date_keys, positions, valid_times
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """One variable of a prediction."""
+
+    reader: CellReader
+    # Where the values of each sample and lead are, along each dim of the steps; -1 is nowhere.
+    steps: Mapping[str, Steps]
+    outputs: Outputs | None
+
+    @classmethod
+    def of(
+        cls,
+        array: xr.DataArray,
+        steps: Mapping[str, Steps],
+        truth: xr.DataArray,
+        cell_dims: tuple[str, ...],
+    ) -> Predicted:
+        """Check a variable against the truth; it may have a dim of several outputs."""
+        outputs = Outputs.of(array)
+        several = () if outputs is None else (outputs.dim,)
+        needed = {*steps, *cell_dims}
+        if not needed <= set(array.dims) <= needed | set(several):
+            raise InvalidValueError(
+                f"prediction of {array.name!r} must have the dims {(*steps, *cell_dims)}, and may "
+                f"have {MEMBER!r}, {QUANTILE!r} or {CLASS!r}, got {array.dims}"
+            )
+        for one in (array, truth):
+            check_decoded(str(array.name), one)
+        first = {dim: 0 for dim in array.dims if dim in steps or dim not in truth.dims}
+        check_aligned(f"prediction of {array.name!r}", array.isel(first, drop=True), truth)
+        return cls(CellReader.of(array, tuple(steps), cell_dims), steps, outputs)
+
+    def load(self, samples: Steps, tile: Tile) -> LoadedCells:
+        """Read the values of some samples."""
+        return self.reader.load(self._steps(samples), tile)
+
+    def at(self, samples: Steps, loaded: LoadedCells) -> Floats:
+        """Return loaded values, shape (samples, leads, [outputs], *cells)."""
+        return loaded.at(self._steps(samples))
+
+    def _steps(self, samples: Steps) -> dict[str, Steps]:
+        return {dim: along[samples] for dim, along in self.steps.items()}
+
+
+def own_steps(timing: Timing) -> dict[str, Steps]:
+    """Return where the values of the prediction itself are."""
+    n, leads = timing.valid_steps.shape
+    samples = np.broadcast_to(np.arange(n)[:, None], (n, leads))
+    if not timing.is_forecast:
+        return {timing.sample_dim: samples}
+    return {INIT: samples, LEAD: np.broadcast_to(np.arange(leads), (n, leads))}
+
+
+def matching_steps(name: str, cube: xr.Dataset, timing: Timing, time_dim: str) -> dict[str, Steps]:
+    """Return where a given baseline has the forecasts, or the dates, of the prediction."""
+    if INIT not in cube.dims:
+        if time_dim not in cube.dims:
+            raise InvalidValueError(
+                f"the baseline {name!r} must have the dims {INIT!r} and {LEAD!r}, or {time_dim!r}, "
+                f"got {[str(dim) for dim in cube.dims]}"
+            )
+        steps = {time_dim: positions(timing.valid_keys, _keys(name, cube[time_dim].values, timing))}
+    elif not timing.is_forecast:
+        raise InvalidValueError(
+            f"the baseline {name!r} is a forecast, but the prediction has no {INIT!r}; select the "
+            f"baseline's values by date, with the dim {time_dim!r}"
+        )
+    else:
+        inits = positions(timing.sample_keys, _keys(name, cube[INIT].values, timing))
+        theirs = _keys(name, valid_times(cube), timing)[inits]
+        leads = np.full(timing.valid_steps.shape, -1, np.intp)
+        # by the dates that are predicted, since leads in months have no fixed length
+        for lead in range(theirs.shape[1]):
+            leads[theirs[:, [lead]] == timing.valid_keys] = lead
+        leads[inits < 0] = -1
+        steps = {INIT: np.broadcast_to(inits[:, None], leads.shape), LEAD: leads}
+    if any((along < 0).all() for along in steps.values()):
+        raise InvalidValueError(f"the baseline {name!r} has no date of the prediction")
+    return steps
+
+
+def _keys(name: str, dates: NDArray[Any], timing: Timing) -> NDArray[Any]:
+    """Return the dates of a given baseline as numbers, which must be comparable with the others."""
+    keys, kind = date_keys(dates)
+    if kind != timing.kind:
+        raise InvalidValueError(
+            f"the baseline {name!r} has {kind}, the truth {timing.kind}; convert it, as with "
+            "cube.convert_calendar"
+        )
+    return keys

@@ -1,0 +1,280 @@
+"""`Scorecard`: the scores of a prediction and of baselines, and the sums that they follow from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.evaluation.bootstrap import Bootstrap
+from ml4cube.evaluation.named_sums import NamedSums
+from ml4cube.evaluation.probabilities import reliability_table
+from ml4cube.evaluation.scores import (
+    PREDICTION,
+    SKILLS,
+    samples_and_leads,
+    score_rows,
+)
+from ml4cube.evaluation.timing import LEAD, span
+from ml4cube.evaluation.verdict import verdicts
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scorecard:
+    """The result of `evaluate`: scores with intervals, and the sums that they follow from.
+
+    Printed, it says for each variable where the prediction is better than each baseline, and where
+    not. Scorecards of parts of a prediction are merged with `merge`.
+
+    Parameters
+    ----------
+    sums : NamedSums
+        All sums, by variable, model, date and label.
+    by : tuple of str
+        Labels of the scores.
+    metrics : tuple of str
+        Scores to show.
+    bootstrap : Bootstrap
+        How intervals are computed.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> from ml4cube.evaluation import evaluate
+    >>> time = xr.date_range("2000-01-01", periods=40)
+    >>> truth = xr.DataArray(np.arange(40.0), {"time": time}, ["time"], "t")
+    >>> flat, late = xr.full_like(truth, 19.5), truth - 1
+    >>> cards = [
+    ...     evaluate(late[part], truth, baselines={"flat": flat}, metrics="rmse", n_boot=0)
+    ...     for part in (slice(0, 20), slice(20, 40))
+    ... ]
+    >>> card = cards[0].merge(cards[1])
+    >>> card.table[["model", "metric", "value"]].iloc[:2].values.tolist()
+    [['prediction', 'rmse', 1.0], ['flat', 'rmse', 11.543396380615196]]
+    """
+
+    sums: NamedSums
+    by: tuple[str, ...]
+    metrics: tuple[str, ...]
+    bootstrap: Bootstrap
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Return what the scores were computed with."""
+        return self.sums.rows.attrs
+
+    @cached_property
+    def scores(self) -> xr.Dataset:
+        """Scores by variable, model and the labels asked for, with intervals."""
+        scores = score_rows(self.sums.rows, self.by, self.metrics, self.bootstrap)
+        missing = int(self.sums.rows["has_truth"].size - self.sums.rows["has_truth"].sum())
+        boot = self.bootstrap
+        interval = f"none, {boot.too_few(*self.samples_and_leads)}"
+        if self.block_length is not None:
+            interval = (
+                f"{boot.level:g}, circular block bootstrap, {boot.n_boot} draws of blocks of "
+                f"{self.block_length} dates, seed {boot.seed}"
+            )
+        return scores.assign_attrs(interval=interval, dates_without_truth=missing)
+
+    @property
+    def samples_and_leads(self) -> tuple[xr.DataArray, xr.DataArray | None]:
+        """Dates of the scored samples, and their lead times if they have some."""
+        return samples_and_leads(self.sums.rows)
+
+    @property
+    def block_length(self) -> int | None:
+        """Samples of a block of the bootstrap, None without intervals."""
+        found = self.samples_and_leads
+        return None if self.bootstrap.too_few(*found) else self.bootstrap.length(*found)
+
+    @cached_property
+    def _by_lead(self) -> xr.Dataset:
+        by = (LEAD,) if LEAD in self.sums.rows.coords else ()
+        return score_rows(self.sums.rows, by, ("rmse",), self.bootstrap)
+
+    @property
+    def verdict(self) -> list[str]:
+        """A sentence for each variable and baseline: where the prediction is better, where not."""
+        return verdicts(self._by_lead)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The scores as a table: a row for each value, with its interval.
+
+        Columns ``variable``, ``model``, ``metric``, ``baseline``, those of `by`, ``value``, ``low``
+        and ``high``. A skill is one of the prediction, against ``baseline``.
+        """
+        tables = []
+        for name in self.scores.data_vars:
+            metric = str(name)
+            if metric.endswith(("_low", "_high")):
+                continue
+            ends = {"value": metric, "low": f"{metric}_low", "high": f"{metric}_high"}
+            found = {end: self.scores[key] for end, key in ends.items() if key in self.scores}
+            frame = xr.Dataset(found).to_dataframe().reset_index()
+            frame = frame.assign(metric=metric)
+            if metric in SKILLS:
+                frame = frame.assign(model=PREDICTION)
+            else:
+                frame = frame.assign(baseline="")
+            tables.append(frame)
+        columns = ["variable", "model", "metric", "baseline", *self.by, "value", "low", "high"]
+        return pd.concat(tables, ignore_index=True).reindex(columns=columns)
+
+    @property
+    def map(self) -> xr.Dataset:
+        """Scores of each cell, over all dates and lead times, each with the same weight.
+
+        ``<variable>_rmse`` with dims ``("model", *cells)``, and ``<variable>_skill`` with dims
+        ``("baseline", *cells)``; NaN where no cell is scored.
+        """
+        maps: dict[str, xr.DataArray] = {}
+        for name, sums in self.sums.others.items():
+            mse = sums["squared_error"] / sums["count"].where(sums["count"] > 0)
+            units = sums.attrs.get("units", "")
+            maps[f"{name}_rmse"] = (mse**0.5).assign_attrs(units=units)
+            own, others = mse.isel(model=0, drop=True), mse.isel(model=slice(1, None))
+            if others.sizes["model"]:
+                skill = (1 - own / others).where((own > 0) | (others > 0), 0).where(own.notnull())
+                skill = skill.rename(model="baseline").transpose("baseline", ...)
+                maps[f"{name}_skill"] = skill.assign_attrs(units="1")
+        return xr.Dataset(maps)
+
+    @property
+    def spectrum(self) -> xr.Dataset:
+        """Mean power of the rows of maps, of the prediction and the truth, by wavenumber.
+
+        One variable for each that has rows, dims ``("source", "lead_time", "wavenumber")``, in its
+        squared unit. The wavenumber counts cycles per row.
+        """
+        found = {}
+        for name, sums in self.sums.others.items():
+            if "power" not in sums:
+                continue
+            weight = sums["power_weight"]
+            power = sums["power"] / weight.where(weight > 0)
+            power = power.assign_coords(wavenumber=np.arange(power.sizes["wavenumber"]))
+            units = _squared(sums.attrs.get("units", ""))
+            found[name] = power.assign_attrs(units=units, rows_along=sums.attrs["rows_along"])
+        spectrum = xr.Dataset(found)
+        has_leads = LEAD in self.sums.rows.coords or LEAD not in spectrum.dims
+        return spectrum if has_leads else spectrum.squeeze(LEAD)
+
+    @property
+    def reliability(self) -> dict[str, xr.Dataset]:
+        """How often what was predicted with some probability happened, by variable.
+
+        Members: ``rank_frequency`` of the truth among them; equal for all ranks if they are
+        reliable. Quantiles: ``coverage``, how often the truth is below each. Probabilities of
+        classes: mean ``probability``, ``observed_frequency`` and ``count`` by bin of probability.
+        """
+        return {
+            name: reliability_table(sums["reliability"])
+            for name, sums in self.sums.others.items()
+            if "reliability" in sums
+        }
+
+    def merge(self, other: Scorecard) -> Scorecard:
+        """Return the scorecard of the parts of a prediction that two scorecards are of.
+
+        Parameters
+        ----------
+        other : Scorecard
+            Of other dates, computed with the same arguments and the same climatology.
+
+        Returns
+        -------
+        Scorecard
+            As of one call with both parts, up to rounding; neither operand changes.
+
+        Raises
+        ------
+        InvalidValueError
+            If models, variables, lead times, labels, climatologies or options differ, or a date is
+            in both.
+        """
+        for what, ours, theirs in (
+            ("labels", self.by, other.by),
+            ("metrics", self.metrics, other.metrics),
+            ("options", self.bootstrap, other.bootstrap),
+            ("descriptions", self.attrs, other.attrs),
+        ):
+            if ours != theirs:
+                raise InvalidValueError(
+                    f"scorecards of one prediction must have the same {what}, got {ours} and "
+                    f"{theirs}"
+                )
+        sums = self.sums.merge(other.sums)
+        return Scorecard(sums, self.by, self.metrics, self.bootstrap)
+
+    def plot(self, baseline: str | None = None) -> Any:
+        """Draw skill by lead time, the map of skill, and spectra, a row for each variable.
+
+        Parameters
+        ----------
+        baseline : str, optional
+            The one whose skill is mapped; default: the best of them.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Panels that do not apply are left out.
+        """
+        from ml4cube.plotting import scorecard_figure
+
+        return scorecard_figure(self._by_lead, self.map, self.spectrum, baseline=baseline)
+
+    def to_json(self) -> str:
+        """Return the sums and options as JSON; every bit is kept.
+
+        Returns
+        -------
+        str
+            A JSON object.
+        """
+        options = {"by": self.by, "metrics": self.metrics, "bootstrap": asdict(self.bootstrap)}
+        return json.dumps({**options, **self.sums.to_dict()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Scorecard:
+        """Read the text that `to_json` returned.
+
+        Parameters
+        ----------
+        text : str
+            A JSON object.
+
+        Returns
+        -------
+        Scorecard
+            Equal to the original.
+        """
+        raw = json.loads(text)
+        by, metrics = tuple(raw["by"]), tuple(raw["metrics"])
+        return cls(NamedSums.from_dict(raw), by, metrics, Bootstrap(**raw["bootstrap"]))
+
+    def __repr__(self) -> str:
+        samples, leads = self.samples_and_leads
+        n = samples.size
+        what = "dates" if leads is None else f"forecasts at {leads.size} lead times"
+        lines = [f"Scorecard of {n} {what}, {span(samples)}"]
+        rmse = self._by_lead["rmse"]
+        frame = rmse.to_series().unstack("model")[list(rmse["model"].values)]
+        frame.columns = [f"rmse {name}" for name in frame.columns]
+        lines += [frame.to_string(float_format=lambda x: f"{x:.4g}", max_rows=20), *self.verdict]
+        lines += [f"{name}: {text}" for name, text in self.scores.attrs.items()]
+        return "\n".join(lines)
+
+
+def _squared(units: str) -> str:
+    """Return squared units, as in "K²" and "(m s-1)²"."""
+    if not units:
+        return ""
+    return f"{units}²" if units.isalpha() else f"({units})²"

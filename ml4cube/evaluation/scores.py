@@ -1,0 +1,225 @@
+"""Scores and their intervals, from the sums of a scorecard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.evaluation.bootstrap import Bootstrap, Draws, Floats
+from ml4cube.evaluation.pair_sums import ratio
+from ml4cube.evaluation.sums import FIELDS
+from ml4cube.evaluation.timing import LEAD
+
+#: Ending of the variable with the label of each sample and lead, as an index.
+CODE = "_code"
+#: Name of the prediction among the models.
+PREDICTION = "prediction"
+
+_MOST_NUMBERS = 2**21  # of one sum, by sample or in all draws, that are in memory at a time
+
+Sums = dict[str, Floats]
+
+
+def _acc(sums: Sums) -> Floats:
+    spread = np.sqrt(sums["predicted_anomaly"]) * np.sqrt(sums["true_anomaly"])
+    return np.clip(ratio(sums["anomaly_product"], spread), -1.0, 1.0)  # beyond by rounding only
+
+
+FORMULAS: dict[str, Callable[[Sums], Floats]] = {
+    "rmse": lambda sums: np.sqrt(ratio(sums["squared_error"], sums["weight"])),
+    "mse": lambda sums: ratio(sums["squared_error"], sums["weight"]),
+    "mae": lambda sums: ratio(sums["absolute_error"], sums["weight"]),
+    "bias": lambda sums: ratio(sums["error"], sums["weight"]),
+    "acc": _acc,
+    "crps": lambda sums: ratio(sums["crps"], sums["weight"]),
+    "spread_ratio": lambda sums: np.sqrt(ratio(sums["variance"], sums["squared_error"])),
+    "brier": lambda sums: ratio(sums["squared_error"], sums["weight"]),  # times the classes
+    "count": lambda sums: sums["count"],
+    "unpredicted": lambda sums: sums["unpredicted"],
+    "gaps": lambda sums: sums["gaps"],
+}
+NUMBERS = ("count", "unpredicted", "gaps")
+#: Sums of which a skill is 1 - prediction / baseline.
+SKILLS = {"skill": "squared_error", "crps_skill": "crps"}
+
+
+def score_rows(
+    rows: xr.Dataset, by: Sequence[str], metrics: Sequence[str], bootstrap: Bootstrap
+) -> xr.Dataset:
+    """Return scores by labels, with ``_low`` and ``_high`` for all but numbers of cells.
+
+    `rows` has the sums by variable, model, sample, lead and label.
+    """
+    draws = None if str(rows["weight"].dims[2]) in by else _draws(rows, bootstrap)
+    grouped = _Grouped(rows, by)
+    models = [str(name) for name in rows["model"].values]
+    skills = [name for name in SKILLS if name == "skill" or "crps" in metrics]
+    names = list(dict.fromkeys((*metrics, "count", "unpredicted")))
+    names += skills if len(models) > 1 else []
+    found: dict[str, list[Floats]] = {name: [] for name in names}
+    for i, n_classes in enumerate(rows["classes"].values):
+        entries = _variable_scores(grouped, i, int(n_classes), names, draws)
+        for name, entry in entries.items():
+            found[name].append(entry)
+    variables: dict[str, tuple[tuple[str, ...], Floats]] = {}
+    for name, of_variables in found.items():
+        dims = ("variable", "baseline" if name in SKILLS else "model", *grouped.dims)
+        for i, ending in enumerate(("",) if name in NUMBERS else ("", "_low", "_high")):
+            values = np.stack([entry[i] for entry in of_variables])
+            variables[name + ending] = dims, values.reshape(*values.shape[:2], *grouped.shape)
+    coords = {"variable": rows["variable"], "model": models, **grouped.coords}
+    if len(models) > 1:
+        coords["baseline"] = models[1:]
+    result = xr.Dataset(variables, coords, rows.attrs).transpose("variable", ..., *by)
+    numbers = [name for name in NUMBERS if name in result]
+    result = result.assign({name: result[name].astype(np.int64) for name in numbers})
+    with_truth = result["count"] + result["unpredicted"]
+    for label in grouped.of_dates:  # such as months of which no date is predicted
+        is_present = with_truth.sum([dim for dim in with_truth.dims if dim != label]) > 0
+        result = result.isel({label: np.flatnonzero(is_present.values)})
+    return result.drop_vars([name for name in numbers if name not in metrics])
+
+
+def _variable_scores(
+    grouped: _Grouped,
+    variable: int,
+    n_classes: int,
+    names: Sequence[str],
+    draws: Draws | None,
+) -> dict[str, Floats]:
+    """Return each score and its interval, shape (3, models, groups, labels of cells)."""
+    found: dict[str, Floats] = {}
+    for box, sums in grouped.parts(variable, None if draws is None else len(draws.counts)):
+        total = {field: array.sum(0) for field, array in sums.items()}
+        drawn: Sums = {}
+        if draws is not None:
+            drawn = {field: np.tensordot(draws.counts, array, 1) for field, array in sums.items()}
+        for name in names:
+            formula = _skill_formula(SKILLS[name]) if name in SKILLS else FORMULAS[name]
+            factor = 1.0 if name in SKILLS else _factor(name, n_classes)
+            value = factor * formula(total)
+            if name not in found:
+                found[name] = np.full((3, len(value), *grouped.group_shape), np.nan)
+            found[name][:1, :, *box] = value
+            if draws is not None and name not in NUMBERS:
+                found[name][1:, :, *box] = draws.interval(factor * formula(drawn))
+    return found
+
+
+def samples_and_leads(rows: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray | None]:
+    """Return the dates of samples with a scored cell, and the lead times if it is a forecast."""
+    samples = rows[str(rows["weight"].dims[2])].reset_coords(drop=True)
+    leads = rows.coords[LEAD] if LEAD in rows.coords else None  # noqa: SIM401
+    return samples[_is_used(rows)], leads
+
+
+def _is_used(rows: xr.Dataset) -> NDArray[np.bool_]:
+    """Return which samples have a scored cell."""
+    count, dim = rows["count"], rows["count"].dims[2]
+    return np.asarray(count.sum([d for d in count.dims if d != dim]).values > 0)
+
+
+def _draws(rows: xr.Dataset, bootstrap: Bootstrap) -> Draws | None:
+    """Draw blocks of the samples with a scored cell."""
+    drawn = bootstrap.draw(*samples_and_leads(rows))
+    if drawn is None:
+        return None
+    is_used = _is_used(rows)
+    counts = np.zeros((len(drawn.counts), len(is_used)))
+    counts[:, is_used] = drawn.counts
+    return replace(drawn, counts=counts)
+
+
+def _factor(metric: str, n_classes: int) -> float:
+    """Return NaN for a metric that does not apply to values, or to probabilities of classes."""
+    if metric in NUMBERS:
+        return 1
+    if metric == "brier":
+        return n_classes or math.nan
+    return math.nan if n_classes else 1.0
+
+
+def _skill_formula(field: str) -> Callable[[Sums], Floats]:
+    def skill(sums: Sums) -> Floats:
+        """Return 1 - prediction / baseline; 0 if both are perfect, which is a tie."""
+        own, others = sums[field][..., :1, :, :], sums[field][..., 1:, :, :]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = 1.0 - own / others
+        found = np.where((own == 0) & (others == 0), 0.0, found)
+        return np.where(sums["weight"][..., 1:, :, :] > 0, found, np.nan)
+
+    return skill
+
+
+class _Grouped:
+    """Sums by the labels that are asked for, summed over all others."""
+
+    def __init__(self, rows: xr.Dataset, by: Sequence[str]) -> None:
+        self._rows = rows
+        self._sample_dim, _, *cell_labels = (str(dim) for dim in rows["weight"].dims[2:])
+        # of each sample and lead, then of cells
+        of_rows = [name for name in by if name not in cell_labels]
+        self._of_cells = [name for name in by if name in cell_labels]
+        self.of_dates = [name for name in of_rows if name not in (self._sample_dim, LEAD)]
+        self.dims = (*of_rows, *self._of_cells)
+        self.coords = {
+            name: rows[name].reset_coords(drop=True).variable
+            for name in self.dims
+            if name in rows.coords
+        }
+        self.shape = tuple(rows.sizes[name] for name in self.dims)
+        # of dates and lead times, and labels of cells
+        self.group_shape = tuple(
+            math.prod(rows.sizes[name] for name in names) for names in (of_rows, self._of_cells)
+        )
+        # the group of each sample and lead, -1 for none
+        n, leads = rows.sizes[self._sample_dim], rows.sizes[LEAD]
+        known = {self._sample_dim: np.arange(n)[:, None], LEAD: np.arange(leads)[None, :]}
+        self._codes = np.zeros((n, leads), np.intp)
+        for name in of_rows:
+            along = known[name] if name in known else rows[name + CODE].values
+            code = self._codes * rows.sizes[name] + along
+            self._codes = np.where((self._codes < 0) | (along < 0), -1, code)
+
+    def parts(self, variable: int, draws: int | None) -> Iterator[tuple[tuple[slice, slice], Sums]]:
+        """Yield the sums of some groups, shape (samples, models, groups, labels of cells).
+
+        All samples are added up if `draws` is None.
+        """
+        rows, first = self._rows, (self._sample_dim, LEAD, "model", *self._of_cells)
+        others = [dim for dim in rows["weight"].dims[4:] if dim not in self._of_cells]
+        fields = {}
+        for field in FIELDS:
+            array = rows[field].isel(variable=variable).sum(others).transpose(*first).values
+            fields[field] = array.reshape(*array.shape[:3], math.prod(array.shape[3:]))
+        _, _, n_models, n_labels = fields["weight"].shape
+        n = 1 if draws is None else len(self._codes)
+        most = max(1, _MOST_NUMBERS // (max(n, draws or 1) * n_models))
+        for labels in _slices(n_labels, most):
+            size = max(1, most // (labels.stop - labels.start))
+            for groups in _slices(self.group_shape[0], size):
+                sums = self._of_groups(fields, groups, labels, n)
+                yield (groups, labels), sums
+
+    def _of_groups(self, fields: Sums, groups: slice, labels: slice, n: int) -> Sums:
+        """Add up the leads of each sample, or of all if n is 1, that are in a group."""
+        n_models = fields["weight"].shape[2]
+        shape = (n, groups.stop - groups.start, n_models, labels.stop - labels.start)
+        sums = {field: np.zeros(shape) for field in fields}
+        for lead in range(self._codes.shape[1]):
+            code = self._codes[:, lead]
+            known = np.flatnonzero((code >= groups.start) & (code < groups.stop))
+            at: Any = (0 if n == 1 else known, code[known] - groups.start)
+            for field, array in fields.items():
+                np.add.at(sums[field], at, array[known, lead, :, labels])
+        return {field: np.moveaxis(array, 1, 2) for field, array in sums.items()}
+
+
+def _slices(n: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]

@@ -1,0 +1,187 @@
+"""`Timing`: when the values of a prediction are valid, as steps of the truth along time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cftime
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidValueError
+
+#: Dims of a forecast cube.
+INIT, LEAD = "init_time", "lead_time"
+
+_LIKE_NUMPY = ("standard", "gregorian", "proleptic_gregorian")
+Steps = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """The dates of a prediction, as steps of the truth; -1 where the truth has no such date.
+
+    A plain prediction, with the dims of the truth, has one sample for each of its dates, and a
+    single lead without a coordinate.
+    """
+
+    # The dim `init_time` of a forecast, or the time dim of a plain prediction.
+    sample_dim: str
+    samples: xr.DataArray
+    leads: xr.DataArray
+    # Steps of the dates that are predicted, shape (samples, leads), and of the last inputs.
+    valid_steps: Steps
+    init_steps: Steps
+    # All dates as numbers: microseconds, or the numbers of the coordinates.
+    sample_keys: NDArray[Any]
+    valid_keys: NDArray[Any]
+    truth_keys: NDArray[Any]
+    truth_dates: xr.DataArray
+    # What the dates are: of which calendar, or numbers.
+    kind: str
+
+    @classmethod
+    def of(cls, prediction: xr.Dataset, truth: xr.Dataset, time_dim: str) -> Timing:
+        """Match the dates of a prediction with those of the truth."""
+        truth_keys, kind = date_keys(truth[time_dim].values)
+        if not (np.diff(truth_keys) > 0).all():
+            raise InvalidValueError(
+                f"truth must have increasing dates along {time_dim!r}, each once, got others; sort "
+                f"it, as with truth.sortby({time_dim!r})"
+            )
+        is_forecast = INIT in prediction.dims
+        if not is_forecast and time_dim not in prediction.dims:
+            raise InvalidValueError(
+                f"prediction must have the dims {INIT!r} and {LEAD!r}, or {time_dim!r} as the "
+                f"truth has, got {[str(dim) for dim in prediction.dims]}"
+            )
+        sample_dim = INIT if is_forecast else time_dim
+        samples = prediction[sample_dim].reset_coords(drop=True)
+        leads = xr.DataArray([0], dims=LEAD)
+        inits, init_kind = date_keys(samples.values)
+        valid, valid_kind = inits[:, None], init_kind
+        if is_forecast:
+            leads = prediction[LEAD].reset_coords(drop=True)
+            valid, valid_kind = date_keys(valid_times(prediction))
+        if not kind == init_kind == valid_kind:
+            raise InvalidValueError(
+                f"the dates of prediction and truth must be of one calendar, got {valid_kind} and "
+                f"{kind}; convert one of them, as with truth.convert_calendar"
+            )
+        if len(np.unique(inits)) < len(inits):
+            raise InvalidValueError(f"prediction must have each date once along {sample_dim!r}")
+        valid_steps = positions(valid, truth_keys)
+        if (valid_steps < 0).all():
+            raise InvalidValueError(
+                f"the truth must have dates that are predicted, got {span(truth[time_dim])}; the "
+                f"prediction starts from {span(samples)}"
+            )
+        return cls(
+            sample_dim=sample_dim,
+            samples=samples,
+            leads=leads,
+            valid_steps=valid_steps,
+            init_steps=positions(inits, truth_keys),
+            sample_keys=inits,
+            valid_keys=valid,
+            truth_keys=truth_keys,
+            truth_dates=truth[time_dim].reset_coords(drop=True),
+            kind=kind,
+        )
+
+    @property
+    def time_dim(self) -> str:
+        """The time dim of the truth."""
+        return str(self.truth_dates.dims[0])
+
+    @property
+    def is_forecast(self) -> bool:
+        """True if there are lead times."""
+        return self.sample_dim == INIT
+
+    def lag(self, lead: int) -> tuple[int, NDArray[np.bool_]] | None:
+        """Return a lead in steps of the truth, and the steps from which it is that long.
+
+        None if no forecast has both its dates in the truth.
+        """
+        both = (self.init_steps >= 0) & (self.valid_steps[:, lead] >= 0)
+        if not both.any():
+            return None
+        lag = int(np.median((self.valid_steps[:, lead] - self.init_steps)[both]))
+        keys, n = self.truth_keys, len(self.truth_keys)
+        later = np.minimum(np.arange(n) + lag, n - 1)
+        # months differ in length, but not by half a step; a truth may lack years
+        tolerance = np.median(np.diff(keys)) / 2 if n > 1 else 0
+        distance = np.median(self.valid_keys[:, lead] - self.sample_keys)
+        is_long = np.abs(keys[later] - keys - distance) <= tolerance
+        return lag, is_long & (np.arange(n) + lag < n)
+
+
+def with_forecast_dims(cube: xr.Dataset) -> xr.Dataset:
+    """Return a forecast with both of its dims, also if one was selected by a number."""
+    for dim, other in ((INIT, LEAD), (LEAD, INIT)):
+        if dim not in cube.dims and dim in cube.coords and other in cube.dims:
+            valid = cube.coords.get("valid_time")
+            cube = cube.drop_vars("valid_time", errors="ignore").expand_dims(dim)
+            if valid is not None:
+                cube = cube.assign_coords(valid_time=valid.expand_dims(dim))
+    if (INIT in cube.dims) != (LEAD in cube.dims):
+        raise InvalidValueError(
+            f"a forecast must have the dims {INIT!r} and {LEAD!r}, got "
+            f"{[str(dim) for dim in cube.dims]}"
+        )
+    return cube
+
+
+def valid_times(forecast: xr.Dataset) -> NDArray[Any]:
+    """Return the dates that a forecast predicts, shape (init_time, lead_time)."""
+    if "valid_time" in forecast.coords:
+        given = forecast["valid_time"]
+        if set(given.dims) != {INIT, LEAD}:
+            raise InvalidValueError(
+                f"valid_time must have the dims {INIT!r} and {LEAD!r}, got {given.dims}"
+            )
+        return np.asarray(given.transpose(INIT, LEAD).values)
+    inits, leads = forecast[INIT].values, forecast[LEAD].values
+    if inits.dtype.kind in "OM":
+        if leads.dtype.kind != "m":
+            raise InvalidValueError(
+                "prediction needs a coordinate valid_time, or lead_time as timedelta, got "
+                f"lead_time of dtype {leads.dtype}"
+            )
+        if inits.dtype.kind == "O":
+            leads = leads.astype("m8[us]").astype(object)
+    return np.asarray(inits[:, None] + leads[None, :])
+
+
+def date_keys(dates: NDArray[Any]) -> tuple[NDArray[Any], str]:
+    """Return dates as numbers that are equal where the dates are, and the kind of dates."""
+    if dates.dtype.kind == "M":
+        return dates.astype("M8[us]").astype(np.int64), "dates of the standard calendar"
+    if dates.dtype.kind in "fiu":
+        return dates.astype(np.float64), "numbers"
+    first = dates.flat[0] if dates.size else None
+    if not isinstance(first, cftime.datetime):
+        raise InvalidValueError(f"times must be dates or numbers, got dtype {dates.dtype}")
+    calendar = "standard" if first.calendar in _LIKE_NUMPY else first.calendar
+    ticks = cftime.date2num(dates, "microseconds since 1970-01-01", first.calendar)
+    return np.asarray(ticks, np.int64), f"dates of the {calendar} calendar"
+
+
+def positions(wanted: NDArray[Any], known: NDArray[Any]) -> Steps:
+    """Return the position of each value among distinct known ones, -1 if it is not there."""
+    order = np.argsort(known, kind="stable")
+    found = np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)
+    steps = order[found]
+    return np.where(known[steps] == wanted, steps, -1).astype(np.intp)
+
+
+def span(dates: xr.DataArray) -> str:
+    """Return the first and the last date, as days if they have no time of day."""
+    values = dates.values.astype("M8[s]" if dates.dtype.kind == "M" else object).astype(str)
+    shown = [
+        str(value).replace("T00:00:00", "").replace(" 00:00:00", "") for value in values[[0, -1]]
+    ]
+    return " to ".join(shown)
