@@ -50,3 +50,14 @@ def test_sample_on_a_cluster(tmp_path):
     assert "train and" in run(tmp_path, str(EXAMPLES / "sample_on_cluster.py"))
     shards = (tmp_path / "cluster-stores" / "train.zarr" / "temperature" / "c").rglob("0")
     assert any(shard.is_file() for shard in shards)
+
+
+@pytest.mark.slow
+def test_forecast_with_its_scorecard(tmp_path):
+    printed = run(tmp_path, str(EXAMPLES / "forecast.py"), "--epochs", "1")
+    for baseline in ("persistence", "damped_persistence", "climatology"):
+        assert f"rmse {baseline}" in printed
+    written = xr.open_zarr(tmp_path / "forecast-output" / "forecast.zarr", decode_timedelta=True)
+    assert written.anomaly.dims == ("init_time", "lead_time", "latitude", "longitude")
+    assert written.sizes["lead_time"] == 6
+    assert (tmp_path / "forecast-output" / "scorecard.png").exists()

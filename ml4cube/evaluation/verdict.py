@@ -62,4 +62,5 @@ def lead_text(lead: np.generic) -> str:
     if not isinstance(lead, np.timedelta64):
         return f"{lead}"
     hours = lead / np.timedelta64(1, "h")
-    return f"{hours / 24:g} d" if hours % 24 == 0 else f"{hours:g} h"
+    in_days = hours % 24 == 0 or hours >= 72
+    return f"{hours / 24:.4g} d" if in_days else f"{hours:g} h"

@@ -39,7 +39,7 @@ def scorecard_figure(
         after averaging over others, such as levels.
     spectra : Dataset
         One variable for each with dims ``("source", "lead_time", "wavenumber")``, or without
-        ``lead_time``. The shortest and the longest lead time are drawn.
+        ``lead_time``. The shortest and the longest lead time are drawn; nothing if all are NaN.
     baseline : str, optional
         The one whose skill is mapped; default: that with the lowest skill of the prediction
         against it.
@@ -72,7 +72,7 @@ def scorecard_figure(
     for name in variables:
         mapped = baseline or _hardest(scores, name, names)
         skill_map = _map_of(maps, name, mapped)
-        rows.append((name, mapped, skill_map, spectra.get(name)))
+        rows.append((name, mapped, skill_map, _spectrum_of(spectra, name)))
     columns = 1 + any(row[2] is not None for row in rows) + any(row[3] is not None for row in rows)
     figure = Figure(figsize=(1.0 + 3.9 * columns, 0.3 + 3.2 * len(rows)), layout="constrained")
     for i, (name, mapped, skill_map, spectrum) in enumerate(rows):
@@ -107,6 +107,12 @@ def _map_of(maps: xr.Dataset, variable: str, baseline: str) -> xr.DataArray | No
     skill = maps[f"{variable}_skill"].sel(baseline=baseline)
     others = skill.dims[:-2]
     return None if skill.ndim < 2 else skill.mean(others, keep_attrs=True)
+
+
+def _spectrum_of(spectra: xr.Dataset, variable: str) -> xr.DataArray | None:
+    """Return the spectrum of a variable; None if there is none, as of maps with gaps in all rows."""
+    power = spectra.get(variable)
+    return power if power is not None and bool((power > 0).any()) else None
 
 
 def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
@@ -165,7 +171,9 @@ def _draw_map(figure: Figure, axes: Axes, skill: xr.DataArray, title: str) -> No
     axes.set_xlabel(axis_name(skill, 1), fontsize=8)
     axes.set_title(title, fontsize=9, loc="left")
     if _is_in_degrees(skill):
-        axes.set_aspect("equal")
+        height, width = (float(np.ptp(skill[dim].values)) for dim in skill.dims)
+        # True proportions, but a narrow band stays wide enough to be seen.
+        axes.set_box_aspect(float(np.clip(height / (width or 1), 0.2, 1.5)))
     extend = "both" if float(np.abs(values).max()) > limit else "neither"
     figure.colorbar(
         mesh, ax=axes, label="skill", extend=extend, shrink=0.8, orientation="horizontal"

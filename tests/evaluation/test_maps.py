@@ -135,3 +135,10 @@ def test_the_figure_of_a_plain_prediction_and_of_one_without_baselines(truth, fo
     rmse, *_ = rendered(card_of(forecast, truth).plot()).axes
     assert rmse.get_ylabel() == "RMSE (K)"
     assert labels_of(rmse) == ["prediction"]
+
+
+@pytest.mark.slow
+def test_the_figure_leaves_out_a_spectrum_of_maps_with_gaps_in_all_rows(truth, forecast):
+    gappy = truth.where(truth.lon > truth.lon[0])
+    figure = rendered(card_of(forecast, gappy, baselines="persistence").plot())
+    assert not any("Spectrum" in axes.get_title(loc="left") for axes in figure.axes)

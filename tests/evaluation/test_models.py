@@ -23,5 +23,7 @@ def test_a_model_is_scored_as_its_prediction():
 
 
 def test_what_is_neither_a_cube_nor_a_model_is_refused():
-    with pytest.raises(InvalidTypeError, match="model must be a torch module or another callable"):
+    with pytest.raises(
+        InvalidTypeError, match="model must be a torch module, an exported program, an estimator"
+    ):
         evaluate(3, truth_cube(), progress=False)
