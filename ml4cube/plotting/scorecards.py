@@ -110,7 +110,7 @@ def _map_of(maps: xr.Dataset, variable: str, baseline: str) -> xr.DataArray | No
 
 
 def _spectrum_of(spectra: xr.Dataset, variable: str) -> xr.DataArray | None:
-    """Return the spectrum of a variable; None if there is none, as of maps with gaps in all rows."""
+    """Return the spectrum of a variable; None without one, as of maps with gaps in all rows."""
     power = spectra.get(variable)
     return power if power is not None and bool((power > 0).any()) else None
 
