@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,13 @@ import torch
 import xarray as xr
 
 from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import InvalidValueError, check_choice, check_flags, check_whole
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_choice,
+    check_flags,
+    check_whole,
+)
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
@@ -21,7 +27,7 @@ from ml4cube.prediction.block import BlockPredictor
 from ml4cube.prediction.identity import call_id
 from ml4cube.prediction.models import Model, classes_of, input_dtype, parse_models, running
 from ml4cube.prediction.options import PredictionOptions
-from ml4cube.prediction.output.memory import Output
+from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
 from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.prediction.results import CLASS, Expected, Layout, Outputs
@@ -29,6 +35,7 @@ from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.prediction.template import make_template
 from ml4cube.progress import Stage
 from ml4cube.sampling.request import source_chunks
+from ml4cube.sampling.workers import DaskCluster, InProcess, TaskEngine, check_client
 from ml4cube.training.ranks.dist import World
 
 _BATCH_VALUES = 2**18  # input values in a batch of default size: 1 MB in float32
@@ -61,6 +68,7 @@ def predict_cube(
     rollout: int = 1,
     samples: int | None = None,
     seed: int = 42,
+    client: Any = None,
 ) -> xr.Dataset:
     """Predict every cell of a cube with a trained model, block by block, in physical units.
 
@@ -143,7 +151,10 @@ def predict_cube(
         Runs of a model with dropout, which is active then (Monte Carlo dropout), or of a function
         that draws from torch's generator. The result has mean and ``<target>_spread``.
     seed : int, default 42
-        Seed of `samples`. They do not depend on the number of ranks.
+        Seed of `samples`. They do not depend on the number of ranks or workers.
+    client : dask.distributed.Client or str, optional
+        A cluster, or the address of its scheduler, whose workers predict the blocks, and write
+        them to `out`, which they all must reach. The model is sent to them.
 
     Returns
     -------
@@ -224,6 +235,11 @@ def predict_cube(
     check_output(location, dtypes, overwrite=overwrite, append=append)
 
     world = World.current()
+    check_client(client)
+    if client is not None and world.size > 1:
+        raise InvalidTypeError(
+            f"client must be None in a group of {world.size} ranks, which share the blocks already"
+        )
     has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)
     dtype = input_dtype(models, has_doubles)
     with running(models, device, dtype, samples, seed) as members:
@@ -258,7 +274,8 @@ def predict_cube(
         )
         if output.is_written:
             return output.result()
-        return _predict_blocks(predictor, blocks, output, world, progress)
+        engine = InProcess() if client is None else DaskCluster(client)
+        return _predict_blocks(predictor, blocks, output, world, engine, progress)
 
 
 def _expected(
@@ -350,17 +367,24 @@ def _description(
 
 
 def _predict_blocks(
-    predictor: BlockPredictor, blocks: Grid, output: Output, world: World, progress: bool
+    predictor: BlockPredictor,
+    blocks: Grid,
+    output: Output,
+    world: World,
+    engine: TaskEngine,
+    progress: bool,
 ) -> xr.Dataset:
-    """Predict all blocks, shared among the ranks."""
+    """Predict all blocks, shared among the ranks, or among the workers of a cluster."""
     try:
         done = output.begin()
         with all_ranks_or_none(world):
             ids = [id for id in range(len(blocks)) if id not in done][world.rank :: world.size]
             show = progress and world.is_main
-            with Stage("predicting", len(ids), "blocks", show=show) as stage:
-                for id in ids:
-                    output.write(id, predictor.predict(blocks.block(id)))
+            job = predictor, blocks, output.writer
+            with Stage("predicting", len(ids), "blocks", show=show) as stage, engine:
+                for _, block in engine.run(_predict_block, job, ids):
+                    if block is not None:
+                        output.collect(block)
                     stage.update()
         with all_ranks_or_none(world):
             if world.is_main:
@@ -370,3 +394,15 @@ def _predict_blocks(
             output.discard(error)
         raise
     return output.result()
+
+
+def _predict_block(
+    job: tuple[BlockPredictor, Grid, Callable[[int, Block], None] | None], id: int
+) -> Block | None:
+    """Predict a block and write it; return it if it can only be written by the caller."""
+    predictor, blocks, write = job
+    block = predictor.predict(blocks.block(id))
+    if write is None:
+        return block
+    write(id, block)
+    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,9 @@ class Estimator(Protocol):
     def predict(self, x: NDArray[Any]) -> NDArray[Any]:
         """Return the predictions of rows of features."""
 
+
+# Torch has one generator per process, and workers of a cluster may be threads.
+_RANDOM_NUMBERS = Lock()
 
 Model = torch.nn.Module | Callable[[torch.Tensor], Any] | Estimator | ExportedProgram
 #: What a model returns: an array, or several by position or name.
@@ -115,13 +119,18 @@ class Members:
 
     def __call__(self, x: NDArray[Any], batch: tuple[int, int], member: int) -> Result:
         """Return the results of a member; `batch` identifies the batch for random numbers."""
+        with torch.no_grad():
+            return self._run(x, batch, member)
+
+    def _run(self, x: NDArray[Any], batch: tuple[int, int], member: int) -> Result:
         tensor = torch.from_numpy(x).to(self.dtype)
         n = len(tensor)
         if self.fixed_batch is not None and n < self.fixed_batch:
             tensor = torch.cat([tensor, tensor[-1:].expand(self.fixed_batch - n, *x.shape[1:])])
         if self.samples is None:
             return _as_arrays(self.run[member](tensor), n)
-        with kept_rng(torch.device("cuda" if torch.cuda.is_available() else "cpu")):
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        with _RANDOM_NUMBERS, kept_rng(device):
             torch.manual_seed(_seed_of(self.seed, *batch, member))
             return _as_arrays(self.run[0](tensor), n)
 
@@ -135,7 +144,7 @@ def running(
     seed: int,
 ) -> Iterator[Members]:
     """Prepare models to run without gradients; restore their modes and devices at the end."""
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack:
         run = tuple(
             stack.enter_context(_ready(model, device, with_dropout=samples is not None))
             for model in models

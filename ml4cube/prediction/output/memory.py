@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import xarray as xr
@@ -18,6 +18,8 @@ class Output:
 
     #: True if nothing is left to predict.
     is_written = False
+    #: Writes a block in any process, after `begin`; None if this process must collect them.
+    writer: Callable[[int, Block], None] | None = None
 
     def __init__(self, template: xr.Dataset, targets: tuple[str, ...], world: World) -> None:
         self._template, self._targets, self._world = template, targets, world
@@ -27,8 +29,8 @@ class Output:
         """Prepare the output; return the blocks that are finished already. All ranks call this."""
         return ()
 
-    def write(self, number: int, block: Block) -> None:
-        """Store one block."""
+    def collect(self, block: Block) -> None:
+        """Keep one block in this process."""
         self._blocks.append(block)
 
     def publish(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import uuid
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,30 @@ logger = logging.getLogger(__name__)
 
 # Running the same call again would fail again.
 _ERRORS_OF_THE_CALL = (InvalidTypeError, InvalidValueError, StoreExistsError)
+
+
+@dataclass
+class BlockWriter:
+    """Writes blocks to the folder of a draft; picklable, for other processes."""
+
+    folder: Any
+    # Where finished blocks are recorded; None if no run goes on from there.
+    journal: Folder | None
+    # Dims of each target in the files.
+    dims: Mapping[str, tuple[str, ...]]
+    write_errors: WriteErrors
+
+    def __call__(self, number: int, block: Block) -> None:
+        """Write one block, and record that it is finished."""
+        with self.write_errors:
+            store = FolderStore.of(self.folder)
+            for name, (slices, values) in block.items():
+                dims = self.dims[name]
+                array: Any = zarr.open_array(store, path=name, mode="r+")
+                part = tuple(slices.get(dim, slice(None)) for dim in dims)
+                array[part] = values.transpose(*dims).values
+            if self.journal is not None:
+                record_task(self.journal, number, store.files)
 
 
 class StoreOutput(Output):
@@ -75,9 +100,10 @@ class StoreOutput(Output):
                 done, journal = set(draft.finished_tasks), draft.journal if is_resumable else None
                 # a folder for other machines syncs each file, which only a resumed run needs
                 folder = draft.folder_for_workers(on_other_machines=is_resumable)
-        folder, self._journal, done = self._world.broadcast((folder, journal, done))
-        self._store = FolderStore.of(folder)
-        self._arrays: dict[str, Any] = {}
+        folder, journal, done = self._world.broadcast((folder, journal, done))
+        dims = {name: tuple(map(str, self._template[name].dims)) for name in self._targets}
+        self.writer = BlockWriter(folder, journal, dims, self._write_errors)
+        self._folder = folder
         return done
 
     def _open_draft(self) -> Draft:
@@ -105,19 +131,6 @@ class StoreOutput(Output):
         for path in memory.list():
             folder.write(path, memory.read(path))
 
-    def write(self, number: int, block: Block) -> None:
-        """Write one block, and record that it is finished."""
-        with self._write_errors:
-            self._store.files.clear()
-            for name, (slices, values) in block.items():
-                dims = [str(dim) for dim in self._template[name].dims]
-                if name not in self._arrays:
-                    self._arrays[name] = zarr.open_array(self._store, path=name, mode="r+")
-                part = tuple(slices.get(dim, slice(None)) for dim in dims)
-                self._arrays[name][part] = values.transpose(*dims).values
-            if self._journal is not None:
-                record_task(self._journal, number, self._store.files)
-
     def publish(self) -> None:
         """Move the complete cube to its location, or append it to the cube that is there."""
         assert self._draft is not None  # opened by `begin`
@@ -127,7 +140,7 @@ class StoreOutput(Output):
                 # checked again: another run may have appended since this one began
                 extension = Extension.of(self._target, self._template, self._targets)
                 if extension is not None:
-                    extension.write(zarr.open_group(self._store, mode="r"))
+                    extension.write(zarr.open_group(FolderStore.of(self._folder), mode="r"))
             else:
                 self._draft.publish(self._overwrite)
             self._draft.discard()
