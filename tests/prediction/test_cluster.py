@@ -67,5 +67,5 @@ def test_an_error_of_a_worker_ends_the_prediction(tmp_path, client, monkeypatch)
 
 
 def test_a_bad_client_is_named(tmp_path):
-    with pytest.raises(InvalidTypeError, match="client must be a dask.distributed Client"):
+    with pytest.raises(InvalidTypeError, match=r"client must be a dask\.distributed Client"):
         forecast(tmp_path / "cube.zarr", 3)
