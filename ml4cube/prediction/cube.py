@@ -338,7 +338,9 @@ def _blocks(predictor: BlockPredictor, cube: xr.Dataset) -> Grid:
     fewest, most = _BLOCK_CELLS
     # Inputs as read and scaled, with flags of gaps; sums, weights and means of results.
     channels = len(predictor.members) * sum(variable.channels for variable in layout.variables)
-    n_bytes = 9 * len(predictor.spec.features) + 24 * channels * max(windows.n_leads, 1)
+    n_inputs = math.prod(along.size for along in windows.dims.values() if along.is_apart)
+    n_bytes = 9 * n_inputs * len(predictor.spec.features)
+    n_bytes += 24 * channels * max(windows.n_leads, 1)
     cells = min(max(math.prod(lengths.values()) // 16, fewest), most)
     cells = max(cells * _BYTES_PER_CELL // max(n_bytes, _BYTES_PER_CELL), 1)
     variables = (cube[name].variable for name in cube_variables(cube)[0])

@@ -212,6 +212,9 @@ class Windows:
                 break
             n_strides[dim_to_halve] = max(n_strides[dim_to_halve] // 2, fewest[dim_to_halve])
         for dim in reversed(shape):
+            # All cells between the first and the last window of a block are read.
+            if dims[dim].is_apart and (np.diff(dims[dim].starts) > dims[dim].size).any():
+                continue
             while size()[dim] < shape[dim] and 2 * math.prod(size().values()) <= most_cells:
                 n_strides[dim] *= 2
         return size()

@@ -14,6 +14,7 @@ import xarray as xr
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from ml4cube.cube.reader import CubeReader
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidValueError
@@ -269,6 +270,22 @@ def test_init_times_choose_the_starts(wanted, found):
         return
     result = predict_cube(lambda x: x[:, :1], cube, data, init_times=wanted)
     assert (result.init_time.values == cube.time.values[found]).all()
+
+
+def test_starts_far_apart_are_read_one_by_one(monkeypatch):
+    read = []
+    original = CubeReader.read
+
+    def noting(self, slices):
+        read.append(slices["time"].stop - slices["time"].start)
+        return original(self, slices)
+
+    cube = daily(400)
+    data = one_step(cube.isel(time=slice(0, 9)))
+    monkeypatch.setattr(CubeReader, "read", noting)
+    result = predict_cube(first, cube, data, init_times=cube.time[[0, 200, 399]])
+    assert result.sizes["init_time"] == 3
+    assert max(read) == 1
 
 
 @pytest.mark.parametrize("freq", ["MS", "ME", "15D", "YS", "mid"])
