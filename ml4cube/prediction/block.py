@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block, Grid
 from ml4cube.cube.reader import CubeReader
-from ml4cube.prediction.blending import Blend, BoxWindows, Index, every_window
-from ml4cube.prediction.finishing import finished
 from ml4cube.prediction.inputs import Flags, TileInputs
 from ml4cube.prediction.models import Members, Result
-from ml4cube.prediction.results import Expected, Layout
+from ml4cube.prediction.results.finishing import finished
+from ml4cube.prediction.results.layout import Expected, Layout
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows import Tile
+from ml4cube.prediction.windows.blending import Blend, BoxWindows, Index, every_window
+from ml4cube.prediction.windows.geometry import Tile
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from ml4cube.prediction.options import PredictionOptions
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
 from ml4cube.prediction.ranks import all_ranks_or_none
-from ml4cube.prediction.results import CLASS, Expected, Layout, Outputs
+from ml4cube.prediction.results.layout import CLASS, Expected, Layout, Outputs
+from ml4cube.prediction.results.template import make_template
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.template import make_template
 from ml4cube.progress import Stage
 from ml4cube.sampling.request import source_chunks
 from ml4cube.sampling.workers import DaskCluster, InProcess, TaskEngine, check_client

@@ -14,9 +14,9 @@ from ml4cube.core.grid import cell_ids
 from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps, set_gaps
 from ml4cube.core.statistics import scale_values
 from ml4cube.cube.reader import CubeReader
-from ml4cube.prediction.blending import BoxWindows, Index
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows import Tile
+from ml4cube.prediction.windows.blending import BoxWindows, Index
+from ml4cube.prediction.windows.geometry import Tile
 
 Flags = NDArray[np.bool_]
 

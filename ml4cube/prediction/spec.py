@@ -25,8 +25,8 @@ from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.loading.coordinate_features import Table, coordinate_tables
 from ml4cube.loading.sources import stored_axes
 from ml4cube.prediction.options import PredictionOptions
-from ml4cube.prediction.placing import place_windows
-from ml4cube.prediction.windows import Windows
+from ml4cube.prediction.windows.geometry import Windows
+from ml4cube.prediction.windows.placing import place_windows
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.sampling.rescaling import scaling_of

@@ -15,7 +15,7 @@ from torch import nn
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.prediction import predict_cube
-from ml4cube.prediction.results import Expected, Layout, Outputs
+from ml4cube.prediction.results.layout import Expected, Layout, Outputs
 from ml4cube.training.ranks.dist import launch
 from tests.cubes import cell_id_cube
 from tests.distributed_runner import kept_ranks

@@ -24,8 +24,8 @@ from zarr.storage import MemoryStore, StorePath
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
 from ml4cube.cube.coordinates import find_time_dim
-from ml4cube.prediction.cf import PREDICTION_ATTR
 from ml4cube.prediction.output.files import GROUP, FolderStore, open_prediction, read_json
+from ml4cube.prediction.results.cf import PREDICTION_ATTR
 from ml4cube.store.folders import Folder
 from ml4cube.store.locations import Location, ZarrFolder, folder_of
 

@@ -15,7 +15,7 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, WrapperStore
 
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.opening import as_dataset
-from ml4cube.prediction.cf import PREDICTION_ATTR
+from ml4cube.prediction.results.cf import PREDICTION_ATTR
 from ml4cube.store.folders import Files, Folder, LocalFolder, RemoteFolder
 from ml4cube.store.locations import Location, ZarrFolder, folder_of
 from ml4cube.store.publishing.kinds import StoreKind

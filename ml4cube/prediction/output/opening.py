@@ -10,12 +10,12 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, StoreExistsError
-from ml4cube.prediction.cf import storable
 from ml4cube.prediction.output.appending import Extension, prepared
 from ml4cube.prediction.output.files import PREDICTIONS
 from ml4cube.prediction.output.memory import Output
 from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
 from ml4cube.prediction.output.stored import StoreOutput
+from ml4cube.prediction.results.cf import storable
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.publishing.local import restore_replaced
 from ml4cube.store.publishing.opening import remove_work_folder

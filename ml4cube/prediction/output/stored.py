@@ -16,12 +16,12 @@ from zarr.errors import ZarrUserWarning
 from zarr.storage import MemoryStore
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
-from ml4cube.prediction.cf import storable
 from ml4cube.prediction.output.appending import Extension
 from ml4cube.prediction.output.files import PREDICTIONS, FolderStore, open_prediction
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
 from ml4cube.prediction.ranks import all_ranks_or_none
+from ml4cube.prediction.results.cf import storable
 from ml4cube.store.folders import Folder
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.publishing.draft import Draft, record_task

@@ -13,9 +13,9 @@ from ml4cube.core.grid import parse_overlap, parse_sizes
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.cube.variables import cube_dims
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.prediction.forecast import axis_of, choose_inits, extended
 from ml4cube.prediction.options import PredictionOptions
-from ml4cube.prediction.windows import DimWindows, Windows
+from ml4cube.prediction.windows.dates import axis_of, choose_inits, extended
+from ml4cube.prediction.windows.geometry import DimWindows, Windows
 from ml4cube.store.format import StoreMetadata
 from ml4cube.training.inputs.rollout import Rollout
 

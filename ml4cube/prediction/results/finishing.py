@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block
 from ml4cube.core.statistics import unscale_values
-from ml4cube.prediction.results import Layout, Variable
+from ml4cube.prediction.results.layout import Layout, Variable
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows import Windows
+from ml4cube.prediction.windows.geometry import Windows
 
 
 def finished(
