@@ -12,12 +12,13 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset, store_and_path
 from ml4cube.cube.variables import data_variables, split_label
-from ml4cube.evaluation.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
-from ml4cube.evaluation.climatology import ClimatologyOptions, warn_of_train_cells
-from ml4cube.evaluation.labels import Labels
-from ml4cube.evaluation.scores import FORMULAS, PREDICTION
-from ml4cube.evaluation.sums import FIELDS
-from ml4cube.evaluation.timing import Timing, with_forecast_dims
+from ml4cube.evaluation.cells.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
+from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
+from ml4cube.evaluation.cells.labels import Labels
+from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
+from ml4cube.evaluation.scores.tables import FORMULAS
+from ml4cube.evaluation.sums.block_sums import FIELDS
+from ml4cube.evaluation.sums.named_sums import PREDICTION
 from ml4cube.preprocessing.cubes import cells_of_part
 
 Baselines = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]

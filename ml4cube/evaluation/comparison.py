@@ -12,16 +12,15 @@ from ml4cube.core.errors import InvalidValueError, caller_level
 from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation import arguments
 from ml4cube.evaluation.arguments import Baselines
-from ml4cube.evaluation.bootstrap import Bootstrap
-from ml4cube.evaluation.cell_reader import CLASS
-from ml4cube.evaluation.labels import Labels
-from ml4cube.evaluation.named_sums import NamedSums
-from ml4cube.evaluation.predicted import matching_steps, own_steps
-from ml4cube.evaluation.probabilities import MEMBER, QUANTILE
+from ml4cube.evaluation.cells.cell_reader import CLASS
+from ml4cube.evaluation.cells.labels import Labels
+from ml4cube.evaluation.cells.predicted import matching_steps, own_steps
+from ml4cube.evaluation.cells.probabilities import MEMBER, QUANTILE
+from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.scorecard import Scorecard
-from ml4cube.evaluation.scores import PREDICTION
-from ml4cube.evaluation.scoring import Scored
-from ml4cube.evaluation.timing import Timing, with_forecast_dims
+from ml4cube.evaluation.scores.bootstrap import Bootstrap
+from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
+from ml4cube.evaluation.sums.scoring import Scored
 from ml4cube.progress import Stage
 
 

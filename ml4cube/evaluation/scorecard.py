@@ -12,17 +12,12 @@ import pandas as pd
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.evaluation.bootstrap import Bootstrap
-from ml4cube.evaluation.named_sums import NamedSums
-from ml4cube.evaluation.probabilities import reliability_table
-from ml4cube.evaluation.scores import (
-    PREDICTION,
-    SKILLS,
-    samples_and_leads,
-    score_rows,
-)
-from ml4cube.evaluation.timing import LEAD, span
-from ml4cube.evaluation.verdict import verdicts
+from ml4cube.evaluation.cells.probabilities import reliability_table
+from ml4cube.evaluation.cells.timing import LEAD, span
+from ml4cube.evaluation.scores.bootstrap import Bootstrap
+from ml4cube.evaluation.scores.tables import SKILLS, samples_and_leads, score_rows
+from ml4cube.evaluation.scores.verdict import verdicts
+from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
 
 
 @dataclass(frozen=True, eq=False, repr=False)

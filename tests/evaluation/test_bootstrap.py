@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 from scipy import stats
 
-from ml4cube.evaluation.bootstrap import Bootstrap
+from ml4cube.evaluation.scores.bootstrap import Bootstrap
 
 STEP = np.timedelta64(1, "D").astype("m8[ns]")
 

@@ -117,7 +117,7 @@ def test_quantiles(truth, forecast, levels):
     assert one.mae.item() == pytest.approx(medians)
     few = rows[::25]  # the oracle integrates slowly
     exact = [oracle.crps_of_quantiles(levels, x, t) for t, x, *_ in few]
-    from ml4cube.evaluation.probabilities import Outputs
+    from ml4cube.evaluation.cells.probabilities import Outputs
 
     outputs = Outputs("quantile", np.array(levels))
     values = np.array([x for _, x, *_ in few])

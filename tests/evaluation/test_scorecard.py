@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.errors import InvalidValueError
-from ml4cube.evaluation import Scorecard, arguments, evaluate, scores, scoring
-from ml4cube.evaluation.verdict import verdicts
+from ml4cube.evaluation import Scorecard, arguments, evaluate
+from ml4cube.evaluation.scores import tables
+from ml4cube.evaluation.scores.verdict import verdicts
+from ml4cube.evaluation.sums import scoring
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
 
@@ -477,7 +479,7 @@ def test_starts_may_be_in_any_order(truth, forecast):
 def test_intervals_do_not_depend_on_how_many_labels_fit(truth, forecast, monkeypatch):
     options = {"baselines": oracle.BASELINES, "by": ["month", "lat", "lead_time"]}
     card = card_of(forecast, truth, **options)
-    monkeypatch.setattr(scores, "_MOST_NUMBERS", 20_000)
+    monkeypatch.setattr(tables, "_MOST_NUMBERS", 20_000)
     xr.testing.assert_allclose(card_of(forecast, truth, **options).scores, card.scores)
 
 

@@ -11,12 +11,16 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sums.fields import decoded, encoded
-from ml4cube.evaluation.cell_reader import CLASS
-from ml4cube.evaluation.labels import Labels
-from ml4cube.evaluation.scores import CODE, PREDICTION
-from ml4cube.evaluation.scoring import Scored
-from ml4cube.evaluation.sums import FIELDS, VariableSums
-from ml4cube.evaluation.timing import LEAD, date_keys
+from ml4cube.evaluation.cells.cell_reader import CLASS
+from ml4cube.evaluation.cells.labels import Labels
+from ml4cube.evaluation.cells.timing import LEAD, date_keys
+from ml4cube.evaluation.sums.block_sums import FIELDS, VariableSums
+from ml4cube.evaluation.sums.scoring import Scored
+
+#: Ending of the variable with the label of each sample and lead, as an index.
+CODE = "_code"
+#: Name of the prediction among the models.
+PREDICTION = "prediction"
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ import xarray as xr
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.scaling import GROUPS, group_numbers
-from ml4cube.evaluation.cell_reader import Steps, Tile, at_steps
+from ml4cube.evaluation.cells.cell_reader import Steps, Tile, at_steps
+from ml4cube.evaluation.cells.timing import INIT, LEAD, Timing
 from ml4cube.evaluation.cube_scores import Grouping
-from ml4cube.evaluation.timing import INIT, LEAD, Timing
 
 _CYCLES = ("season", "month")
 

@@ -11,15 +11,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.evaluation.bootstrap import Bootstrap, Draws, Floats
+from ml4cube.evaluation.cells.timing import LEAD
 from ml4cube.evaluation.pair_sums import ratio
-from ml4cube.evaluation.sums import FIELDS
-from ml4cube.evaluation.timing import LEAD
-
-#: Ending of the variable with the label of each sample and lead, as an index.
-CODE = "_code"
-#: Name of the prediction among the models.
-PREDICTION = "prediction"
+from ml4cube.evaluation.scores.bootstrap import Bootstrap, Draws, Floats
+from ml4cube.evaluation.sums.block_sums import FIELDS
+from ml4cube.evaluation.sums.named_sums import CODE
 
 _MOST_NUMBERS = 2**21  # of one sum, by sample or in all draws, that are in memory at a time
 

@@ -13,16 +13,16 @@ import xarray as xr
 from ml4cube.core.errors import InvalidValueError, check_real
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
-from ml4cube.evaluation.baselines import DAMPED, baseline_values
-from ml4cube.evaluation.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
-from ml4cube.evaluation.climatology import Climatology, ClimatologyOptions, TrainTile
+from ml4cube.evaluation.cells.baselines import DAMPED, baseline_values
+from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
+from ml4cube.evaluation.cells.climatology import Climatology, ClimatologyOptions, TrainTile
+from ml4cube.evaluation.cells.labels import Labels
+from ml4cube.evaluation.cells.predicted import Predicted
+from ml4cube.evaluation.cells.probabilities import empty_reliability
+from ml4cube.evaluation.cells.timing import Timing
 from ml4cube.evaluation.cube_scores import cell_weights, in_block
-from ml4cube.evaluation.labels import Labels
-from ml4cube.evaluation.predicted import Predicted
-from ml4cube.evaluation.probabilities import empty_reliability
-from ml4cube.evaluation.spectrum import spectrum_dim
-from ml4cube.evaluation.sums import Block, VariableSums
-from ml4cube.evaluation.timing import Timing
+from ml4cube.evaluation.sums.block_sums import Block, VariableSums
+from ml4cube.evaluation.sums.spectrum import spectrum_dim
 from ml4cube.progress import Stage
 
 # Cells of one array that are computed with at a time, and that are read at a time, in a tile of at

@@ -17,8 +17,8 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_leve
 from ml4cube.core.scaling import GROUPS, group_numbers
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import split_label
-from ml4cube.evaluation.cell_reader import CellReader, Floats, Steps, Tile, at_steps
-from ml4cube.evaluation.timing import Timing, positions, span
+from ml4cube.evaluation.cells.cell_reader import CellReader, Floats, Steps, Tile, at_steps
+from ml4cube.evaluation.cells.timing import Timing, positions, span
 from ml4cube.preprocessing.cubes import cells_of_part
 
 Groups = NDArray[np.intp]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ml4cube.evaluation.cell_reader import Floats, LoadedCells, Steps
-from ml4cube.evaluation.climatology import Climatology
-from ml4cube.evaluation.timing import Timing
+from ml4cube.evaluation.cells.cell_reader import Floats, LoadedCells, Steps
+from ml4cube.evaluation.cells.climatology import Climatology
+from ml4cube.evaluation.cells.timing import Timing
 
 CLIMATOLOGY, PERSISTENCE = "climatology", "persistence"
 DAMPED, ANOMALY = "damped_persistence", "anomaly_persistence"

@@ -10,7 +10,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.evaluation.cell_reader import CLASS, Floats
+from ml4cube.evaluation.cells.cell_reader import CLASS, Floats
 
 MEMBER, QUANTILE = "member", "quantile"
 _BINS = 10

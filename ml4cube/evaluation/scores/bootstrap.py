@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_real_number, check_whole
-from ml4cube.evaluation.timing import date_keys
+from ml4cube.evaluation.cells.timing import date_keys
 
 Floats = NDArray[np.float64]
 

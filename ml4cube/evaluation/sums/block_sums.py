@@ -10,9 +10,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.evaluation.cell_reader import Floats, Steps, Tile
-from ml4cube.evaluation.probabilities import Outputs, reliability_sums
-from ml4cube.evaluation.spectrum import add_power
+from ml4cube.evaluation.cells.cell_reader import Floats, Steps, Tile
+from ml4cube.evaluation.cells.probabilities import Outputs, reliability_sums
+from ml4cube.evaluation.sums.spectrum import add_power
 
 #: Sums by model, sample, lead and label. All are weighted, except for the three numbers of cells.
 FIELDS = (

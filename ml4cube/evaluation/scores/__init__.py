@@ -1,0 +1,1 @@
+"""Scores, their intervals, and sentences about them, from sums."""
