@@ -35,7 +35,7 @@ class BlockPredictor:
     reduce: str | None
     batch_size: int
     # The first results of the first member, by block and batch, from which the layout is known.
-    first: dict[tuple[int, int], Result] = field(default_factory=dict)
+    first: dict[tuple[int, ...], Result] = field(default_factory=dict)
 
     def find_layout(self, blocks: Grid, expected: Expected) -> BlockPredictor:
         """Return a predictor with the layout of the first result, if there are not only gaps."""
@@ -92,7 +92,8 @@ class BlockPredictor:
 
         def call(given: torch.Tensor, step: int) -> torch.Tensor:
             one_step = given.numpy()
-            y = self.layout.channels(self._run(one_step, key, member), one_step.shape)
+            # Every call draws its own random numbers.
+            y = self.layout.channels(self._run(one_step, (*key, step), member), one_step.shape)
             return torch.from_numpy(y.reshape(*y.shape[:2], *windows.target_window.values()))
 
         keep = torch.from_numpy(tile.inputs.known_gaps(index))
@@ -102,7 +103,7 @@ class BlockPredictor:
         y = torch.cat(steps, rollout.axis).numpy()
         return y.reshape(*y.shape[:2], -1)
 
-    def _run(self, x: NDArray[Any], key: tuple[int, int], member: int) -> Result:
+    def _run(self, x: NDArray[Any], key: tuple[int, ...], member: int) -> Result:
         """Run a member on a batch of inputs."""
         if member == 0 and (first := self.first.pop(key, None)) is not None:
             return first

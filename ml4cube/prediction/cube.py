@@ -283,8 +283,11 @@ def _expected(
 ) -> Expected:
     """Return what is known of the results of a model."""
     windows = spec.windows
-    of_model = classes_of(models[0])
-    labels = None if of_model is None else tuple(of_model.tolist())
+    of_models = [classes_of(model) for model in models]
+    of_each = {tuple(classes.tolist()): None for classes in of_models if classes is not None}
+    if len(of_each) > 1:
+        raise InvalidValueError(f"all members must have the same classes, got {[*of_each]}")
+    labels = next(iter(of_each), None)
     named = Outputs.parse(outputs, windows.result_shape)
     classes = dict.fromkeys(spec.targets if labels else spec.classes, labels)
     if reduce == "argmax" and not classes and (named is None or named.dim != CLASS):
@@ -301,8 +304,12 @@ def _with_layout(
     found = predictor
     with all_ranks_or_none(world):
         if world.is_main:
-            found = predictor.find_layout(_blocks(predictor, cube), expected)
-            _check_layout(found)
+            blocks = _blocks(predictor, cube)
+            found = predictor.find_layout(blocks, expected)
+            if found is not predictor:  # else there are only gaps
+                _check_layout(found)
+            if _blocks(found, cube) != blocks:  # whose first batch has other windows
+                found.first.clear()
     layout, windows = world.broadcast((found.layout, found.spec.windows))
     return replace(found, layout=layout, spec=replace(found.spec, windows=windows))
 
@@ -321,6 +328,11 @@ def _check_layout(predictor: BlockPredictor) -> None:
         raise InvalidValueError(
             f"rollout={windows.rollout} needs a model that returns one number per target and cell, "
             f"to be its next input, got {several or f'none along {lacking}'}"
+        )
+    if predictor.reduce == "argmax" and not any(v.is_probability for v in layout.variables):
+        raise InvalidValueError(
+            "reduce='argmax' needs a model that returns one number for each class, got one for "
+            f"{[variable.name for variable in layout.variables]}"
         )
     for variable in layout.variables:
         scaling = predictor.spec.scaling.get(variable.target or "")

@@ -16,7 +16,7 @@ from ml4cube.core.statistics import scale_values
 from ml4cube.cube.reader import CubeReader
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.prediction.windows.blending import BoxWindows, Index
-from ml4cube.prediction.windows.geometry import Tile
+from ml4cube.prediction.windows.geometry import DimWindows, Tile
 
 Flags = NDArray[np.bool_]
 
@@ -71,7 +71,8 @@ class TileInputs:
     def result_gaps(self, keep_gaps: bool) -> Flags:
         """Return which entries of the result become gaps, shape (targets, *target_box).
 
-        An entry that belongs to a whole window is one if all known inputs of the window are.
+        An entry that belongs to several cells of a window is one if all of them are: those at the
+        known steps of a forecast, or the targets of a window that becomes one number.
         """
         targets, no_gaps = self._spec.targets, np.zeros(self.shape, bool)
         outside = no_gaps if self._in_mask is None else ~self._in_mask
@@ -85,8 +86,11 @@ class TileInputs:
         """Return the flags of the box by entry of the result."""
         for axis, (dim, along) in enumerate(self._spec.windows.dims.items()):
             if along.is_apart:
-                windows = sliding_window_view(flags, along.known_size, axis=axis).all(axis=-1)
-                flags = windows.take(self.windows.starts[axis], axis=axis)
+                first, size = along.offset, along.target_size
+                if along.is_lead:
+                    first, size = 0, along.known_size
+                windows = sliding_window_view(flags, size, axis=axis).all(axis=-1)
+                flags = windows.take(self.windows.starts[axis] + first, axis=axis)
             else:
                 first, entries = self._box[dim].start, self._tile.target_box[dim]
                 inside = slice(entries.start - first, entries.stop - first)
@@ -97,7 +101,7 @@ class TileInputs:
         """Return the inputs of some windows, shape (windows, channels, *window)."""
         x = self.windows.cut(self._channels, index)
         for channel, name in enumerate(self._spec.features):
-            if name in self._filled_by_window:
+            if name in self._by_window:
                 x[:, channel] = self._filled_and_scaled(name, index)
         return x
 
@@ -106,14 +110,18 @@ class TileInputs:
 
         Shape (windows, targets, *window with as many steps as the results of all calls).
         """
-        windows, no_gaps = self._spec.windows, np.zeros(self.shape, bool)
-        assert windows.lead_dim is not None
-        axis = 2 + windows.gather_order.index(windows.lead_dim)
-        along = windows.dims[windows.lead_dim]
-        known = (*[slice(None)] * axis, slice(0, along.known_size))
+        no_gaps = np.zeros(self.shape, bool)
         gaps = np.stack([self._gaps.get(name, no_gaps) for name in self._spec.targets])
+        axis, along = self._lead_axis(2)
+        known = (*[slice(None)] * axis, slice(0, along.known_size))
         always = self.windows.cut(gaps, index)[known].all(axis=axis, keepdims=True)
         return np.repeat(always, along.target_size, axis=axis)
+
+    def _lead_axis(self, first: int) -> tuple[int, DimWindows]:
+        """Return the axis of the lead time in arrays whose window begins at axis `first`."""
+        windows = self._spec.windows
+        assert windows.lead_dim is not None
+        return first + windows.gather_order.index(windows.lead_dim), windows.dims[windows.lead_dim]
 
     @cached_property
     def _fill_methods(self) -> dict[str, str]:
@@ -128,12 +136,20 @@ class TileInputs:
             and self._gaps[name].any()
         }
 
-    @property
-    def _filled_by_window(self) -> frozenset[str]:
+    @cached_property
+    def _by_window(self) -> frozenset[str]:
         """Features of which every window is filled by itself, and maybe refused."""
         has_callback = self._spec.store_settings.get("callback") is not None
         methods = self._fill_methods
-        return frozenset(n for n in methods if has_callback or methods[n] == "sample_mean")
+        filled = {n for n in methods if has_callback or methods[n] == "sample_mean"}
+        return frozenset(filled | self._unknown_later)
+
+    @cached_property
+    def _unknown_later(self) -> set[str]:
+        """Features with gaps that a rollout predicts; what the cube has later must not be seen."""
+        if self._spec.windows.rollout == 1:
+            return set()
+        return {n for n in self._values if n in self._spec.targets and self._gaps[n].any()}
 
     @cached_property
     def _scaling(self) -> dict[str, tuple[Any, Any]]:
@@ -151,7 +167,7 @@ class TileInputs:
         spec = self._spec
         channels = np.empty((len(spec.features) + len(spec.tables), *self.shape), self._dtype)
         for channel, (name, values) in zip(channels, self._values.items(), strict=False):
-            if name in self._fill_methods and name not in self._filled_by_window:
+            if name in self._fill_methods and name not in self._by_window:
                 # As one sample, because every cell is filled by itself.
                 values = self._fill(name, values[None], self._ids[None])[0]
             offset, scale = self._scaling.get(name, (0.0, 1.0))
@@ -176,7 +192,12 @@ class TileInputs:
             windows: NDArray[Any] = self.windows.cut(values[None], index)[:, 0]
             return windows
 
-        samples = self._fill(name, cut(self._values[name]), cut(self._ids))
+        samples = cut(self._values[name])
+        if name in self._unknown_later:
+            axis, along = self._lead_axis(1)
+            samples[(*[slice(None)] * axis, slice(along.known_size, None))] = np.nan
+        if name in self._fill_methods:
+            samples = self._fill(name, samples, cut(self._ids))
         offset, scale = (
             cut(np.broadcast_to(number, self.shape)) if np.ndim(number) else number
             for number in self._scaling.get(name, (0.0, 1.0))

@@ -87,12 +87,16 @@ def classes_of(model: Any) -> NDArray[Any] | None:
 
 
 def input_dtype(models: Sequence[Model], has_doubles: bool) -> torch.dtype:
-    """Return the dtype of the first parameters, or of a module without, that of its inputs."""
+    """Return the dtype that models take: of exported programs, or of the first parameters.
+
+    Modules without parameters take that of the cube.
+    """
     modules = [model for model in models if isinstance(model, torch.nn.Module)]
-    for module in modules:
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point():
-                return tensor.dtype
+    programs = [model for model in models if isinstance(model, ExportedProgram)]
+    tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    for tensor in (*map(_example_input, programs), *tensors):
+        if tensor.is_floating_point():
+            return tensor.dtype
     return torch.float64 if modules and has_doubles else torch.float32
 
 
@@ -117,13 +121,15 @@ class Members:
         """Number of members."""
         return len(self.run) if self.samples is None else self.samples
 
-    def __call__(self, x: NDArray[Any], batch: tuple[int, int], member: int) -> Result:
+    def __call__(self, x: NDArray[Any], batch: tuple[int, ...], member: int) -> Result:
         """Return the results of a member; `batch` identifies the batch for random numbers."""
         with torch.no_grad():
             return self._run(x, batch, member)
 
-    def _run(self, x: NDArray[Any], batch: tuple[int, int], member: int) -> Result:
-        tensor = torch.from_numpy(x).to(self.dtype)
+    def _run(self, x: NDArray[Any], batch: tuple[int, ...], member: int) -> Result:
+        # A copy, because a model may work in place, and `x` is also for the other members, and for
+        # the next step of a rollout.
+        tensor = torch.from_numpy(x).to(self.dtype, copy=True)
         n = len(tensor)
         if self.fixed_batch is not None and n < self.fixed_batch:
             tensor = torch.cat([tensor, tensor[-1:].expand(self.fixed_batch - n, *x.shape[1:])])
@@ -202,10 +208,16 @@ def _fixed_batch(model: Model) -> int | None:
     """Return the number of windows that an exported program takes, if it takes no other."""
     if not isinstance(model, ExportedProgram):
         return None
-    names = set(model.graph_signature.user_inputs)
-    inputs = [node for node in model.graph.nodes if node.op == "placeholder" and node.name in names]
-    first = inputs[0].meta["val"].shape[0]
+    first = _example_input(model).shape[0]
     return first if isinstance(first, int) else None
+
+
+def _example_input(program: ExportedProgram) -> torch.Tensor:
+    """Return a batch, without values, of the shape and dtype that an exported program takes."""
+    names = set(program.graph_signature.user_inputs)
+    inputs = (node for node in program.graph.nodes if node.op == "placeholder")
+    found: torch.Tensor = next(node for node in inputs if node.name in names).meta["val"]
+    return found
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidValueError
 from ml4cube.prediction import predict_cube
+from ml4cube.prediction.forecast import extended
 from ml4cube.training.ranks.dist import launch
 from tests.cubes import cell_id_cube
 from tests.distributed_runner import kept_ranks
@@ -408,6 +409,55 @@ def test_a_rollout_of_several_steps_a_call_keeps_gaps_filled():
         np.testing.assert_allclose(result.a[init, 2:], known + 2)
 
 
+@pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
+@pytest.mark.parametrize("place", ["start", "15th", "20th", "middle", "end"])
+@pytest.mark.parametrize(("first", "n"), [(0, 2), (6, 2), (6, 3), (1, 5), (0, 14), (5, 20)])
+def test_dates_of_months_keep_their_place_in_the_month(calendar, place, first, n):
+    starts = xr.date_range("2003-01-01", periods=30, freq="MS", calendar=calendar)
+    lengths = xr.DataArray(starts, dims="time").dt.days_in_month.values
+    days = {"start": 0, "15th": 14, "20th": 19, "middle": lengths / 2, "end": lengths - 1}[place]
+    into = [datetime.timedelta(days=float(day)) for day in np.broadcast_to(days, len(starts))]
+    dates = pd.Index([date + far for date, far in zip(starts, into, strict=True)]).values
+    known = xr.Variable("time", dates[first : first + n])
+    assert (extended(known, 4).values == dates[first : first + n + 4]).all()
+
+
+@pytest.mark.parametrize("fill", ["mean", "sample_mean", "constant", None])
+@pytest.mark.parametrize("n_in", [1, 2])
+def test_a_rollout_does_not_see_what_the_cube_has_later(fill, n_in):
+    cube = daily(9, gaps=0.5)  # clouds: later there are values in the same cells
+    windows = {"sample_size": {"time": n_in, "lat": 4, "lon": 6}}
+    data = one_step(
+        cube,
+        features=["a"],
+        target_offset={"time": n_in},
+        target_size={"time": 1},
+        fill_method={"a": fill} if fill else None,
+        const=7.0 if fill == "constant" else None,
+        drop_nan=None,
+        **windows,
+    )
+
+    def model(x):
+        last = x[:, :, -1] if n_in > 1 else x
+        return last.nan_to_num(3.0) + last.nan_to_num(3.0).mean((2, 3), keepdim=True)
+
+    def forecast(part):
+        return predict_cube(
+            model, part, data, rollout=3, init_times=cube.time[4], keep_gaps=False
+        ).a.values
+
+    np.testing.assert_array_equal(forecast(cube), forecast(cube.isel(time=slice(5))))
+
+
+def test_every_step_of_a_rollout_draws_its_own_random_numbers():
+    cube = daily(3)[["a"]]
+    data = one_step(cube, features=["a"], scale_fn=None, sample_size={"lat": 4, "lon": 6})
+    result = predict_cube(lambda x: x + torch.randn_like(x), cube, data, rollout=4, samples=200)
+    spread = result.a_spread.mean(("init_time", "lat", "lon"))
+    np.testing.assert_allclose(spread, np.sqrt([1, 2, 3, 4]), rtol=0.1)
+
+
 def test_bad_forecasts_are_refused_in_one_line():
     cube = daily()
     data, plain = one_step(cube), PTXrDataset(cube, features=["a"], sample_size={"lat": 2})
@@ -417,6 +467,7 @@ def test_bad_forecasts_are_refused_in_one_line():
         (plain, {"rollout": 2}, "rollout=2 needs a data set with target_offset"),
         (data, {"rollout": 0}, "rollout must be at least 1, got 0"),
         (data, {"init_times": "2003"}, "init_times must be among the dates of 'time', 2000-01-01"),
+        (data, {"init_times": ["2000-01-02", "2003-01-01"]}, "init_times must be among the dates"),
         (data, {"rollout": 3, "init_times": "2000-01-08"}, "too little future"),
         (steps, {"init_times": "2000-01-01"}, "too little past"),
         (steps, {"rollout": 2}, "target_offset along 'time' must be 2, the cells of X, got 3"),

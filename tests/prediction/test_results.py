@@ -119,6 +119,50 @@ def test_a_number_for_an_integer_target_stays_a_number():
     np.testing.assert_allclose(predict_cube(of_a, cube(), data).kind, cube().a)
 
 
+def test_windows_of_equal_sides_may_have_numbers_of_integers_and_one_output():
+    square, made = {"sample_size": {"lat": 2, "lon": 2}}, cube()
+    data = PTXrDataset(made, "kind", ["a"], scale_fn=None, **square)
+    np.testing.assert_allclose(predict_cube(of_a, made, data).kind, made.a)
+    one = predict_cube(of_a, made, features="a", outputs={"member": 1}, **square)
+    np.testing.assert_allclose(one.a[0], made.a)
+
+
+def test_probabilities_have_no_scaling_even_if_the_target_has_statistics():
+    made = cube()
+    result = predict_cube(
+        lambda x: torch.cat([x, 1 - x, 0 * x], 1).softmax(1),
+        made,
+        {"a": [0.0, 100.0], "kind": [1.0, 0.8]},
+        features="a",
+        targets="kind",
+        outputs={"class": 3},
+    )
+    np.testing.assert_allclose(result.kind.sum("class"), 1, rtol=1e-6)
+
+
+def test_rounded_probabilities_are_not_taken_as_logits():
+    model = nn.Sequential(nn.Conv2d(1, 40, 1), nn.Softmax(1))
+    data = PTXrDataset(cube(), "kind", ["a"], **WINDOWS)
+    exact = predict_cube(model, cube(), data).kind
+    rounded = predict_cube(model.bfloat16(), cube(), data).kind
+    np.testing.assert_allclose(rounded, exact, rtol=0.1, atol=2e-3)
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_many_outputs_make_smaller_blocks_than_those_of_the_first_result(batch_size):
+    made = cell_id_cube({"lat": 150, "lon": 240}, gaps=0.5)
+    shift = torch.arange(40.0)[:, None, None]
+    result = predict_cube(
+        lambda x: x + shift,
+        made,
+        keep_gaps=False,
+        outputs={"member": 40},
+        batch_size=batch_size if batch_size is None else batch_size * 200,
+        sample_size={"lat": 3, "lon": 4},
+    )
+    np.testing.assert_allclose(result.a, made.a.values + shift.numpy())
+
+
 def test_an_embedding_has_a_feature_dim():
     data = PTXrDataset(cube(), features=["a", "b"], **WINDOWS)
     result = predict_cube(lambda x: torch.cat([x, x, x], 1)[:, :5], cube(), data)
@@ -177,6 +221,18 @@ def test_the_cell_in_the_middle_of_a_window_is_predicted_where_there_is_a_window
     assert int(result.a.notnull().sum()) == 3 * 2 * 4
 
 
+def test_gaps_are_those_of_the_target_cell_also_if_there_is_one_window():
+    made = cell_id_cube({"time": 9, "lev": 4, "lon": 6}, gaps=0.3, names=("a", "b"))
+    lead = {"target_offset": {"lev": 2}, "target_size": {"lev": 1}}
+    data = PTXrDataset(
+        made, "a", ["a", "b"], sample_size={"lev": 4}, drop_nan=None, scale_fn=None, **lead
+    )
+    mask = xr.DataArray(np.add.outer(range(4), range(6)) % 3 > 0, dims=("lev", "lon"))
+    result = predict_cube(lambda x: 0 * x[:, :1, 2].nan_to_num() + 1, made, data, mask=mask)
+    known = (made.a.notnull() & mask).isel(lev=2)
+    np.testing.assert_array_equal(result.a.notnull(), known)
+
+
 def test_a_column_becomes_the_value_at_one_level():
     made = cell_id_cube({"time": 3, "lev": 4, "lon": 6}, names=("a", "b"))
     lead = {"target_offset": {"lev": 2}, "target_size": {"lev": 1}}
@@ -222,9 +278,10 @@ def test_classifiers_give_probabilities_of_their_classes(model):
 def test_exported_programs_run_also_with_a_fixed_batch(dynamic):
     made = cube()
     data = PTXrDataset(made, "b", ["a"], **WINDOWS)
-    module = nn.Conv2d(1, 1, 3, padding=1)
+    module = nn.Conv2d(1, 1, 3, padding=1, dtype=torch.float64)
     shapes = ({0: torch.export.Dim("batch")},) if dynamic else None
-    program = torch.export.export(module, (torch.zeros(5, 1, 2, 3),), dynamic_shapes=shapes)
+    example = torch.zeros(5, 1, 2, 3, dtype=torch.float64)
+    program = torch.export.export(module, (example,), dynamic_shapes=shapes)
     np.testing.assert_allclose(
         predict_cube(program, made, data).b, predict_cube(module, made, data).b, rtol=1e-5
     )
@@ -240,6 +297,23 @@ def test_a_list_of_models_gives_mean_and_spread():
     np.testing.assert_allclose(result.a, each.mean(0), rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(result.a_spread, each.std(0), rtol=1e-3, atol=1e-3)
     assert result.a_spread.attrs["long_name"] == "standard deviation of a over members"
+
+
+def test_members_may_work_in_place_and_return_dicts_of_another_order():
+    made = cube()
+
+    def add(x):
+        x += 1
+        return {"mean": x[:, 0], "std": 0 * x[:, 0] + 5}
+
+    def add_reversed(x):
+        return dict(reversed(add(x).items()))
+
+    result = predict_cube([add, add_reversed], made, features="a", **WINDOWS)
+    np.testing.assert_array_equal(result.a_mean, made.a + 1)
+    np.testing.assert_array_equal(result.a_std, 5)
+    assert not result.a_mean_spread.any()
+    assert not result.a_std_spread.any()
 
 
 def dropped_out(rank_count: int = 1) -> dict:
@@ -304,6 +378,20 @@ def test_results_that_fit_nothing_are_refused():
     for model, more, error, message in bad:
         with pytest.raises(error, match=message):
             predict_cube(model, made, data, **more)
+
+
+def test_classes_that_cannot_be_told_apart_are_refused():
+    made = cube()
+    integers = PTXrDataset(made, "kind", ["a"], **WINDOWS)
+    with pytest.raises(InvalidValueError, match=r"one number for each class, got one for .'kind'"):
+        predict_cube(of_a, made, integers, reduce="argmax")
+    named = made.rename(kind="class")
+    with pytest.raises(InvalidValueError, match="cannot have the name of a dim, 'class'"):
+        predict_cube(nn.Conv2d(1, 3, 1), named, PTXrDataset(named, "class", ["a"], **WINDOWS))
+    x = made.a.values.reshape(-1, 1)
+    members = [RandomForestClassifier(2).fit(x, made.kind.values.ravel() + n) for n in (0, 1)]
+    with pytest.raises(InvalidValueError, match=r"the same classes, got .\(0, 1, 2\), \(1, 2, 3\)"):
+        predict_cube(members, made, features="a", targets="kind")
 
 
 def test_a_layout_reads_probabilities_and_logits_alike():

@@ -56,9 +56,9 @@ def finished(
 def _in_units(
     values: NDArray[np.float64], variable: Variable, spec: PredictionSpec, block: Block
 ) -> NDArray[np.float64]:
-    """Undo the scaling of a target."""
+    """Undo the scaling of a target; probabilities of its classes have none."""
     scaling = spec.scaling.get(variable.target or "")
-    if scaling is None:
+    if scaling is None or variable.is_probability:
         return values
     offset, scale = scaling.at(_cells(spec.windows, block))
     if variable.has_offset:

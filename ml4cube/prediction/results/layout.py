@@ -118,6 +118,11 @@ class _Part(NamedTuple):
     # Shape (windows, [outputs,] *window).
     values: NDArray[Any]
 
+    @property
+    def name(self) -> str:
+        """Name of the variable of the result."""
+        return self.target if self.output is None else f"{self.target}_{self.output}"
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -218,9 +223,10 @@ class Layout:
     def _of_embedding(
         cls, result: NDArray[Any], expected: Expected, x_shape: tuple[int, ...]
     ) -> Self:
-        lacking = _lacking(result.shape[2:], expected.window)
-        if lacking is None:
+        fits = _lacking(result.shape[2:], expected.window)
+        if not fits:
             raise expected.refuse(result, x_shape)
+        lacking = _only(fits, expected.window)
         labels = tuple(range(result.shape[1]))
         return cls((Variable(EMBEDDING, None, FEATURE, labels),), lacking, expected)
 
@@ -239,11 +245,13 @@ class Layout:
         n, cells = x_shape[0], math.prod(self.window)
         is_embedding = self.variables[0].target is None and isinstance(result, np.ndarray)
         parts = None if is_embedding else self.expected.parts(result)
-        arrays: list[NDArray[Any]] = [part.values for part in parts or ()]
+        by_name = {part.name: part.values for part in parts or ()}
         if is_embedding:
-            arrays = [np.asarray(result)]
+            by_name = {EMBEDDING: np.asarray(result)}
+        # A dict may have another order than that of the first result.
+        arrays = [by_name.pop(v.name) for v in self.variables if v.name in by_name]
         shapes = [(n, variable.channels, cells) for variable in self.variables]
-        if [np.size(a) for a in arrays] != [math.prod(shape) for shape in shapes]:
+        if by_name or [np.size(a) for a in arrays] != [math.prod(shape) for shape in shapes]:
             raise self.expected.refuse(result, x_shape)
         found = [
             _probabilities(array.reshape(shape))
@@ -267,37 +275,39 @@ def _fit(part: _Part, expected: Expected) -> tuple[int | None, tuple[str, ...]] 
         for with_dim in (may_have_dim, has_dim)
         # Of one number per cell, a target of classes is predicted as a number.
         if not with_dim or form[:1] > ((0,) if has_dim else (1,))
-        if (lacking := _lacking(form[with_dim:], expected.window)) is not None
+        if (lacking := _lacking(form[with_dim:], expected.window))
     ]
-    return min(found, key=lambda fit: len(fit[1]), default=None)
+    fit = min(found, key=lambda fit: len(fit[1][0]), default=None)
+    return None if fit is None else (fit[0], _only(fit[1], expected.window))
 
 
-def _lacking(sizes: tuple[int, ...], window: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Return the dims of a window that a result of some sizes lacks; None if none fit."""
-    n_lacking = len(window) - len(sizes)
-    if n_lacking < 0:
-        return None
-    fits = [
+def _lacking(sizes: tuple[int, ...], window: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """Return which dims of a window a result of some sizes may lack; none if it does not fit."""
+    return [
         dims
-        for dims in combinations(window, n_lacking)
+        for dims in combinations(window, max(len(window) - len(sizes), 0))
         if tuple(n for dim, n in window.items() if dim not in dims) == sizes
     ]
+
+
+def _only(fits: list[tuple[str, ...]], window: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the dims that a result lacks; refuse results that may lack one or another."""
     if len(fits) > 1:
+        sizes = tuple(n for dim, n in window.items() if dim not in fits[0])
         raise InvalidValueError(
             f"the model returned windows of {sizes} cells for windows {dict(window)}, which may "
             f"lack any of {fits}; say which with target_size of the data set"
         )
-    return fits[0] if fits else None
+    return fits[0]
 
 
 def _variable(part: _Part, count: int | None, expected: Expected) -> Variable:
     """Return the variable of a part of the results."""
     target, outputs = part.target, expected.outputs
     if part.output is not None:
-        name = f"{target}_{part.output}"
         is_variance = part.output in _VARIANCES
         has_offset = not is_variance and part.output not in _SPREADS
-        return Variable(name, target, power=1 + is_variance, has_offset=has_offset)
+        return Variable(part.name, target, power=1 + is_variance, has_offset=has_offset)
     if count is None:
         return Variable(target, target)
     dim = CLASS if outputs is None or outputs.dim is None else outputs.dim
@@ -315,7 +325,8 @@ def _probabilities(values: NDArray[Any]) -> NDArray[Any]:
     """Return probabilities along the second axis; other numbers are logits."""
     total = values.sum(axis=1)
     known = np.isfinite(total)
-    if not (values < 0).any() and np.allclose(total[known], 1, atol=1e-3):
+    # Rounded to bfloat16, shares differ by up to 1/512 of them.
+    if not (values < 0).any() and np.allclose(total[known], 1, atol=1e-2):
         return values
     powers = np.exp(values - values.max(axis=1, keepdims=True))
     shares: NDArray[Any] = powers / powers.sum(axis=1, keepdims=True)

@@ -38,6 +38,7 @@ def make_template(
     sizes = {d: n for d, n in windows.result_shape.items() if d not in windows.unused_dims}
     chunks = windows.by_axis(block_size, windows.n_leads)
     variables, coords = {}, _coords(spec)
+    names = [variable.name for variable in layout.variables]
     for variable in layout.variables:
         is_label = variable.is_probability and reduce == "argmax"
         own = _sizes(cube, variable, sizes)
@@ -47,6 +48,11 @@ def make_template(
                 raise InvalidValueError(
                     f"all targets must have as many outputs along {variable.dim!r}; name others by "
                     "outputs="
+                )
+            if variable.dim in names:
+                raise InvalidValueError(
+                    f"a variable of the result cannot have the name of a dim, {variable.dim!r}; "
+                    "rename it in the cube and in the data of the training"
                 )
             own = _with_dim(variable, own)
             own_chunks[variable.dim] = variable.channels

@@ -49,11 +49,11 @@ def _later_numbers(values: NDArray[Any], steps: int) -> NDArray[Any]:
 
 def _later_dates(dates: NDArray[Any], steps: int) -> NDArray[Any]:
     """Return later dates, by calendar months where the dates have one of each month or so."""
-    months = np.array([_month_of(date) for date in dates[-13:]])
-    strides = np.diff(months)
-    gaps = np.diff(dates[-13:])
-    by_month = (strides == strides[0]).all() and strides[0] > 0 and len({*gaps.tolist()}) > 1
-    if not by_month:
+    recent = dates[-13:]
+    months = np.array([_month_of(date) for date in recent])
+    strides, gaps, place = np.diff(months), np.diff(recent), _place_in_months(recent)
+    is_even = (strides == strides[0]).all() and strides[0] > 0
+    if not is_even or (place is None and len({*gaps.tolist()}) == 1):
         step = np.sort(gaps)[len(gaps) // 2]  # the median, also of timedelta objects
         return np.array([dates[-1] + step * n for n in range(1, steps + 1)], dates.dtype)
     found = []
@@ -61,7 +61,8 @@ def _later_dates(dates: NDArray[Any], steps: int) -> NDArray[Any]:
         month = months[-1] + n * strides[0]
         # As far into the month as the same month has it a year before, or the last date.
         same = np.flatnonzero((months - month) % 12 == 0)
-        found.append(_in_month(dates[-13:][same[-1] if len(same) else -1], int(month)))
+        like = recent[same[-1] if len(same) else -1]
+        found.append(_in_month(like, int(month), place or _place_in_month(like)))
     return np.array(found, dates.dtype)
 
 
@@ -72,24 +73,56 @@ def _month_of(date: Any) -> int:
     return int(date.year) * 12 + int(date.month) - 1
 
 
-def _in_month(date: Any, month: int) -> Any:
+def _start_of(month: int, like: Any) -> Any:
+    """Return the first instant of a month, by its number since year 0."""
+    if isinstance(like, np.datetime64):
+        return np.datetime64(month - 1970 * 12, "M").astype(like.dtype)
+    return like.replace(
+        year=month // 12, month=month % 12 + 1, day=1, hour=0, minute=0, second=0, microsecond=0
+    )
+
+
+def _days(number: int, like: Any) -> Any:
+    """Return some days, in the type of differences of dates."""
+    if isinstance(like, np.datetime64):
+        return np.timedelta64(number, "D").astype(like.dtype.str.replace("M8", "m8"))
+    return timedelta(days=number)
+
+
+def _within_month(date: Any) -> tuple[Any, Any]:
+    """Return how far a date is into its month, and the length of the month."""
+    month = _month_of(date)
+    start = _start_of(month, date)
+    return date - start, _start_of(month + 1, date) - start
+
+
+def _place_in_months(dates: NDArray[Any]) -> str | None:
+    """Return what dates have in common: the middle or the last day of their month, or the day."""
+    within = [_within_month(date) for date in dates]
+    if all(2 * into == length for into, length in within):
+        return "middle"
+    if all(into >= length - _days(1, dates[0]) for into, length in within):
+        return "end"
+    return "day" if all(into == within[0][0] for into, _ in within) else None
+
+
+def _place_in_month(date: Any) -> str:
+    """Return what a date, of dates with no place in common, is most likely meant to be."""
+    into, _ = _within_month(date)
+    if into >= _days(27, date):
+        return "end"
+    return "middle" if into >= _days(13, date) else "day"
+
+
+def _in_month(date: Any, month: int, place: str) -> Any:
     """Return a date as far into another month: from its start, its middle or its end."""
-    start: Any
-    longer: Any
-    day: Any
-    if isinstance(date, np.datetime64):
-        own, other = date.astype("M8[M]"), np.datetime64(month - 1970 * 12, "M")
-        length, day = (other + 1).astype("M8[D]") - other.astype("M8[D]"), np.timedelta64(1, "D")
-        longer = length - ((own + 1).astype("M8[D]") - own.astype("M8[D]"))
-        start, into = other.astype(date.dtype), date - own.astype(date.dtype)
-        longer = longer.astype(into.dtype)
-    else:
-        midnight = date.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        start, into = midnight.replace(year=month // 12, month=month % 12 + 1), date - midnight
-        longer, day = timedelta(days=start.daysinmonth - date.daysinmonth), timedelta(days=1)
-    if into >= 27 * day:
-        return start + into + longer
-    return start + into + longer / 2 if into >= 13 * day else start + into
+    start = _start_of(month, date)
+    length, (into, own_length) = _within_month(start)[1], _within_month(date)
+    if place == "end":
+        return start + into + (length - own_length)
+    if place == "middle":
+        return start + into + (length - own_length) / 2
+    return start + min(into, length - _days(1, date))
 
 
 def choose_inits(axis: xr.Variable, wanted: Any, first: int, last: int) -> Ints:
@@ -114,7 +147,8 @@ def choose_inits(axis: xr.Variable, wanted: Any, first: int, last: int) -> Ints:
         else:
             # A text may be a part of dates, such as a year.
             labels = [slice(one, one) if isinstance(one, str) else [one] for one in one_by_one]
-            found = np.concatenate([positions.sel({dim: label}).values for label in labels])
+            parts = [positions.sel({dim: label}).values for label in labels]
+            found = np.concatenate(parts) if all(map(len, parts)) else np.empty(0, np.intp)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValueError(
             f"init_times must be among the dates of {dim!r}, {axis.values[0]} to "
