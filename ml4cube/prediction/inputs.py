@@ -97,7 +97,7 @@ class TileInputs:
         """Return the inputs of some windows, shape (windows, channels, *window)."""
         x = self.windows.cut(self._channels, index)
         for channel, name in enumerate(self._spec.features):
-            if name in self._filled_by_window:
+            if name in self._made_by_window:
                 x[:, channel] = self._filled_and_scaled(name, index)
         return x
 
@@ -106,14 +106,21 @@ class TileInputs:
 
         Shape (windows, targets, *window with as many steps as the results of all calls).
         """
-        windows, no_gaps = self._spec.windows, np.zeros(self.shape, bool)
-        assert windows.lead_dim is not None
-        axis = 2 + windows.gather_order.index(windows.lead_dim)
-        along = windows.dims[windows.lead_dim]
-        known = (*[slice(None)] * axis, slice(0, along.known_size))
+        axis, known, _ = self._steps
+        no_gaps = np.zeros(self.shape, bool)
         gaps = np.stack([self._gaps.get(name, no_gaps) for name in self._spec.targets])
-        always = self.windows.cut(gaps, index)[known].all(axis=axis, keepdims=True)
-        return np.repeat(always, along.target_size, axis=axis)
+        windows = np.moveaxis(self.windows.cut(gaps, index), 1 + axis, 0)
+        always: Flags = np.logical_and.reduce(windows[known])
+        return np.stack([always] * self._spec.windows.n_leads, axis=1 + axis)
+
+    @cached_property
+    def _steps(self) -> tuple[int, slice, slice]:
+        """Axis of time in windows (windows, *window), and the known and later steps along it."""
+        windows = self._spec.windows
+        assert windows.lead_dim is not None
+        known = windows.dims[windows.lead_dim].known_size
+        axis = 1 + windows.gather_order.index(windows.lead_dim)
+        return axis, slice(0, known), slice(known, None)
 
     @cached_property
     def _fill_methods(self) -> dict[str, str]:
@@ -128,12 +135,23 @@ class TileInputs:
             and self._gaps[name].any()
         }
 
-    @property
-    def _filled_by_window(self) -> frozenset[str]:
+    @cached_property
+    def _made_by_window(self) -> frozenset[str]:
         """Features of which every window is filled by itself, and maybe refused."""
         has_callback = self._spec.store_settings.get("callback") is not None
         methods = self._fill_methods
-        return frozenset(n for n in methods if has_callback or methods[n] == "sample_mean")
+        found = {n for n in methods if has_callback or methods[n] == "sample_mean"}
+        return frozenset(found | self._predicted)
+
+    @cached_property
+    def _predicted(self) -> frozenset[str]:
+        """Features with gaps whose later steps a rollout predicts, so that they are not known.
+
+        Without gaps, results take the place of all of these.
+        """
+        if self._spec.windows.rollout == 1:
+            return frozenset()
+        return frozenset(n for n in self._spec.targets if n in self._gaps and self._gaps[n].any())
 
     @cached_property
     def _scaling(self) -> dict[str, tuple[Any, Any]]:
@@ -151,7 +169,7 @@ class TileInputs:
         spec = self._spec
         channels = np.empty((len(spec.features) + len(spec.tables), *self.shape), self._dtype)
         for channel, (name, values) in zip(channels, self._values.items(), strict=False):
-            if name in self._fill_methods and name not in self._filled_by_window:
+            if name in self._fill_methods and name not in self._made_by_window:
                 # As one sample, because every cell is filled by itself.
                 values = self._fill(name, values[None], self._ids[None])[0]
             offset, scale = self._scaling.get(name, (0.0, 1.0))
@@ -176,7 +194,12 @@ class TileInputs:
             windows: NDArray[Any] = self.windows.cut(values[None], index)[:, 0]
             return windows
 
-        samples = self._fill(name, cut(self._values[name]), cut(self._ids))
+        samples = cut(self._values[name])
+        if name in self._predicted:
+            axis, _, later = self._steps
+            np.moveaxis(samples, axis, 0)[later] = np.nan
+        if name in self._fill_methods:
+            samples = self._fill(name, samples, cut(self._ids))
         offset, scale = (
             cut(np.broadcast_to(number, self.shape)) if np.ndim(number) else number
             for number in self._scaling.get(name, (0.0, 1.0))
@@ -188,13 +211,17 @@ class TileInputs:
         assert metadata is not None
         method = self._fill_methods[name]
         if settings.get("callback") is not None:
-            _check_filled(name, samples, method, settings["callback"])
+            known = samples
+            if name in self._predicted:
+                axis, steps, _ = self._steps
+                known = np.moveaxis(samples, axis, 1)[:, steps]
+            _check_filled(name, known, method, settings["callback"])
         # `fill` has the statistics of train cells, before any callback; older stores lack it
-        known = (metadata.fill or metadata.statistics).get(name)
+        train_stats = (metadata.fill or metadata.statistics).get(name)
         return fill_gaps(
             samples,
             method,
-            train_stats=known,
+            train_stats=train_stats,
             const=metadata.spec.const,
             seed=settings.get("seed", 0),
             positions=ids,

@@ -391,6 +391,28 @@ def test_a_rollout_of_several_steps_a_call_keeps_gaps_filled():
         np.testing.assert_allclose(result.a[init, 2:], known + 2)
 
 
+@pytest.mark.parametrize("fill_method", ["constant", "sample_mean", None])
+def test_a_rollout_does_not_see_the_dates_that_it_predicts(fill_method):
+    cube = daily(6, gaps=0.3)[["a"]]  # clouds: cells that have a value later
+    data = PTXrDataset(
+        cube,
+        "a",
+        sample_size={"time": 1, "lat": 4, "lon": 6},
+        target_offset={"time": 1},
+        fill_method=fill_method and {"a": fill_method},
+        const=7.0 if fill_method == "constant" else None,
+        drop_nan=None,
+    )
+
+    def model(x):  # every cell sees its neighbours
+        x = x.nan_to_num(0.3)
+        return x + 0.5 * x.roll(1, -1)
+
+    hindcast = predict_cube(model, cube, data, rollout=3).isel(init_time=[2])
+    forecast = predict_cube(model, cube.isel(time=slice(3)), data, rollout=3).isel(init_time=[2])
+    xr.testing.assert_equal(hindcast.a, forecast.a)
+
+
 def test_bad_forecasts_are_refused_in_one_line():
     cube = daily()
     data, plain = one_step(cube), PTXrDataset(cube, features=["a"], sample_size={"lat": 2})
