@@ -9,7 +9,7 @@ import logging
 import os
 import pickle
 from collections.abc import Iterable
-from types import FunctionType
+from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def call_id(
             raise UnknownCallbackError(f"only the cells identify {cells}")
         return _hash_of_object(
             {
-                "model": _unwrapped(model),
+                "model": model,
                 "cells": cells,
                 # As text, because ranks share other objects in it, which pickling shows.
                 "template": repr({str(n): _described(v) for n, v in template.variables.items()}),
@@ -68,10 +68,10 @@ def _described(variable: xr.Variable) -> list[Any]:
     return [variable.dims, str(variable.dtype), values, variable.attrs, variable.encoding]
 
 
-def _unwrapped(model: Any) -> Any:
-    """Return the module inside the wrappers of torch, which cannot be pickled."""
+def _unwrapped(model: torch.nn.Module) -> Any:
+    """Return the module inside a wrapper of torch, which cannot be pickled, or has a new state."""
     if isinstance(model, DistributedDataParallel):
-        return _unwrapped(model.module)
+        return model.module
     return getattr(model, "_orig_mod", model)  # of torch.compile
 
 
@@ -102,6 +102,8 @@ class _Pickler(pickle.Pickler):
         """Return what to pickle for a value; NotImplemented for the default."""
         if isinstance(value, torch.Tensor):
             return str, (_hash_of_tensor(value),)
+        if isinstance(value, torch.nn.Module) and _unwrapped(value) is not value:
+            return list, ([_unwrapped(value)],)
         if isinstance(value, torch.export.ExportedProgram):
             tensors = {**value.state_dict, **value.constants}
             return list, ([str(value.graph_module.code), str(value.graph_signature), tensors],)
@@ -113,17 +115,33 @@ class _Pickler(pickle.Pickler):
 
 
 def _class_contents(kind: type) -> list[Any]:
-    """Return what identifies a class of the user: its source, and what its methods use."""
-    # `__init__` shows in the attributes; other special methods are mostly made by libraries
+    """Return what identifies a class of the user: its source, its attributes, and what these use.
+
+    The source does not show what values attributes were given, by another variable or later.
+    """
+    # `__init__` shows in the attributes of the object; other special methods are mostly made by
+    # libraries, as are the descriptors of slots and the registry of abstract classes
     special = {"__call__", "__getattr__"}
-    methods = {
-        name: method
-        for name, method in vars(kind).items()
-        if isinstance(method, FunctionType) and (name in special or not name.startswith("__"))
+    members = {
+        name: _functions_of(member)
+        for name, member in vars(kind).items()
+        if (name in special or not name.startswith("__"))
+        and not isinstance(member, MemberDescriptorType)
+        and name != "_abc_impl"
     }
-    return [kind.__qualname__, inspect.getsource(kind), list(kind.__bases__), methods]
+    return [kind.__qualname__, inspect.getsource(kind), list(kind.__bases__), members]
+
+
+def _functions_of(member: Any) -> Any:
+    """Return the functions behind methods and properties, which cannot be pickled."""
+    if isinstance(member, staticmethod | classmethod):
+        return member.__func__
+    if isinstance(member, property):
+        return [member.fget, member.fset, member.fdel]
+    return member.func if isinstance(member, functools.cached_property) else member
 
 
 def _hash_of_tensor(tensor: torch.Tensor) -> str:
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return f"{tensor.dtype} {tuple(tensor.shape)} {hash_of(content.numpy())}"
+    kind = tensor.dtype, tensor.device.type, tuple(tensor.shape)  # devices round differently
+    return f"{kind} {hash_of(content.numpy())}"

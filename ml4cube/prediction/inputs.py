@@ -209,13 +209,17 @@ class TileInputs:
         assert metadata is not None
         method = self._fill_methods[name]
         if settings.get("callback") is not None:
-            _check_filled(name, samples, method, settings["callback"])
+            known = samples
+            if name in self._predicted:
+                axis, steps, _ = self._steps
+                known = np.moveaxis(samples, axis, 1)[:, steps]
+            _check_filled(name, known, method, settings["callback"])
         # `fill` has the statistics of train cells, before any callback; older stores lack it
-        known = (metadata.fill or metadata.statistics).get(name)
+        train_stats = (metadata.fill or metadata.statistics).get(name)
         return fill_gaps(
             samples,
             method,
-            train_stats=known,
+            train_stats=train_stats,
             const=metadata.spec.const,
             seed=settings.get("seed", 0),
             positions=ids,

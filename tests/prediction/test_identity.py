@@ -18,15 +18,21 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.prediction.identity import call_id
 from tests.prediction.output_job import source
 
-SLOPE = 3.0
+SLOPE, SHIFT = 3.0, 1.0
 
 
 def scaled(x: Any, by: float = 2.0) -> Any:
     return x * by * SLOPE
 
 
+def shifted(x: float) -> float:
+    return x + SHIFT
+
+
 class Net(torch.nn.Module):
-    """A model of the user, with an attribute, a buffer and a function that it calls."""
+    """A model of the user, with attributes, a buffer and functions that it calls."""
+
+    has_slope = True
 
     def __init__(self, offset: float = 1.0) -> None:
         super().__init__()
@@ -38,7 +44,15 @@ class Net(torch.nn.Module):
         return self.hidden(x) + self.offset
 
     def hidden(self, x: torch.Tensor) -> torch.Tensor:
-        return scaled(self.layer(x))
+        return self.activated(self.layer(x)) * self.slope
+
+    @staticmethod
+    def activated(x: torch.Tensor) -> torch.Tensor:
+        return scaled(x)
+
+    @property
+    def slope(self) -> float:
+        return shifted(0.0) if self.has_slope else 1.0
 
 
 class OtherNet(Net):
@@ -77,6 +91,7 @@ MAKERS = {
     "a pipeline": lambda: make_pipeline(StandardScaler(), FunctionTransformer(scaled), fitted()),
     "an exported program": exported,
     "a compiled module": lambda: torch.compile(net()),
+    "a list with a compiled module": lambda: [torch.compile(net())],
 }
 
 
@@ -120,8 +135,13 @@ def test_other_models_have_other_identities(monkeypatch):
         fitted(), fitted(2.0),
     ]  # fmt: skip
     known = [identity(model) for model in models]
-    monkeypatch.setitem(globals(), "SLOPE", 4.0)  # the function that Net calls uses it
-    known += [identity(net()), identity(scaled)]
+    # functions that a static method and a property of Net call use these
+    for name, value in (("SLOPE", 4.0), ("SHIFT", 2.0)):
+        monkeypatch.setitem(globals(), name, value)
+        known.append(identity(net()))
+    known.append(identity(scaled))
+    monkeypatch.setattr(Net, "has_slope", False)  # the source of the class does not show it
+    known.append(identity(net()))
     assert None not in known
     assert len(set(known)) == len(known)
 
