@@ -210,9 +210,9 @@ class TileInputs:
         method = self._fill_methods[name]
         if settings.get("callback") is not None:
             known = samples
-            if name in self._predicted:
-                axis, steps, _ = self._steps
-                known = np.moveaxis(samples, axis, 1)[:, steps]
+            if name in self._unknown_later:
+                axis, along = self._lead_axis(1)
+                known = np.moveaxis(samples, axis, 1)[:, : along.known_size]
             _check_filled(name, known, method, settings["callback"])
         # `fill` has the statistics of train cells, before any callback; older stores lack it
         train_stats = (metadata.fill or metadata.statistics).get(name)

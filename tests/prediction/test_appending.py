@@ -316,7 +316,7 @@ def put(ds: xr.Dataset, out: Any, chunks: Mapping[str, int], **options: Any) -> 
         blocks = Grid.blocks(dict(ds.t.sizes), sizes)
         for number in range(len(blocks)):
             slices = blocks.block(number).slices
-            output.write(number, {"t": (slices, ds.t.variable.isel(slices))})
+            output.writer(number, {"t": (slices, ds.t.variable.isel(slices))})
         output.publish()
     return output.result()
 
@@ -355,7 +355,7 @@ def test_two_runs_at_once_do_not_write_over_one_another(tmp_path):
     put(forecast(months[3:4], 2), path, {}, append=True)
     output.begin()
     slices = {str(dim): slice(0, n) for dim, n in late.t.sizes.items()}
-    output.write(0, {"t": (slices, late.t.variable)})
+    output.writer(0, {"t": (slices, late.t.variable)})
     output.publish()
     np.testing.assert_array_equal(output.result().t, forecast(months[:6], 2).t)
 

@@ -19,7 +19,7 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidValueError
 from ml4cube.prediction import predict_cube
-from ml4cube.prediction.forecast import extended
+from ml4cube.prediction.windows.dates import extended
 from ml4cube.training.ranks.dist import launch
 from tests.cubes import cell_id_cube
 from tests.distributed_runner import kept_ranks
