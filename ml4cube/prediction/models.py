@@ -187,21 +187,32 @@ def _ready(
     original_device = tensors[0].device if tensors else torch.device("cpu")
     target = original_device if device is None else pick_device(device)
     training_modes = {part: part.training for part in module.modules()}
+    # On it transformers in eval mode leave out the dropout of their parts.
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
         module.to(target)
         if not exported:  # an exported program has one mode, in which it was exported
             module.eval()
         for part in _dropouts(module) if with_dropout else ():
             part.train()
+        if with_dropout:
+            torch.backends.mha.set_fastpath_enabled(False)
         yield lambda x: module(x.to(target))
     finally:
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
         for part, mode in training_modes.items():
             part.training = mode
         module.to(original_device)
 
 
 def _dropouts(module: torch.nn.Module) -> list[torch.nn.Module]:
-    return [part for part in module.modules() if isinstance(part, _DropoutNd)]
+    """Return the parts with dropout, also those that have it between their own layers."""
+    own = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
+    return [
+        part
+        for part in module.modules()
+        if isinstance(part, _DropoutNd) or (isinstance(part, own) and part.dropout > 0)
+    ]
 
 
 def _fixed_batch(model: Model) -> int | None:

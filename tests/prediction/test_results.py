@@ -339,6 +339,39 @@ def test_samples_of_dropout_have_a_seed_of_their_own():
     assert float((distance < 4).mean()) > 0.95
 
 
+class Sequences(nn.Module):
+    """A part that makes sequences (windows, steps, 8) of others, between linear ones."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.start, self.part, self.end = nn.Linear(1, 8), part, nn.Linear(8, 1)
+
+    def forward(self, x):
+        inner = self.start(x.transpose(1, 2))
+        of_attention = isinstance(self.part, nn.MultiheadAttention)
+        inner = self.part(inner, inner, inner) if of_attention else self.part(inner)
+        inner = inner[0] if isinstance(inner, tuple) else inner
+        return self.end(inner).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True),
+        nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True),
+        nn.LSTM(8, 8, 2, dropout=0.5, batch_first=True),
+    ],
+)
+def test_dropout_inside_attention_and_recurrent_layers_is_sampled_too(part):
+    model = Sequences(part)
+    result = predict_cube(
+        model, cube(), {"a": [100.0, 60.0]}, features="a", sample_size={"time": 3}, samples=5
+    )
+    assert float(result.a_spread.min()) > 0
+    assert model.part.training
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 @pytest.mark.slow
 def test_samples_do_not_depend_on_the_number_of_ranks(monkeypatch):
     monkeypatch.setattr("ml4cube.prediction.cube._BLOCK_CELLS", (12, 12))
