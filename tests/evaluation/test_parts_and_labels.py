@@ -126,3 +126,18 @@ def test_the_map_has_latitude_and_longitude_whatever_the_order_of_dims():
     card = card_of(truth[["z"]] + 1, truth, baselines="climatology")
     axes = scorecard_figure(card.scores, card.map, card.spectrum).axes[1]
     assert {axes.get_xlabel().split()[0], axes.get_ylabel().split()[0]} == {"lon", "lat"}
+
+
+@pytest.mark.parametrize("calendar", ["standard", "360_day"])
+def test_blocks_are_as_long_as_the_longest_lead_whatever_the_unit_of_leads(calendar):
+    truth = truth_cube(150, calendar=calendar, train=30)
+    forecast = forecast_cube(truth, range(30, 140), [1, 9])
+    in_months = forecast.assign_coords(lead_time=[1, 9])
+    cards = [card_of(one, truth, n_boot=50) for one in (forecast, in_months)]
+    assert [card.block_length for card in cards] == [9, 9]
+    xr.testing.assert_identical(cards[0].scores, cards[1].scores)
+    parts = [in_months.isel(init_time=part) for part in (slice(50, None), slice(0, 50))]
+    later, earlier = (card_of(part, truth, n_boot=50) for part in parts)
+    merged = Scorecard.from_json(later.merge(earlier).to_json())
+    assert merged.block_length == 9
+    xr.testing.assert_allclose(merged.scores, cards[1].scores)
