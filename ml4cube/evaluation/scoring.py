@@ -207,7 +207,8 @@ class _Tile:
                 values = one.at(some, loaded[name])
                 points[name] = values
                 if one.outputs is not None:
-                    points[name] = one.outputs.point(values, 2)
+                    is_complete = np.isfinite(values).all(2)
+                    points[name] = np.where(is_complete, one.outputs.point(values, 2), np.nan)
                     several[name] = one.outputs, values
             points |= baseline_values(
                 self._names, some, timing, truth, self._climatology, self._damping

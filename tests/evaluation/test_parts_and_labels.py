@@ -141,3 +141,16 @@ def test_blocks_are_as_long_as_the_longest_lead_whatever_the_unit_of_leads(calen
     merged = Scorecard.from_json(later.merge(earlier).to_json())
     assert merged.block_length == 9
     xr.testing.assert_allclose(merged.scores, cards[1].scores)
+
+
+@pytest.mark.filterwarnings("ignore:.*lacks a value")
+def test_a_cell_without_one_of_its_quantiles_is_not_scored():
+    truth = truth_cube()
+    levels = xr.DataArray([-1.0, 0.0, 1.0], {"quantile": [0.1, 0.5, 0.9]}, ["quantile"])
+    prediction = truth[["t"]] + levels
+    lacking = prediction.where((prediction["quantile"] > 0.2) | (prediction.lon > 0))
+    found = card_of(lacking, truth)
+    expected = card_of(prediction.where(prediction.lon > 0), truth)
+    assert np.isfinite(expected.scores.crps.item())
+    xr.testing.assert_equal(found.scores, expected.scores)
+    xr.testing.assert_equal(found.reliability["t"], expected.reliability["t"])
