@@ -154,3 +154,15 @@ def test_a_cell_without_one_of_its_quantiles_is_not_scored():
     assert np.isfinite(expected.scores.crps.item())
     xr.testing.assert_equal(found.scores, expected.scores)
     xr.testing.assert_equal(found.reliability["t"], expected.reliability["t"])
+
+
+def test_the_crps_of_one_value_is_its_absolute_error_beside_members_and_alone():
+    truth = truth_cube().assign(u=truth_cube().t * 2)
+    members = xr.DataArray([-1.0, 0.5, 1.0], dims="member")
+    prediction = truth[["t", "u"]].assign(t=truth.t + members, u=truth.u + 3)
+    beside = card_of(prediction, truth, baselines="climatology").scores.sel(variable="u")
+    alone = card_of(prediction[["u"]], truth, baselines="climatology", metrics=["crps", "mae"])
+    for scores in (beside, alone.scores.squeeze("variable")):
+        np.testing.assert_allclose(scores.crps, scores.mae)
+        np.testing.assert_allclose(scores.crps.sel(model="prediction"), 3)
+        assert scores.crps_skill.item() < 0
