@@ -126,7 +126,7 @@ def climatology_options(
     has_metrics = any(name in FORMULAS for name in wanted)  # by default, acc if it can be had
     if lacks or (has_metrics and not needing):
         return None
-    warn_of_train_cells(options, truth, given)
+    warn_of_train_cells(options, truth, timing, given)
     return options
 
 

@@ -82,11 +82,12 @@ def evaluate(
         of the day of the year below a day, the day of the year up to 1.5 days, the month up to 45
         days, else none. There is no smoothing. It averages the cells whose split label is train;
         without a label, the dates before the first of the prediction, with a warning. A slice of
-        times says which dates to average. A cube with dims of some of ``month``, ``season``,
-        ``dayofyear``, ``hour`` is used as it is.
+        times says which dates to average; of these only train cells, if there is a label. A cube
+        with dims of some of ``month``, ``season``, ``dayofyear``, ``hour`` is used as it is.
     split : {"test", "val", "train", None}, default "test"
         Part to score, by the split label at the date that is predicted; None, or a truth without a
-        label: all cells.
+        label: all cells. A variable that lacks a dim of the label, such as levels, is in a part
+        where all of these are.
     weights : DataArray, "area" or None, default "area"
         Weight of each cell of a step, as in `score_cube`.
     level : float, default 0.95

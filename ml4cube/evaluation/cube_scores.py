@@ -228,6 +228,8 @@ class Grouping:
         values = by.values
         known = np.asarray(pd.notnull(values))  # xarray misses None in chunks
         labels, inverse = np.unique(values[known], return_inverse=True)
+        if labels.dtype == object:  # numbers or texts beside None
+            labels = np.array(labels.tolist())
         codes = np.full(values.shape, -1, dtype=np.intp)
         codes[known] = inverse.ravel()
         name = f"{name}_label" if name in cube.dims else name

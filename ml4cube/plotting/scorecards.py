@@ -12,6 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.cube.coordinates import role_of
 from ml4cube.plotting.fields import axis_name, draw_field
 
 # Okabe and Ito's colours, each with a marker of its own
@@ -101,11 +102,20 @@ def _hardest(scores: xr.Dataset, variable: str, names: list[str]) -> str:
 
 
 def _map_of(maps: xr.Dataset, variable: str, baseline: str) -> xr.DataArray | None:
-    """Return the map of skill, averaged over all dims but two; None if there are fewer."""
+    """Return the map of skill, averaged over all but two dims; None if there are fewer.
+
+    These are latitude and longitude, else the last two.
+    """
     if f"{variable}_skill" not in maps:
         return None
     skill = maps[f"{variable}_skill"].sel(baseline=baseline)
-    others = skill.dims[:-2]
+    of_map = [
+        dim
+        for dim in skill.dims
+        if dim in skill.coords and role_of(skill[dim]) in ("latitude", "longitude")
+    ]
+    of_map = of_map if len(of_map) == 2 else list(skill.dims[-2:])
+    others = [dim for dim in skill.dims if dim not in of_map]
     return None if skill.ndim < 2 else skill.mean(others, keep_attrs=True)
 
 

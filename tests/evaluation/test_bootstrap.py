@@ -19,7 +19,7 @@ def days(n):
 
 
 def leads(*numbers):
-    return xr.DataArray(STEP * np.array(numbers), dims="lead_time")
+    return xr.DataArray(86_400e6 * np.array(numbers), dims="lead_time")  # as date_keys
 
 
 def test_draws_consist_of_blocks_that_may_go_around():

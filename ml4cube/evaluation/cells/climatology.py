@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,10 @@ class ClimatologyOptions:
         group_of_step = np.unique(groups_of(dates, cycle), return_inverse=True)[1]
         return cls(time_dim, train, cycle, group_of_step, None, described)
 
+    def along(self, dims: Sequence[str]) -> ClimatologyOptions:
+        """Return the same for a variable with some of the dims of the train cells."""
+        return replace(self, train=replace(self.train, flags=flags_along(self.train.flags, dims)))
+
     @property
     def is_known(self) -> bool:
         """True if there is a climatology."""
@@ -83,6 +87,15 @@ class ClimatologyOptions:
 
 
 _no_groups = np.zeros(0, np.intp)
+
+
+def flags_along(flags: xr.DataArray, dims: Sequence[str]) -> xr.DataArray:
+    """Return where flags are set at all steps of the dims that a variable lacks.
+
+    So that none of its cells is in two parts, if the levels of another variable are.
+    """
+    others = [dim for dim in flags.dims if dim not in dims]
+    return flags.all(others) if others else flags
 
 
 def cycle_of(dates: xr.DataArray, keys: NDArray[Any]) -> str:
@@ -126,22 +139,22 @@ class TrainCells:
         """Find the train cells: of a slice of times, of a split label, or before all forecasts."""
         dates = truth[time_dim].reset_coords(drop=True)
         steps = np.arange(dates.size)
-        label = split_label(truth)
+        label, described = split_label(truth), ""
         if isinstance(given, slice):
             steps = dates.copy(data=steps).sel({time_dim: given}).values
             described = "the given times"
-        elif label is not None:
-            variable = cells_of_part(truth, "train")[0]
-            flags = xr.DataArray(variable)
-            if flags.dims == (time_dim,):
-                steps = np.flatnonzero(flags.values)
-            return cls(f"the train cells of {label!r}", steps, flags)
-        else:
+        elif label is None:
             steps = np.flatnonzero(timing.truth_keys < timing.sample_keys.min())
             described = "the dates before the first one of the prediction"
-        described += f" ({span(dates[steps])})" if steps.size else ""
-        is_train = np.isin(np.arange(dates.size), steps)
-        return cls(described, steps, xr.DataArray(is_train, dims=time_dim))
+        if described and steps.size:
+            described += f" ({span(dates[steps])})"
+        flags = xr.DataArray(np.isin(np.arange(dates.size), steps), dims=time_dim)
+        if label is not None:  # the test cells of given times would leak into the climatology
+            flags = flags & xr.DataArray(cells_of_part(truth, "train")[0])
+            described = f"the train cells of {label!r}" + (described and f" in {described}")
+        if flags.dims == (time_dim,):
+            steps = np.flatnonzero(flags.values)
+        return cls(described, steps, flags)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,17 +212,19 @@ class TrainTile:
         rho = sum(a(t) a(t + lead)) / sum(a(t)^2), over all pairs of train cells; 0 without any.
         """
         products, squares = (np.zeros((timing.leads.size, *self.shape)) for _ in range(2))
-        lags = {lead: timing.lag(lead) for lead in range(timing.leads.size)}
-        known_lags = {lead: found for lead, found in lags.items() if found is not None}
-        longest = max((lag for lag, _ in known_lags.values()), default=0)
+        pairs = [timing.pairs(lead) for lead in range(timing.leads.size)]
         span_of_train = np.arange(self.train.steps[0], self.train.steps[-1] + 1)
-        for seconds in _in_blocks(span_of_train, block):
-            steps = np.arange(max(0, int(seconds[0]) - longest), int(seconds[-1]) + 1)
+        for some in _in_blocks(span_of_train, block):
+            of_block = [
+                (first[here], second[here])
+                for first, second in pairs
+                for here in [(second >= some[0]) & (second <= some[-1])]
+            ]
+            earliest = min((first.min(initial=some[0]) for first, _ in of_block))
+            steps = np.arange(earliest, some[-1] + 1)
             anomalies = self.at(steps) - climatology.at(steps)
-            for lead, (lag, starts_pair) in known_lags.items():
-                first = seconds[seconds >= lag] - lag
-                first = first[starts_pair[first]]
-                earlier, later = anomalies[first - steps[0]], anomalies[first + lag - steps[0]]
+            for lead, (first, second) in enumerate(of_block):
+                earlier, later = anomalies[first - steps[0]], anomalies[second - steps[0]]
                 both = np.isfinite(earlier) & np.isfinite(later)
                 products[lead] += np.where(both, earlier * later, 0.0).sum(0)
                 squares[lead] += np.where(both, earlier**2, 0.0).sum(0)
@@ -256,12 +271,18 @@ def _flat(
     return Climatology(means, np.where(unknown, len(cells), group))
 
 
-def warn_of_train_cells(options: ClimatologyOptions, truth: xr.Dataset, given: Any) -> None:
-    """Say which cells a climatology uses if neither a label nor the user tells which to use."""
-    if split_label(truth) is not None or isinstance(given, slice):
+def warn_of_train_cells(
+    options: ClimatologyOptions, truth: xr.Dataset, timing: Timing, given: Any
+) -> None:
+    """Say which cells a climatology uses if no label tells, and the given times may be scored."""
+    if split_label(truth) is not None:
         return
-    warnings.warn(
-        f"truth has no split label; climatologies use {options.train.described}, which must all be "
-        "train data; else give the truth a split label, or climatology=slice(...)",
-        stacklevel=caller_level(),
-    )
+    text = f"truth has no split label; climatologies use {options.train.described}, which must all "
+    text += "be train data; else give the truth a split label, or climatology=slice(...)"
+    if isinstance(given, slice):
+        n = np.intersect1d(options.train.steps, timing.valid_steps).size
+        if not n:
+            return
+        text = f"climatologies use {options.train.described}, with {n:,} dates that the prediction "
+        text += "is scored at; choose dates of training only"
+    warnings.warn(text, stacklevel=caller_level())

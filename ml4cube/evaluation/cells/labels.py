@@ -75,7 +75,6 @@ def _read(
     one: Any, prediction: xr.Dataset, truth: xr.Dataset, timing: Timing
 ) -> str | Grouping | tuple[str, xr.DataArray, Steps]:
     """Return a dim of the prediction's dates, labels of cells, or labels of dates."""
-    time_dim = timing.time_dim
     if isinstance(one, str):
         if one == timing.sample_dim or (one == LEAD and timing.is_forecast):
             return one
@@ -86,6 +85,8 @@ def _read(
         dates = [INIT, LEAD] if timing.is_forecast else [timing.sample_dim]
         choices = [*dates, *_CYCLES, *map(str, truth.variables), *map(str, truth.dims)]
         check_choice("by", one, list(dict.fromkeys(choices)))
+        if one in truth.dims:
+            return _of_dates(_each_step(truth[one].reset_coords(drop=True)), timing)
         one = truth[one].reset_coords(drop=True)
     if not isinstance(one, xr.DataArray):
         raise InvalidTypeError(f"by must hold names or DataArrays, got {type(one).__name__}")
@@ -94,12 +95,18 @@ def _read(
         shape = {timing.sample_dim: timing.samples.size, LEAD: timing.leads.size}
         codes = grouping.codes.variable.set_dims(shape)  # type: ignore[no-untyped-call]
         return grouping.name, grouping.labels, codes.transpose(*shape).values
-    if one.dims == (one.name,):  # each step of a dim
-        steps = xr.DataArray(np.arange(one.size), dims=one.dims)
-        grouping = Grouping(str(one.name), one, steps)
-    else:
-        grouping = Grouping.of(one, truth)
-    if grouping.codes.dims == (time_dim,):
+    return _of_dates(Grouping.of(one, truth), timing)
+
+
+def _each_step(coordinate: xr.DataArray) -> Grouping:
+    """Return a label for each step of a dim, even if two have the same coordinate."""
+    steps = xr.DataArray(np.arange(coordinate.size), dims=coordinate.dims)
+    return Grouping(str(coordinate.name), coordinate, steps)
+
+
+def _of_dates(grouping: Grouping, timing: Timing) -> Grouping | tuple[str, xr.DataArray, Steps]:
+    """Return labels along time as those of the dates that are predicted."""
+    if grouping.codes.dims == (timing.time_dim,):
         codes = grouping.codes.values[timing.valid_steps.clip(min=0)]
         return grouping.name, grouping.labels, np.where(timing.valid_steps < 0, -1, codes)
     return grouping

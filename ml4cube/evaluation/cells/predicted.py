@@ -36,7 +36,7 @@ class Predicted:
         cell_dims: tuple[str, ...],
     ) -> Predicted:
         """Check a variable against the truth; it may have a dim of several outputs."""
-        outputs = Outputs.of(array)
+        outputs = Outputs.of(array, truth.dims)
         several = () if outputs is None else (outputs.dim,)
         needed = {*steps, *cell_dims}
         if not needed <= set(array.dims) <= needed | set(several):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,12 @@ class Outputs:
     levels: Floats
 
     @classmethod
-    def of(cls, array: xr.DataArray) -> Outputs | None:
-        """Return the outputs of a variable, None if it has one value for each cell."""
-        found = [dim for dim in (MEMBER, QUANTILE) if dim in array.dims]
+    def of(cls, array: xr.DataArray, of_truth: Sequence[Hashable]) -> Outputs | None:
+        """Return the outputs of a variable, None if it has one value for each true one.
+
+        A dim that the truth has too is one of cells, such as the members of a simulation.
+        """
+        found = [dim for dim in (MEMBER, QUANTILE) if dim in array.dims and dim not in of_truth]
         if not found:
             return None
         if len(found) > 1:

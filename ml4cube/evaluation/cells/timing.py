@@ -101,22 +101,19 @@ class Timing:
         """True if there are lead times."""
         return self.sample_dim == INIT
 
-    def lag(self, lead: int) -> tuple[int, NDArray[np.bool_]] | None:
-        """Return a lead in steps of the truth, and the steps from which it is that long.
-
-        None if no forecast has both its dates in the truth.
-        """
-        both = (self.init_steps >= 0) & (self.valid_steps[:, lead] >= 0)
-        if not both.any():
-            return None
-        lag = int(np.median((self.valid_steps[:, lead] - self.init_steps)[both]))
+    def pairs(self, lead: int) -> tuple[Steps, Steps]:
+        """Return the pairs of steps of the truth that are a lead apart."""
         keys, n = self.truth_keys, len(self.truth_keys)
-        later = np.minimum(np.arange(n) + lag, n - 1)
+        is_known = self.valid_steps[:, lead] >= 0
+        if n < 2 or not is_known.any():
+            return np.zeros(0, np.intp), np.zeros(0, np.intp)
+        wanted = keys + np.median(self.valid_keys[is_known, lead] - self.sample_keys[is_known])
+        after = np.searchsorted(keys, wanted).clip(1, n - 1)
+        is_before = wanted - keys[after - 1] <= keys[after] - wanted
+        nearest = np.where(is_before, after - 1, after)
         # months differ in length, but not by half a step; a truth may lack years
-        tolerance = np.median(np.diff(keys)) / 2 if n > 1 else 0
-        distance = np.median(self.valid_keys[:, lead] - self.sample_keys)
-        is_long = np.abs(keys[later] - keys - distance) <= tolerance
-        return lag, is_long & (np.arange(n) + lag < n)
+        is_near = np.abs(keys[nearest] - wanted) <= np.median(np.diff(keys)) / 2
+        return np.flatnonzero(is_near), nearest[is_near]
 
 
 def with_forecast_dims(cube: xr.Dataset) -> xr.Dataset:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -39,14 +38,17 @@ class Bootstrap:
             check_whole("block_length", self.block_length, 1)
 
     def length(self, samples: xr.DataArray, leads: xr.DataArray | None) -> int:
-        """Return the samples of a block: the longest lead, and the cube root of all, or more."""
+        """Return the samples of a block: the longest lead, and the cube root of all, or more.
+
+        Leads are numbers in the unit of `date_keys`.
+        """
         if self.block_length is not None:
             return self.block_length
         n = samples.size
         length: int = max(1, round(float(n) ** (1 / 3)))
         if leads is not None and n > 1:
             # forecasts whose dates overlap have errors in common
-            longest, step = _number(leads).max(), np.median(np.diff(date_keys(samples.values)[0]))
+            longest, step = leads.values.max(), np.median(np.diff(date_keys(samples.values)[0]))
             # months differ in length
             length = max(length, math.ceil(float(longest / step) - 0.25))
         return length
@@ -103,11 +105,3 @@ def _tail(level: float, n_blocks: float) -> float:
 
     t = stats.t.ppf((1 + level) / 2, n_blocks - 1)
     return float(stats.norm.cdf(-t * math.sqrt(n_blocks / (n_blocks - 1))))
-
-
-def _number(leads: xr.DataArray) -> NDArray[Any]:
-    """Return lead times in the unit of `date_keys`."""
-    values = leads.values
-    if values.dtype.kind == "m":
-        return np.asarray(values.astype("m8[us]").astype(np.int64))
-    return np.asarray(values, float)

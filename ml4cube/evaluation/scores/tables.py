@@ -109,10 +109,17 @@ def _variable_scores(
 
 
 def samples_and_leads(rows: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray | None]:
-    """Return the dates of samples with a scored cell, and the lead times if it is a forecast."""
-    samples = rows[str(rows["weight"].dims[2])].reset_coords(drop=True)
-    leads = rows.coords[LEAD] if LEAD in rows.coords else None  # noqa: SIM401
-    return samples[_is_used(rows)], leads
+    """Return the dates of samples with a scored cell, and how far a forecast looks ahead.
+
+    These are medians over the samples, in the unit of `date_keys`: lead times may be numbers of any
+    unit, such as months.
+    """
+    dim, is_used = str(rows["weight"].dims[2]), _is_used(rows)
+    samples = rows[dim].reset_coords(drop=True)[is_used]
+    if LEAD not in rows.coords:
+        return samples, None
+    elapsed = rows["elapsed"][is_used if is_used.any() else slice(None)]
+    return samples, elapsed.median(dim).reset_coords(drop=True)
 
 
 def _is_used(rows: xr.Dataset) -> NDArray[np.bool_]:

@@ -114,8 +114,7 @@ class VariableSums:
                 anomaly = np.nan_to_num(predicted - normal)
                 found["predicted_anomaly"] = anomaly**2
                 found["anomaly_product"] = anomaly * true_anomaly
-            if block.several:  # the CRPS of one value is its absolute error
-                found["crps"] = found["absolute_error"]
+            found["crps"] = found["absolute_error"]  # of one value
             if name in block.several:
                 outputs, outcomes = block.several[name]
                 of_cells = np.moveaxis(outcomes, 2, -1)[scored]

@@ -28,8 +28,8 @@ class NamedSums:
     """All sums of a scorecard.
 
     `rows` has those by variable, model, date, lead time and label of cells, the index of the label
-    of each date and lead time, and the number of classes. `others` has by variable those of each
-    cell, of spectra and of reliability, over all dates.
+    of each date and lead time, the time elapsed until it, and the number of classes. `others` has
+    by variable those of each cell, of spectra and of reliability, over all dates.
     """
 
     rows: xr.Dataset
@@ -57,6 +57,8 @@ class NamedSums:
             rows[name + CODE] = (timing.sample_dim, LEAD), codes
         n_classes = [0 if v.truth.classes is None else len(v.truth.classes) for v in variables]
         rows["classes"] = "variable", n_classes
+        elapsed = timing.valid_keys - timing.sample_keys[:, None]
+        rows["elapsed"] = (timing.sample_dim, LEAD), elapsed
         rows["has_truth"] = (timing.sample_dim, LEAD), timing.valid_steps >= 0
         coords |= {"variable": [one.name for one in variables], "model": list(models)}
         units = [str(one.truth.array.attrs.get("units", "")) for one in variables]

@@ -10,12 +10,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidValueError, check_real
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
 from ml4cube.evaluation.cells.baselines import DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
-from ml4cube.evaluation.cells.climatology import Climatology, ClimatologyOptions, TrainTile
+from ml4cube.evaluation.cells.climatology import (
+    Climatology,
+    ClimatologyOptions,
+    TrainTile,
+    flags_along,
+)
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import Predicted
 from ml4cube.evaluation.cells.probabilities import empty_reliability
@@ -78,6 +84,9 @@ class Scored:
                 f"{of_cells.dims}"
             )
         if of_cells is not None:
+            of_class = {} if classes is None else {CLASS: 0}
+            one_class = of_cells.isel(of_class, drop=True, missing_dims="ignore")
+            check_aligned("weights", one_class, array)
             check_weights(of_cells.values)
         reader = CellReader.of(array, (time_dim,), tuple(sizes), classes)
         return cls(name, timing, reader, sizes, row_dim, predicted, of_cells, described)
@@ -127,6 +136,15 @@ class Scored:
     ) -> VariableSums:
         """Return the sums of all cells of a part, for the prediction and baselines by name."""
         first = next(iter(self.predicted.values()))
+        dims = (self.timing.time_dim, *self.sizes)
+        part = None if part is None else flags_along(part, dims)
+        options = None if options is None else options.along(dims)
+        for one in labels.of_cells:
+            if lacking := [dim for dim in one.codes.dims if dim not in dims]:
+                raise InvalidValueError(
+                    f"by={one.name!r} lies along {lacking}, which {self.name!r} lacks; evaluate "
+                    "variables of other dims by themselves, as with prediction[['name']]"
+                )
         shape = (self.timing.samples.size, self.timing.leads.size, labels.n_of_cells)
         n_models = len({*self.predicted, *names})
         row_length = None if self.row_dim is None else self.sizes[self.row_dim]
@@ -194,12 +212,15 @@ class _Tile:
                 values = one.at(some, loaded[name])
                 points[name] = values
                 if one.outputs is not None:
-                    points[name] = one.outputs.point(values, 2)
+                    is_complete = np.isfinite(values).all(2)
+                    points[name] = np.where(is_complete, one.outputs.point(values, 2), np.nan)
                     several[name] = one.outputs, values
             points |= baseline_values(
                 self._names, some, timing, truth, self._climatology, self._damping
             )
             labels = self._labels.in_tile(steps, time_dim, dims, tile)
+            is_date = (steps >= 0).reshape(*steps.shape, *(1,) * len(dims))
+            labels = np.where(is_date, labels, -1)
             if self._part is not None:
                 is_part = at_steps(self._part, steps, time_dim, dims, tile)
                 labels = np.where(is_part, labels, -1)
