@@ -334,6 +334,12 @@ def _check_layout(predictor: BlockPredictor) -> None:
             "reduce='argmax' needs a model that returns one number for each class, got one for "
             f"{[variable.name for variable in layout.variables]}"
         )
+    is_mean = len(predictor.members) > 1 or any(one.has_overlaps for one in windows.dims.values())
+    if is_mean and (labels := [v.name for v in layout.variables if v.is_label]):
+        raise InvalidValueError(
+            f"the model must return a number for each class of {labels}, got labels, which would "
+            "be averaged over members and windows that overlap; choose with reduce='argmax'"
+        )
     for variable in layout.variables:
         scaling = predictor.spec.scaling.get(variable.target or "")
         if scaling is not None and (both := lacking & set(scaling.dims)):

@@ -418,6 +418,13 @@ def test_classes_that_cannot_be_told_apart_are_refused():
     integers = PTXrDataset(made, "kind", ["a"], **WINDOWS)
     with pytest.raises(InvalidValueError, match=r"one number for each class, got one for .'kind'"):
         predict_cube(of_a, made, integers, reduce="argmax")
+    with pytest.raises(InvalidValueError, match=r"each class of .'kind'., got labels"):
+        predict_cube(lambda x: x[:, 0].long() % 3, made, integers, overlap=0.5)
+    stats = {"a": [0.0, 1.0]}
+    labels = predict_cube(
+        lambda x: x[:, 0].long() % 3, made, stats, features="a", targets="kind", **WINDOWS
+    )
+    np.testing.assert_array_equal(labels.kind, made.a % 3)
     named = made.rename(kind="class")
     with pytest.raises(InvalidValueError, match="cannot have the name of a dim, 'class'"):
         predict_cube(nn.Conv2d(1, 3, 1), named, PTXrDataset(named, "class", ["a"], **WINDOWS))

@@ -89,6 +89,8 @@ class Variable:
     power: int = 1
     # Whether its values contain the target's offset; a spread does not.
     has_offset: bool = True
+    # Whether its values are labels of classes, of which there is no mean.
+    is_label: bool = False
 
     @property
     def channels(self) -> int:
@@ -309,7 +311,8 @@ def _variable(part: _Part, count: int | None, expected: Expected) -> Variable:
         has_offset = not is_variance and part.output not in _SPREADS
         return Variable(part.name, target, power=1 + is_variance, has_offset=has_offset)
     if count is None:
-        return Variable(target, target)
+        is_label = target in expected.classes and part.values.dtype.kind in "iub"
+        return Variable(target, target, is_label=is_label)
     dim = CLASS if outputs is None or outputs.dim is None else outputs.dim
     labels = expected.classes.get(target) if outputs is None else outputs.labels
     labels = tuple(range(count)) if labels is None else labels

@@ -93,6 +93,11 @@ class DimWindows:
         """Entries of a window along the result's axis of the dim."""
         return 1 if self.is_apart else self.target_size
 
+    @property
+    def has_overlaps(self) -> bool:
+        """Whether an entry of the result belongs to several windows, such as the shifted last."""
+        return bool((np.diff(self.first_targets) < self.result_size).any())
+
     def reaching(self, entries: slice) -> Ints:
         """Return the windows with targets among some entries of the result."""
         first = self.first_targets
