@@ -348,6 +348,29 @@ def test_one_step_is_bit_equal_to_training_without_a_rollout() -> None:
     assert losses(shorter) == losses(several)
 
 
+class Halved(nn.Module):
+    """Halves its input, in place or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return half of the input."""
+        return x.mul_(0.5) if self.in_place else x * 0.5
+
+
+def test_a_model_that_works_in_place_does_not_change_its_next_input() -> None:
+    data = forecasts(weather(), 3, 2, to_pred="t", features=["t"])
+    losses = []
+    for in_place in (False, True):
+        model = nn.Sequential(Halved(in_place), nn.Flatten(1, 2), network(2, 1))
+        run = trainer(data, data, model, batch_size=1)  # of which steps are views
+        run.train()
+        losses.append(run.history["train_loss"])
+    assert losses[0] == losses[1]
+
+
 class Counted(Persistence):
     """Notes whether each of its calls was in training."""
 

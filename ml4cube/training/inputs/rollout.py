@@ -119,7 +119,8 @@ class Rollout:
         """
         given = self.input_of(x, 0)
         for step in range(steps):
-            output = call(given, step)
+            # A copy, because a model may work in place, and the next input is made from this one.
+            output = call(given.clone() if steps > 1 else given, step)
             self._check_output(output, given)
             yield output
             if step + 1 < steps:
