@@ -69,7 +69,7 @@ WARM = {"time": 16, "lat": 128, "lon": 128}
 CUBE = {"time": 64, "lat": 512, "lon": 1024}  # 403 MB
 QUICK = {"time": 16, "lat": 256, "lon": 256}
 LARGE = {"time": 816, "lat": 1024, "lon": 1024}  # 10.3 GB
-BATCH = 2**18 // (WINDOW * WINDOW * len(NAMES))  # as predict_cube chooses it
+BATCH = 2**17 // (WINDOW * WINDOW * len(NAMES))  # as predict_cube chooses it
 
 # glibc keeps up to half a gigabyte of what is freed, instead of asking for new pages again
 KEEP_FREED = {

@@ -38,7 +38,7 @@ from ml4cube.sampling.request import source_chunks
 from ml4cube.sampling.workers import DaskCluster, InProcess, TaskEngine, check_client
 from ml4cube.training.ranks.dist import World
 
-_BATCH_VALUES = 2**18  # input values in a batch of default size: 1 MB in float32
+_BATCH_VALUES = 2**17  # input values in a batch of default size: few enough for a core's cache
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
 # A block is a 16th of the cube, within these if windows are not larger.
 _BLOCK_CELLS = (2**14, 2**22)
@@ -120,7 +120,8 @@ def predict_cube(
         Make a cell a gap if the target is a feature and has a gap there, or if all features have.
         False keeps what the model returns for filled gaps.
     batch_size : int, optional
-        Windows per call of the model. Default: as many as hold about 260,000 input values.
+        Windows per call of the model. Default: as many as hold about 130,000 input values,
+        which suits a CPU; a GPU is faster with more.
     device : str or torch.device, optional
         Device to compute on. Default: that of the module; the CPU for another callable.
     overwrite : bool, default False
