@@ -12,6 +12,8 @@ from ml4cube.core.axes import is_time
 
 #: Names of time dims, in lower case.
 TIME_NAMES = ("time", "t", "date")
+#: Dims of a forecast, in place of the time dim: the last input step, and the time since then.
+INIT, LEAD = "init_time", "lead_time"
 
 # Names of coordinates without attributes, in lower case.
 _NAMES = {

@@ -12,8 +12,9 @@ import pandas as pd
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.probabilities import reliability_table
-from ml4cube.evaluation.cells.timing import LEAD, span
+from ml4cube.evaluation.cells.timing import span
 from ml4cube.evaluation.scores.bootstrap import Bootstrap
 from ml4cube.evaluation.scores.tables import SKILLS, samples_and_leads, score_rows
 from ml4cube.evaluation.scores.verdict import verdicts

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_choice
-from ml4cube.cube.coordinates import role_of
+from ml4cube.cube.coordinates import LEAD, role_of
 from ml4cube.plotting.fields import axis_name, draw_field
 
 # Okabe and Ito's colours, each with a marker of its own
@@ -20,7 +20,7 @@ _STYLES = (
     ("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"),
     ("#56B4E9", "P"),
 )  # fmt: skip
-_GREY, _LEAD = "0.35", "lead_time"
+_GREY = "0.35"
 _MOST_TICKS = 8
 
 
@@ -129,7 +129,7 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     """Draw the skill over each baseline, or the RMSE without one, by lead time."""
     metric, second = ("skill", "baseline") if "skill" in scores else ("rmse", "model")
     units = str(scores.coords["units"].item()) if "units" in scores.coords else ""
-    has_leads = _LEAD in scores[metric].dims
+    has_leads = LEAD in scores[metric].dims
     leads, unit = _lead_axis(scores) if has_leads else (np.zeros(1), "")
     labels = [str(label) for label in scores[second].values]
     for i, label in enumerate(labels):
@@ -163,9 +163,9 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
 
 def _lead_axis(scores: xr.Dataset) -> tuple[NDArray[Any], str]:
     """Return lead times as numbers, and their unit."""
-    leads = scores[_LEAD].values
+    leads = scores[LEAD].values
     if leads.dtype.kind != "m":
-        return leads, str(scores[_LEAD].attrs.get("units", ""))
+        return leads, str(scores[LEAD].attrs.get("units", ""))
     hours = leads / np.timedelta64(1, "h")
     return (hours / 24, "days") if hours.max() >= 72 else (hours, "hours")
 
@@ -199,13 +199,13 @@ def _draw_spectrum(axes: Axes, power: xr.DataArray, name: str) -> None:
     """Draw the power of the prediction at the shortest and the longest lead, and of the truth."""
     wavenumbers = np.arange(power.sizes["wavenumber"])[1:]
     lines = {"truth": power.sel(source="truth"), "prediction": power.sel(source="prediction")}
-    if _LEAD in power.dims:
+    if LEAD in power.dims:
         leads, unit = _lead_axis(power.to_dataset(name="power"))
         predicted = lines.pop("prediction")
-        lines["truth"] = lines["truth"].isel({_LEAD: 0})
+        lines["truth"] = lines["truth"].isel({LEAD: 0})
         for lead in dict.fromkeys((0, len(leads) - 1)):
             at = f"prediction, {leads[lead]:g} {unit}".rstrip()
-            lines[at] = predicted.isel({_LEAD: lead})
+            lines[at] = predicted.isel({LEAD: lead})
     styles = (("0.1", "-"), (_STYLES[0][0], "-"), (_STYLES[1][0], "--"))
     for (label, values), (color, line) in zip(lines.items(), styles, strict=False):
         axes.plot(wavenumbers, values.values[1:], color=color, ls=line, lw=1.4, label=label)

@@ -12,8 +12,9 @@ import xarray as xr
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.scaling import GROUPS, group_numbers
+from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.evaluation.cells.cell_reader import Steps, Tile, at_steps
-from ml4cube.evaluation.cells.timing import INIT, LEAD, Timing
+from ml4cube.evaluation.cells.timing import Timing
 from ml4cube.evaluation.cube_scores import Grouping
 
 _CYCLES = ("season", "month")

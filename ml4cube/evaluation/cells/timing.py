@@ -11,9 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-
-#: Dims of a forecast cube.
-INIT, LEAD = "init_time", "lead_time"
+from ml4cube.cube.coordinates import INIT, LEAD
 
 _LIKE_NUMPY = ("standard", "gregorian", "proleptic_gregorian")
 Steps = NDArray[np.intp]

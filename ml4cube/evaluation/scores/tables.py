@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.evaluation.cells.timing import LEAD
+from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.pair_sums import ratio
 from ml4cube.evaluation.scores.bootstrap import Bootstrap, Draws, Floats
 from ml4cube.evaluation.sums.block_sums import FIELDS

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.evaluation.cells.timing import LEAD
+from ml4cube.cube.coordinates import LEAD
 
 
 def verdicts(scores: xr.Dataset) -> list[str]:

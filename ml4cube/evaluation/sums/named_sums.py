@@ -11,9 +11,10 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sums.fields import decoded, encoded
+from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.labels import Labels
-from ml4cube.evaluation.cells.timing import LEAD, date_keys
+from ml4cube.evaluation.cells.timing import date_keys
 from ml4cube.evaluation.sums.block_sums import FIELDS, VariableSums
 from ml4cube.evaluation.sums.scoring import Scored
 

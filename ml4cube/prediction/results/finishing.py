@@ -33,12 +33,12 @@ def finished(
     for variable in layout.variables:
         values = means[:, first : first + variable.channels]
         first += variable.channels
+        gap = gaps.all(axis=0)
         if variable.target is not None:
             values = _in_units(values, variable, spec, block)
-            values = np.where(gaps[spec.targets.index(variable.target)], np.nan, values)
-        else:
-            values = np.where(gaps.all(axis=0), np.nan, values)
-        mean = values.mean(axis=0)
+            gap = gaps[spec.targets.index(variable.target)]
+        np.copyto(values, np.nan, where=gap)
+        mean = values[0] if len(values) == 1 else values.mean(axis=0)
         if variable.is_probability and reduce == "argmax":
             found[variable.name] = xr.Variable(axes, _most_likely(mean, variable))
             continue

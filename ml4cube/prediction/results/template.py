@@ -10,11 +10,12 @@ import xarray as xr
 
 from ml4cube.core.axes import has_distances
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.coordinates import INIT
 from ml4cube.prediction.results.cf import empty_prediction, gaps_like, target_attrs
 from ml4cube.prediction.results.layout import Layout, Variable
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.prediction.windows.dates import forecast_coords
-from ml4cube.prediction.windows.geometry import INIT, DimWindows
+from ml4cube.prediction.windows.geometry import DimWindows
 
 _FLAGS = ("flag_values", "flag_meanings", "flag_masks")
 

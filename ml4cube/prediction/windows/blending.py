@@ -16,6 +16,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from ml4cube.core.missing import window_any
+
 Ints = NDArray[np.intp]
 #: Windows, by the number of their start along each axis.
 Index = tuple[Ints, ...]
@@ -64,11 +66,8 @@ class BoxWindows:
 
     def with_any(self, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which windows have a flagged cell, by start along each axis."""
-        for axis, (starts, size) in enumerate(zip(self.starts, self.size, strict=True)):
-            count = np.cumsum(flags, axis)
-            after_first = count.take(starts + size - 1, axis) > count.take(starts, axis)
-            flags = flags.take(starts, axis) | after_first
-        return flags
+        of_every_start = window_any(flags, self.size, [1] * len(self.size))
+        return of_every_start[np.ix_(*self.starts)]
 
     def group_of(self, index: Index) -> Ints:
         """Return the group of each window; no windows of a group overlap."""
@@ -104,22 +103,23 @@ class Blend:
         self._sum = np.zeros((channels, *windows.box))
         # One for all channels, until one of them has a gap where another has a value.
         self._weight = np.zeros((1, *windows.box))
+        self._sums, self._weights = windows.views(self._sum), windows.views(self._weight)
 
     def add(self, index: Index, values: NDArray[Any]) -> None:
         """Add windows, shape (windows, channels, *window); gaps do not count."""
-        weights, known = self._window_weights, np.isfinite(values)
+        windows, weights, known = self._windows, self._window_weights, np.isfinite(values)
         if known.all():
             weights = np.broadcast_to(weights, (len(values), len(self._weight), *weights.shape))
         else:
             if len(self._weight) < len(self._sum):
                 self._weight = np.repeat(self._weight, len(self._sum), axis=0)
+                self._weights = windows.views(self._weight)
             weights, values = np.where(known, weights, 0.0), np.where(known, values, 0.0)
         values = values * weights
-        sums, sums_of_weights = self._windows.views(self._sum), self._windows.views(self._weight)
-        for apart in self._windows.apart(index):
-            corners = self._windows.corners(tuple(along[apart] for along in index))
-            sums[corners] += values[apart]
-            sums_of_weights[corners] += weights[apart]
+        for apart in windows.apart(index):
+            corners = windows.corners(tuple(along[apart] for along in index))
+            self._sums[corners] += values[apart]
+            self._weights[corners] += weights[apart]
 
     def mean(self) -> NDArray[np.float64]:
         """Return the means, shape (channels, *box); NaN where no window has a value."""

@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block
-
-#: Dims of a forecast, in place of the dim of the lead time.
-INIT, LEAD = "init_time", "lead_time"
+from ml4cube.cube.coordinates import INIT, LEAD
 
 # Least strides of a block along an overlapping dim, so that few windows are computed twice.
 _FEWEST_STRIDES = 4
