@@ -41,7 +41,7 @@ from ml4cube.training.ranks.dist import World
 _BATCH_VALUES = 2**17  # input values in a batch of default size: few enough for a core's cache
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
 # A block is a 16th of the cube, within these if windows are not larger.
-_BLOCK_CELLS = (2**14, 2**22)
+_BLOCK_CELLS = (2**14, 2**20)
 _BYTES_PER_CELL = 64  # of a block, with its inputs and sums, that the most cells allow
 
 
