@@ -25,7 +25,7 @@ _pools: dict[int, ProcessPoolExecutor] = {}
 def on_ranks(nproc: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
     """Call ``fn(*args)`` on every rank; return what each of them gave, in rank order."""
     with kept_ranks():
-        results: list[Any] = launch(_checked, nproc, fn, args, timeout=timeout)
+        results: list[Any] = launch(_checked, nproc, fn, args, backend="gloo", timeout=timeout)
     return results
 
 

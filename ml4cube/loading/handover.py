@@ -22,6 +22,7 @@ Collate = Callable[[list[Any]], Any]
 Augment = Callable[[Any, torch.Generator], Any]
 
 _MOST_REMEMBERED = 64
+_STEPS_UNDER_WAY = 2
 
 
 class Handover:
@@ -35,6 +36,7 @@ class Handover:
         seed: int,
     ) -> None:
         self._device, self._augment, self._seed = device, augment, seed
+        self._copy = None if device is None else BatchCopy(device)
         # A callback or an augmentation of the user may leave out samples.
         augment_keeps = all(getattr(step, "keeps_samples", False) for step in augment)
         self.keeps_samples = callback is None and augment_keeps
@@ -47,8 +49,8 @@ class Handover:
 
     def complete(self, batch: Any, epoch: int, positions: Ints) -> Any:
         """Return a batch in its last form, and remember its positions."""
-        if self._device is not None:
-            batch = to_device(batch, self._device)
+        if self._copy is not None:
+            batch = self._copy(batch)
         if self._augment:
             # The first positions of the batches of an epoch differ, on all ranks.
             key = np.random.SeedSequence([self._seed, epoch, int(positions[0])])
@@ -96,21 +98,65 @@ def _first_tensor(batch: Any) -> Tensor | None:
     return None
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with all its tensors on a device."""
+class BatchCopy:
+    """Copies batches to a device; to a GPU, while it computes on those before."""
+
+    # The copies run on a stream of their own. The stream that computes waits for each, and the host
+    # for the steps before the last two, or it would fill the GPU's memory with batches.
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._steps: deque[torch.cuda.Event] = deque()  # the ends of the steps under way
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchCopy, (self._device,)
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch with all its tensors on the device."""
+        if self._device.type != "cuda":
+            return to_device(batch, self._device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self._device)
+        self._steps.append(current.record_event())
+        if len(self._steps) > _STEPS_UNDER_WAY:
+            self._steps.popleft().synchronize()
+        copied = to_device(batch, self._device, self._stream)
+        current.wait_stream(self._stream)
+        return copied
+
+
+def to_device(batch: Any, device: torch.device, stream: torch.cuda.Stream | None = None) -> Any:
+    """Return the batch with all its tensors on a device, copied on a stream of it if given."""
     if isinstance(batch, Tensor):
-        return batch if batch.device == device else batch.to(device, non_blocking=True)
+        return _tensor_to_device(batch, device, stream)
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: to_device(value, device, stream) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        moved = [to_device(value, device) for value in batch]
+        moved = [to_device(value, device, stream) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     if is_dataclass(batch) and not isinstance(batch, type):
         # Works for frozen dataclasses and those with an __init__ of their own.
         other = copy.copy(batch)
         for field in fields(batch):
-            object.__setattr__(other, field.name, to_device(getattr(batch, field.name), device))
+            moved = to_device(getattr(batch, field.name), device, stream)
+            object.__setattr__(other, field.name, moved)
         return other
     return batch
+
+
+def _tensor_to_device(
+    tensor: Tensor, device: torch.device, stream: torch.cuda.Stream | None
+) -> Tensor:
+    if tensor.device == device:
+        return tensor
+    if stream is None or tensor.device.type != "cpu":
+        return tensor.to(device, non_blocking=True)
+    with torch.cuda.stream(stream):
+        moved = tensor.to(device, non_blocking=True)
+    # Its memory belongs to the stream of copies, which must not use it again before it is free.
+    moved.record_stream(torch.cuda.current_stream(device))
+    return moved

@@ -146,6 +146,16 @@ def test_batches_are_handed_out_before_chunks_that_later_ones_need() -> None:
     assert [int(out[0, 0, 0]) for (out,) in batches] == [*range(35, 100, 5)]
 
 
+def test_one_batch_is_gathered_ahead_however_large_it_is() -> None:
+    large = np.empty((9 << 20,), np.uint8)
+    with BatchQueue(threads=2) as queue:
+        assert queue.has_room()
+        queue.append([large])
+        assert queue.has_room()
+        queue.append([large])
+        assert not queue.has_room()
+
+
 def test_slots_that_the_first_of_several_batches_still_needs_are_known() -> None:
     let_go = threading.Event()
     with BatchQueue(threads=1) as queue:

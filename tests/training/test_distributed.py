@@ -305,7 +305,7 @@ def an_accumulator_steps_over_the_samples_of_all_ranks(folder):
     rank, passed = dist.get_rank(), []
     x, y = dataset(64).tensors
     x, y = x[32 * rank :], y[32 * rank :]
-    model = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1, eps=0.0, affine=False).eval())
+    model = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1, eps=1e-30, affine=False).eval())
     nn.init.constant_(model[0].weight, 0.5)
     nn.init.zeros_(model[0].bias)
     spread = DistributedTrainer(model, device="cpu").model
@@ -744,3 +744,18 @@ def test_group_of_the_caller_is_left_alone(tmp_path):
         dist.destroy_process_group()
     assert ddp_init().size == 1
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("backends", "sent_from"),
+    [
+        ("cpu:gloo,cuda:nccl", ["cpu", "cuda"]),  # as ddp_init makes it
+        ("cuda:nccl", ["cuda", "cuda"]),  # of the caller
+        ("cpu:gloo,cuda:gloo,mps:gloo", ["cpu", "cpu"]),
+    ],
+)
+def test_tensors_are_sent_from_a_device_that_the_group_can_use(monkeypatch, backends, sent_from):
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
+    world = World(0, 2, torch.device("cuda:0"))
+    wanted = [torch.device("cpu"), torch.device("cuda:0")]
+    assert [world._sending_device(device).type for device in wanted] == sent_from

@@ -12,7 +12,7 @@ from ml4cube.loading.ring.arrays import Array
 
 # Bytes that a thread fills in one task.
 _FILL_BYTES = 4 << 20
-# Batches are appended ahead of need while those in the queue have fewer bytes.
+# Batches are appended ahead of need while those ahead of need have fewer bytes: one at least.
 _AHEAD_BYTES = 8 << 20
 
 
@@ -45,7 +45,7 @@ class BatchQueue:
         if not self._batches:
             return True
         batch_bytes = sum(array.nbytes for array in self._batches[0][0])
-        full = len(self._batches) * batch_bytes >= _AHEAD_BYTES
+        full = (len(self._batches) - 1) * batch_bytes >= _AHEAD_BYTES
         return len(self._batches) <= self._threads and not full
 
     def append(self, out: list[Array]) -> None:

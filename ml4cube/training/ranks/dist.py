@@ -37,6 +37,7 @@ _OTHERS_END_S = 2.0  # time for the other ranks to end after one has failed
 _GLOO_THREADS_END_S = 0.25
 _STORE_ERRORS = (RuntimeError, OSError)  # the process that serves the store may have ended
 _ALARM_KEY = "ml4cube/alarm"
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class World:
         """Return the sum over ranks of a tensor, without reading it on the host."""
         if self.size == 1:
             return tensor
-        summed = tensor.detach().to(self._transfer_device, copy=True)
+        summed = tensor.detach().to(self._sending_device(tensor.device), copy=True)
         dist.all_reduce(summed)
         return summed.to(tensor.device)
 
@@ -99,7 +100,7 @@ class World:
         if self.size == 1:
             return value
         objects: list[Any] = [value if self.is_main else None]
-        dist.broadcast_object_list(objects, src=0, device=self._transfer_device)
+        dist.broadcast_object_list(objects, src=0, device=self._sending_device(_CPU))
         received: T = objects[0]
         return received
 
@@ -108,7 +109,7 @@ class World:
         if self.size == 1:
             return
         for tensor in tensors:
-            received = tensor.detach().to(self._transfer_device).contiguous()
+            received = tensor.detach().to(self._sending_device(tensor.device)).contiguous()
             dist.broadcast(received, src=0)
             with torch.no_grad():
                 tensor.copy_(received)
@@ -139,18 +140,20 @@ class World:
         return None
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
-        tensor = torch.tensor(list(values), dtype=torch.float64, device=self._transfer_device)
+        device = self._sending_device(_CPU)
+        tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
         if self.size > 1:
             dist.all_reduce(tensor, op=op)
         result: list[float] = tensor.tolist()
         return result
 
-    @property
-    def _transfer_device(self) -> torch.device:
-        """The device for tensors to send: nccl needs GPU memory."""
-        if self.size > 1 and "nccl" in dist.get_backend() and self.device.type == "cuda":
-            return self.device
-        return torch.device("cpu")
+    def _sending_device(self, wanted: torch.device) -> torch.device:
+        """Return the device to send a tensor from: the wanted one if the group can use it."""
+        # A group that the caller made may have nccl alone, which cannot use main memory.
+        backends = dist.get_backend_config() if self.size > 1 else "cpu:gloo"
+        if wanted.type == "cpu":
+            return wanted if "cpu:" in backends else self.device
+        return wanted if f"{wanted.type}:nccl" in backends else _CPU
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
@@ -201,10 +204,8 @@ def ddp_cleanup() -> None:
     """Destroy the process group that `ddp_init` made, but not one that the caller made."""
     group = _Joined.group
     if group is not None and dist.is_initialized() and dist.group.WORLD is group:
-        is_gloo = dist.get_backend() == "gloo"
         dist.destroy_process_group()
-        if is_gloo:
-            time.sleep(_GLOO_THREADS_END_S)
+        time.sleep(_GLOO_THREADS_END_S)
     _Joined.group = _Joined.store = None
 
 
@@ -286,7 +287,9 @@ def _join_group(base: Store, rank: int, size: int, backend: str, timeout: timede
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"ml4cube/{run}/{restart}/{next(_Joined.numbers)}", base)
     with _loopback_if_local(size):
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        # Objects and decisions travel in main memory, so that they do not wait for the GPU.
+        backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+        dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=timeout)
     _Joined.group, _Joined.store = dist.group.WORLD, store
     atexit.register(ddp_cleanup)
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
 from ml4cube.core.same_scaling import check_same_scaling
-from ml4cube.loading.handover import to_device
+from ml4cube.loading.handover import BatchCopy
 from ml4cube.training.events import Callback
 from ml4cube.training.inputs.batches import batch_limit, describe_batch, kept_generators
 from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
@@ -147,9 +147,10 @@ class Engine:
     def predict(self, batches: Iterable[Any], predict: Callable[[Any], Any]) -> Iterator[Any]:
         """Predict batches in eval mode, in the run's precision, on this rank alone."""
         self.model.eval()
+        to_device = BatchCopy(self.world.device)
         for batch in batches:
             with self._autocast():
-                result = predict(to_device(batch, self.world.device))
+                result = predict(to_device(batch))
             yield result
 
     # ------------------------------------------------------------------- a step

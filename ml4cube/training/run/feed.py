@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ml4cube.loading.handover import to_device
+from ml4cube.loading.handover import BatchCopy
 from ml4cube.training.inputs.batches import (
     batch_limit,
     fixed_sizes,
@@ -47,6 +47,7 @@ class Feed:
         self.used_up = False  # this rank's loader has no more batches
         self.max_steps = math.inf if options.max_steps is None else options.max_steps
         self._world, self._step, self._options = world, step, options
+        self._to_device = BatchCopy(world.device)
         self._set_max_batches()
 
     def share_out(self) -> None:
@@ -115,7 +116,7 @@ class Feed:
 
     def weigh(self, batch: Any, training: bool = True) -> Portion:
         """Return a batch on the device, with its weight."""
-        batch = to_device(batch, self._world.device)
+        batch = self._to_device(batch)
         samples = self._step.count(batch, training)
         if not samples:
             return Portion(batch, 0, 0.0)
