@@ -5,7 +5,12 @@ import os
 import re
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# No test is timed: machines that run them are busy.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 WITHOUT_TORCH = importlib.util.find_spec("torch") is None
 NEEDS_TORCH = re.compile(

@@ -76,7 +76,7 @@ arrays = st.integers(1, 30).flatmap(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(arrays, st.lists(st.integers(0, 30), max_size=4), st.sampled_from([0.0, 2.0**20]))
 def test_merged_parts_equal_the_whole_and_the_oracle(pair, cuts, offset):
     prediction, truth, weights = pair[0] + offset, pair[1] + offset, pair[2]
@@ -98,7 +98,7 @@ def test_merged_parts_equal_the_whole_and_the_oracle(pair, cuts, offset):
         assert merged.sums.unpredicted == (np.isnan(prediction) & ~np.isnan(truth)).sum()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(arrays, st.integers(1, 4), st.integers(0, 2**16))
 def test_groups_are_scored_as_if_alone(pair, n_groups, seed):
     prediction, truth, weights = pair
@@ -110,7 +110,7 @@ def test_groups_are_scored_as_if_alone(pair, n_groups, seed):
             assert getattr(sums, name)[group] == pytest.approx(getattr(alone, name)[0], abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     # means of the smallest floats lose digits
     st.just(0.0) | st.floats(1e-290, 1e6) | st.floats(-1e6, -1e-290),

@@ -66,7 +66,7 @@ def statistics(cube: xr.Dataset) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(cubes_and_windows(), st.integers(1, 9), st.booleans())
 def test_the_identity_returns_the_cube(case, batch_size, scaled):
     cube, size, overlap = case
@@ -124,7 +124,7 @@ class Uneven(torch.nn.Module):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cubes_and_windows(), st.integers(1, 9))
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
 def test_any_model_is_blended_as_by_hand(case, batch_size):

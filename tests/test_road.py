@@ -75,7 +75,6 @@ def cells_of(batches):
 @pytest.mark.slow
 @settings(
     max_examples=15,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(road=roads())

@@ -150,7 +150,7 @@ PARTS_OF_CELLS = st.lists(st.lists(FINITE, min_size=1, max_size=8), min_size=2, 
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(PARTS_OF_CELLS, st.randoms(), st.sampled_from([3, 4, 16]))
 def test_histograms_merged_in_any_order_are_that_of_the_whole_bit_for_bit(
     parts: list[list[float]], random: Any, bins: int
@@ -324,7 +324,7 @@ def test_chunks_orders_and_schedulers_do_not_matter(form: Any, chunks: Any) -> N
         np.testing.assert_array_equal(found.quantile(0.3).transpose(order), plain.quantile(0.3))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.permutations(range(4)), st.sampled_from(FORMS))
 def test_parts_merged_in_any_order_are_the_whole(order: list[int], form: Any) -> None:
     ds = made_cube(seed=1)

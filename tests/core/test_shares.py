@@ -76,7 +76,7 @@ def test_global_batches_do_not_depend_on_the_world(world: int) -> None:
     assert global_batches(train_shares(500, 24 // world, world)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     n=st.integers(1, 300),
     batch=st.integers(1, 12),
@@ -100,7 +100,7 @@ def test_resuming_on_another_world_loses_and_repeats_nothing(
 chunk_counts = st.lists(st.integers(0, 30), min_size=1, max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     counts=chunk_counts,
     streams=st.integers(1, 30),
@@ -116,7 +116,7 @@ def test_an_order_holds_every_sample_once(
     assert np.array_equal(samples, ChunkOrder(np.array(counts), streams, seed).samples(epoch))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     counts=chunk_counts,
     streams=st.integers(1, 30),
@@ -195,7 +195,7 @@ def test_fifteen_chunks_in_every_batch_with_the_default_buffer(
         assert len(np.unique(schedule.chunks[schedule.locate(whole)[0]])) >= 15
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @example(counts=[5] * 40, sample_bytes=100, buffer_kb=10, world=2, shuffle=True)
 @given(
     counts=st.lists(st.integers(1, 50), min_size=1, max_size=60),

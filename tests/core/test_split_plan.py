@@ -126,7 +126,7 @@ def _every_cell(grid: Grid) -> dict[str, np.ndarray]:
 
 
 @given(case=_labelled_grid(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_buffer_in_cells_is_that_of_brute_force(
     case: tuple[Grid, SplitPlan], data: st.DataObject
 ) -> None:
@@ -154,7 +154,7 @@ def test_buffer_in_cells_is_that_of_brute_force(
     km=st.floats(1, 21000),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_buffer_on_the_sphere_is_that_of_brute_force(
     lats: list[float], lons: list[float], km: float, data: st.DataObject
 ) -> None:
@@ -193,7 +193,6 @@ def test_a_buffer_on_a_fine_grid_is_a_circle_on_the_sphere(km: float) -> None:
 
 
 @given(case=_labelled_grid())
-@settings(deadline=None)
 def test_plan_survives_json_pickle_and_hash(case: tuple[Grid, SplitPlan]) -> None:
     grid, bare = case
     plan = SplitPlan(

@@ -47,7 +47,7 @@ def test_more_or_fewer_cells_are_refused(codecs: ChunkCodecs, rows: int) -> None
 
 
 @every
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_damage_is_an_error_or_changes_cells_but_not_their_number(
     codecs: ChunkCodecs, data: Any
@@ -103,7 +103,7 @@ FRAMES = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([*FRAMES]), st.integers(0, 400_000)), min_size=1))
 def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[str, int]]) -> None:
     """Tools that compress in pieces make them (pzstd, streams that are flushed)."""

@@ -55,9 +55,7 @@ def make(folder: Path, codec: str, dtype: str, shape: Any, chunks: Any, **more: 
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), codec=st.sampled_from([*V3, *V2]), dtype=st.sampled_from(DTYPES))
 def test_same_cells_as_zarr(tmp_path: Path, data: Any, codec: str, dtype: str) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))

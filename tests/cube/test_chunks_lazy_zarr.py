@@ -53,7 +53,7 @@ def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.Dataset]:
     return path, stored(path)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data(), lazy=st.booleans(), vectorized=st.booleans())
 def test_any_selection_gives_the_same_cells(
     cube: tuple[Path, xr.Dataset], data: Any, lazy: bool, vectorized: bool

@@ -65,7 +65,7 @@ def check(scores, expected):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*lacks a value")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     cycle=st.sampled_from([("MS", "month"), ("D", "mean"), ("6h", "season")]),
     calendar=st.sampled_from(["standard", "noleap", "360_day"]),

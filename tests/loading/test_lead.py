@@ -64,7 +64,7 @@ def pairs(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     label=st.lists(st.sampled_from([1, 1, 1, 0, 255]), min_size=13, max_size=13),
     steps=st.integers(1, 4),

@@ -65,7 +65,7 @@ def through(
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @example(counts=[1, 1], streams=1, spare=1, batch=1, rank_of=(1, 2), done=0, gather_threads=1)
 @example(counts=[1] * 9, streams=1, spare=1, batch=1, rank_of=(2, 3), done=0, gather_threads=2)
 @given(

@@ -34,7 +34,7 @@ def forecasts(
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     inputs=st.integers(1, 3),
     outputs=st.integers(1, 3),

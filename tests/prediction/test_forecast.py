@@ -131,7 +131,7 @@ def slow_forecast(cube, data, n_in, leads, offset, size, overlap):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(forecasts(), st.integers(1, 9), st.sampled_from([1, 40, 10**6]))
 def test_forecasts_are_those_of_a_slow_loop(case, batch_size, block_cells):
     cube, n_in, leads, offset, size, overlap = case
@@ -333,7 +333,7 @@ def test_a_rollout_gives_back_results_as_inputs_and_takes_forcings_of_their_time
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.permutations(["time", "lat", "lon"]),
     st.integers(1, 2),

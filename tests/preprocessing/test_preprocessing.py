@@ -718,7 +718,7 @@ STEPS: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(list(STEPS)), min_size=2, max_size=7),
     st.integers(0, 2**16),

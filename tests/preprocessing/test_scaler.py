@@ -109,7 +109,7 @@ def test_every_place_is_scaled_by_its_own_train_cells(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(METHODS),
     st.sampled_from(PER),

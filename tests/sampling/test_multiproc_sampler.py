@@ -127,7 +127,6 @@ def made_cube(case: dict[str, Any]) -> xr.Dataset:
 
 @settings(
     max_examples=15,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(case=cases())

@@ -191,7 +191,7 @@ def slow_duplicates(values, labels):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.sampled_from(["f4", "f8", "i2"]), st.booleans())
 def test_duplicates_are_those_of_brute_force(seed, dtype, cellwise):
     rng = np.random.default_rng(seed)

@@ -34,7 +34,7 @@ def map_of(kind, rng=None, dims=("lat", "lon")):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     kind=st.sampled_from(["int", "float", "word"]),
     dims=st.sampled_from([("lat", "lon"), ("lon",), ("time", "lat"), ("lon", "time", "lat")]),

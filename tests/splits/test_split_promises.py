@@ -198,7 +198,7 @@ def test_radians_are_places_as_degrees_are():
             np.testing.assert_allclose(curve, other[1][name], rtol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     calendar=st.sampled_from(["standard", "360_day", "noleap"]),
     steps=st.lists(st.integers(0, 45), min_size=8, max_size=16),

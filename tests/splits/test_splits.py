@@ -43,7 +43,7 @@ def label_of(cube, **options):
     return assign_block_split(cube, **options)["split"].transpose(*SHAPE)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     order=st.permutations(list(SHAPE)),
     chunks=st.sampled_from(CHUNKINGS),

@@ -116,7 +116,7 @@ def test_parameters_are_cloned_set_and_shown():
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     which=st.integers(0, 3),
     order=st.permutations(list(SHAPE)),
@@ -148,7 +148,7 @@ def test_samples_get_the_part_of_their_cells(which, order, chunks, buffer, sched
             assert sorted(ids) == sorted(cells[expected])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     folds=st.integers(2, 6),
     gaps=st.floats(0, 0.9),
@@ -196,7 +196,7 @@ def test_folds_share_classes_out():
 # --- forward in time ------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     calendar=st.sampled_from(["standard", "360_day"]),
     order=st.sampled_from([1, -1]),

@@ -58,7 +58,7 @@ def landcover(kind, rng):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     kind=st.sampled_from(["static", "int", "huge", "bool", "float", "text", "object", "date"]),
     chunks=st.sampled_from([None, {"time": 5, "lat": 4}, {"lon": 2}, {"time": 1, "lat": 3}]),
@@ -91,7 +91,7 @@ def test_classes_of_any_kind_are_counted_as_cell_by_cell(kind, chunks, order, ma
         np.testing.assert_array_equal(found.weights, whole[:, 0])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     dtype=st.sampled_from(["float32", "float64", "int16"]),
     chunks=st.sampled_from([None, {"time": 5, "lat": 4}, {"lon": 2}]),
@@ -166,7 +166,7 @@ def test_data_are_read_once(stratify):
     assert len(reads) == 6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     weights=st.lists(st.integers(1, 500), min_size=12, max_size=12),
     of_class=st.lists(st.integers(0, 4), min_size=12, max_size=12),

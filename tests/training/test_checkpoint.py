@@ -26,7 +26,7 @@ def test_what_is_written_is_read_by_us_and_by_torch(tmp_path):
     assert os.listdir(path.parent) == ["file.pt"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(where=st.integers(min_value=0), bit=st.integers(0, 7))
 def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path_factory, where, bit):
     path = tmp_path_factory.mktemp("flip") / "file.pt"

@@ -58,7 +58,7 @@ ROWS = st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats(-9, 9), min_si
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lives=st.lists(st.tuples(st.integers(0, 6), ROWS, st.booleans()), min_size=1, max_size=4))
 def test_files_hold_every_step_once_whatever_was_resumed(tmp_path_factory, lives):
     folder = tmp_path_factory.mktemp("logs")

@@ -41,7 +41,7 @@ def square(p, t):
     return (p - t) ** 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),
     seed=st.integers(0, 99),

@@ -116,7 +116,7 @@ def plain_forecast(
     return predicted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     inputs=st.integers(1, 3),
     outputs=st.integers(1, 3),

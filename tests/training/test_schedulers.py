@@ -54,7 +54,7 @@ FORMULAS = {
 }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     kind=st.sampled_from(list(FORMULAS)),
     total=st.integers(1, 20),

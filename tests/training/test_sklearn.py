@@ -53,7 +53,7 @@ def test_partial_fit_sees_every_batch_of_every_epoch_in_order():
     np.testing.assert_array_equal(model.coef_, byhand.coef_)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(samples=st.integers(3, 30), size=st.integers(1, 11))
 def test_scores_do_not_depend_on_the_batches_of_validation(samples, size):
     x, y = numbers(50)
