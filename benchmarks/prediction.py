@@ -13,10 +13,10 @@ chunk of the result once with the codec of our store, and write it. It scales, c
 checks nothing. Only the floor runs with glibc set to keep what is freed: otherwise the model's own
 arrays cost it more in page faults than in arithmetic. `cpu_over_floor` is our CPU time over the sum
 of the three. With an overlap of one half, the floor of `cpu_over_floor_overlap` has the second part
-times the windows that then cover the cube over those without overlap, and the other parts once;
-windows that we compute twice, at the borders of blocks, count against us. The model has two
-convolutions of 3 × 3 with 16 channels between; ``*_tiny`` are the same for a 1 × 1 convolution,
-the worst case.
+times the windows that we compute over those without overlap, and the other parts once. Windows at
+the borders of blocks are computed twice, so there are `windows_over_cover` times as many as cover
+the cube. The model has two convolutions of 3 × 3 with 16 channels between; ``*_tiny`` are the same
+for a 1 × 1 convolution, the worst case.
 
 The others, whose CPU time is given over ours, hold 16 time steps in memory at a time, which is one
 chunk, and blend by hand:
@@ -346,9 +346,10 @@ def ratios(turn: dict[str, dict[str, float]], shape: dict[str, int]) -> dict[str
     parts, found = turn["floor"], {}
     for kind, suffix in (("conv", ""), ("tiny", "_tiny")):
         for overlap, name in ((0.0, "cpu_over_floor"), (0.5, "cpu_over_floor_overlap")):
-            times = n_windows(shape, overlap) / n_windows(shape, 0.0)
+            ours = turn[f"ours {kind} {overlap}"]
+            times = ours["windows"] / n_windows(shape, 0.0)
             least = parts["decode"] + parts[f"forward_{kind}"] * times + parts["encode"]
-            found[name + suffix] = turn[f"ours {kind} {overlap}"]["cpu_s"] / least
+            found[name + suffix] = ours["cpu_s"] / least
     for peer in PEERS:
         for overlap, suffix in ((0.0, ""), (0.5, "_overlap")):
             cpu = turn[f"{peer.__name__} conv {overlap}"]["cpu_s"]
@@ -416,7 +417,6 @@ def main() -> None:
         **summary,
         "spread": {key: [round(min(v), 3), round(max(v), 3)] for key, v in spread.items()},
         "cpu_s_10gb": round(rss_mb["cpu_s"]),
-        # how many times as many windows as cover the cube, because blocks share some
         "windows_over_cover": round(rows["ours conv 0.5"][0]["windows"] / n_windows(shape, 0.5), 3),
         "cube": {"shape": shape, "chunks": CHUNK, "window": WINDOW, "features": len(NAMES)},
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
