@@ -14,7 +14,9 @@ import xarray as xr
 from tests.seeds.running import run_scripts
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
+IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
 def blocks(page: Path) -> list[str]:
@@ -52,7 +54,11 @@ def awkward_cube() -> xr.Dataset:
 
 @pytest.mark.slow
 def test_blocks_run(tmp_path):
-    texts = {page.name: "\n".join(blocks(page)) for page in PAGES if blocks(page)}
+    texts = {
+        name.replace("/", "-"): "\n".join(blocks(page))
+        for name, page in zip(IDS, PAGES, strict=True)
+        if blocks(page)
+    }
     for name in texts:
         awkward_cube().to_zarr(tmp_path / name / "my_cube.zarr")
     run_scripts(tmp_path, texts)
@@ -60,13 +66,13 @@ def test_blocks_run(tmp_path):
 
 @pytest.mark.slow
 def test_blocks_run_on_the_cube_that_the_quickstart_makes(tmp_path):
-    made = blocks(ROOT / "docs" / "quickstart.md")[0]
+    made = blocks(DOCS / "tutorials" / "quickstart.md")[0]
     pages = ["splits.md", "preprocessing.md", "sampling.md", "loading.md", "prediction.md"]
-    texts = {page: "\n".join([made, *blocks(ROOT / "docs" / page)]) for page in pages}
+    texts = {page: "\n".join([made, *blocks(DOCS / "how_to" / page)]) for page in pages}
     run_scripts(tmp_path, texts)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_every_block_says_what_it_is(page):
     fences = re.findall(r"^```(\S*)", page.read_text(), re.MULTILINE)
     opening = fences[::2]
@@ -75,7 +81,7 @@ def test_every_block_says_what_it_is(page):
     assert set(opening) <= known, opening
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]
