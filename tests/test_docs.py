@@ -16,11 +16,26 @@ from tests.seeds.running import run_scripts
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
+PROMISES = (DOCS / "reference" / "promises.md").read_text()
+# The page that should be found first by a word.
+FIRST = {
+    "leak": "explanation/honest_splits.md",
+    "forecast": "how_to/forecasts.md",
+    "out of memory": "how_to/memory.md",
+    "resume": "how_to/resume.md",
+    "slurm": "how_to/clusters.md",
+    "netcdf": "how_to/formats.md",
+}
 IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def headings(page: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^#+ (.+)", text, re.MULTILINE)
 
 
 def awkward_cube() -> xr.Dataset:
@@ -79,7 +94,7 @@ def test_every_block_says_what_it_is(page):
     assert len(fences) % 2 == 0
     # a {code-block} is code of another library, which is shown and not run
     known = {"", "python", "{toctree}", "{eval-rst}", "{figure}", "{image}", "{literalinclude}"}
-    known |= {"{code-block}", "{glossary}"}
+    known.add("{code-block}")
     assert set(opening) <= known, opening
 
 
@@ -93,3 +108,29 @@ def test_links_to_files_lead_somewhere(page):
 def test_every_picture_is_in_the_gallery():
     shown = set(re.findall(r"^:img-top: figures/(\S+)", (DOCS / "gallery.md").read_text(), re.M))
     assert shown == {path.name for path in (DOCS / "figures").iterdir()}
+
+
+@pytest.mark.parametrize("word", FIRST)
+def test_a_search_finds_the_right_page_first(word):
+    """Searches rank titles and headings first, so no other page may have the word in one."""
+    right = DOCS / FIRST[word]
+    found = {page for page in PAGES if any(word in heading.lower() for heading in headings(page))}
+    assert found == {right}
+    assert word in headings(right)[0].lower()
+
+
+def test_the_tests_that_hold_the_promises_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(?:(\w+)::)?(test_\w+)`", PROMISES)
+    assert len(named) > 100
+    missing = []
+    for path, group, name in named:
+        text = (ROOT / path).read_text()
+        definition = rf"^class {group}:.*^    def {name}\(" if group else rf"^def {name}\("
+        if not re.search(definition, text, re.MULTILINE | re.DOTALL):
+            missing.append(f"{path}::{name}")
+    assert missing == []
+
+
+def test_every_promise_names_a_test():
+    rows = re.findall(r"^\| .+", PROMISES, re.M)
+    assert [row for row in rows if "test_" not in row and row != "| promise | tests |"] == []
