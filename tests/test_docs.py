@@ -1,4 +1,4 @@
-"""Every Python block in the README and on the docs' pages runs, page by page, as a script.
+"""Every Python block in README, CONTRIBUTING and the docs runs, page by page, as a script.
 
 The reader's cube is stood in for by an awkward one: a 360-day calendar, land gaps, dims in
 an odd order. Scripts are unguarded, as people write them.
@@ -15,7 +15,7 @@ from tests.seeds.running import run_scripts
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
+PAGES = sorted([*ROOT.glob("*.md"), *(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)])
 PROMISES = (DOCS / "reference" / "promises.md").read_text()
 # The page that should be found first by a word.
 FIRST = {
