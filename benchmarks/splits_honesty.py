@@ -1,9 +1,9 @@
 """What a split promises against what the model does where it is used, on real cubes.
 
-Writes `benchmarks/results/splits_honesty.json` and the figures of `docs/honest_splits.md`. Two
-cubes, two uses. A sector of longitude (a new region) and the last years (the future) are put
-aside. A split of what is left gives the promised error; a model of all that is left is then scored
-where it would be used. All sectors take turns as the new region.
+Writes `benchmarks/results/splits_honesty.json` and the figures of
+`docs/explanation/honest_splits.md`. Two cubes, two uses. A sector of longitude (a new region) and
+the last years (the future) are put aside. A split of what is left gives the promised error; a model
+of all that is left is then scored where it would be used. All sectors take turns as the new region.
 
 - Sea surface temperature: OSTIA monthly means, 54 months around the equator.
 - Air temperature: A1B, 240 years over North America. E1 shares its past.

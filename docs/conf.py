@@ -12,15 +12,22 @@ extensions = [
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx_design",
 ]
 exclude_patterns = ["_build"]
-html_theme = "furo"
+html_theme = "pydata_sphinx_theme"
 html_title = "ml4cube"
+html_theme_options = {
+    "header_links_before_dropdown": 6,
+    "navigation_with_keys": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "show_toc_level": 2,
+}
 autosummary_generate = True
 numpydoc_class_members_toctree = False
 numpydoc_show_class_members = False
 autodoc_default_options = {"members": True, "undoc-members": False}
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 

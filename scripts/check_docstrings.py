@@ -1,4 +1,4 @@
-"""Validate the docstrings of all names that docs/api.md publishes, and of no others.
+"""Validate the docstrings of all names that docs/reference/api.md publishes, and of no others.
 
 Internal names have one plain line or none, so numpydoc's own hook, which checks all names, does not
 suit. The checks are those of [tool.numpydoc_validation] in pyproject.toml.
@@ -23,7 +23,7 @@ ENTRY = re.compile(r"\.\. auto(module|class):: (ml4cube[\w.]*)(\n   :imported-me
 
 def published() -> Iterator[str]:
     """Yield the dotted names of published classes, their public methods, and functions."""
-    for kind, name, imported in ENTRY.findall((ROOT / "docs" / "api.md").read_text()):
+    for kind, name, imported in ENTRY.findall((ROOT / "docs" / "reference" / "api.md").read_text()):
         if kind == "class":
             module, _, attribute = name.rpartition(".")
             yield from members(name, getattr(importlib.import_module(module), attribute))

@@ -118,7 +118,7 @@ def test_no_ranks_and_no_epochs_are_refused_before_the_work(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_the_docs_name_what_the_demo_writes(name):
-    page = (Path(__file__).parent.parent / "docs" / "demo.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "tutorials" / "demo.md").read_text()
     assert name in page or name in ("train.zarr", "val.zarr", "test.zarr") or name.endswith(".png")
 
 

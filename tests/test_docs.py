@@ -1,4 +1,4 @@
-"""Every Python block in the README and on the docs' pages runs, page by page, as a script.
+"""Every Python block in README, CONTRIBUTING and the docs runs, page by page, as a script.
 
 The reader's cube is stood in for by an awkward one: a 360-day calendar, land gaps, dims in
 an odd order. Scripts are unguarded, as people write them.
@@ -14,11 +14,28 @@ import xarray as xr
 from tests.seeds.running import run_scripts
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)])
+PROMISES = (DOCS / "reference" / "promises.md").read_text()
+# The page that should be found first by a word.
+FIRST = {
+    "leak": "explanation/honest_splits.md",
+    "forecast": "how_to/forecasts.md",
+    "out of memory": "how_to/memory.md",
+    "resume": "how_to/resume.md",
+    "slurm": "how_to/clusters.md",
+    "netcdf": "how_to/formats.md",
+}
+IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def headings(page: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^#+ (.+)", text, re.MULTILINE)
 
 
 def awkward_cube() -> xr.Dataset:
@@ -52,7 +69,11 @@ def awkward_cube() -> xr.Dataset:
 
 @pytest.mark.slow
 def test_blocks_run(tmp_path):
-    texts = {page.name: "\n".join(blocks(page)) for page in PAGES if blocks(page)}
+    texts = {
+        name.replace("/", "-"): "\n".join(blocks(page))
+        for name, page in zip(IDS, PAGES, strict=True)
+        if blocks(page)
+    }
     for name in texts:
         awkward_cube().to_zarr(tmp_path / name / "my_cube.zarr")
     run_scripts(tmp_path, texts)
@@ -60,23 +81,56 @@ def test_blocks_run(tmp_path):
 
 @pytest.mark.slow
 def test_blocks_run_on_the_cube_that_the_quickstart_makes(tmp_path):
-    made = blocks(ROOT / "docs" / "quickstart.md")[0]
+    made = blocks(DOCS / "tutorials" / "quickstart.md")[0]
     pages = ["splits.md", "preprocessing.md", "sampling.md", "loading.md", "prediction.md"]
-    texts = {page: "\n".join([made, *blocks(ROOT / "docs" / page)]) for page in pages}
+    texts = {page: "\n".join([made, *blocks(DOCS / "how_to" / page)]) for page in pages}
     run_scripts(tmp_path, texts)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_every_block_says_what_it_is(page):
     fences = re.findall(r"^```(\S*)", page.read_text(), re.MULTILINE)
     opening = fences[::2]
     assert len(fences) % 2 == 0
+    # a {code-block} is code of another library, which is shown and not run
     known = {"", "python", "{toctree}", "{eval-rst}", "{figure}", "{image}", "{literalinclude}"}
+    known.add("{code-block}")
     assert set(opening) <= known, opening
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_every_picture_is_in_the_gallery():
+    shown = set(re.findall(r"^:img-top: figures/(\S+)", (DOCS / "gallery.md").read_text(), re.M))
+    assert shown == {path.name for path in (DOCS / "figures").iterdir()}
+
+
+@pytest.mark.parametrize("word", FIRST)
+def test_a_search_finds_the_right_page_first(word):
+    """Searches rank titles and headings first, so no other page may have the word in one."""
+    right = DOCS / FIRST[word]
+    found = {page for page in PAGES if any(word in heading.lower() for heading in headings(page))}
+    assert found == {right}
+    assert word in headings(right)[0].lower()
+
+
+def test_the_tests_that_hold_the_promises_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(?:(\w+)::)?(test_\w+)`", PROMISES)
+    assert len(named) > 100
+    missing = []
+    for path, group, name in named:
+        text = (ROOT / path).read_text()
+        definition = rf"^class {group}:.*^    def {name}\(" if group else rf"^def {name}\("
+        if not re.search(definition, text, re.MULTILINE | re.DOTALL):
+            missing.append(f"{path}::{name}")
+    assert missing == []
+
+
+def test_every_promise_names_a_test():
+    rows = re.findall(r"^\| .+", PROMISES, re.M)
+    assert [row for row in rows if "test_" not in row and row != "| promise | tests |"] == []

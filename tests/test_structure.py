@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PICTURE = (ROOT / "docs" / "structure.md").read_text().split("```")[1]
+PICTURE = (ROOT / "docs" / "explanation" / "structure.md").read_text().split("```")[1]
 
 
 def test_every_module_is_in_the_picture_and_the_other_way_round():
