@@ -20,6 +20,7 @@ import torch
 
 from ml4cube.core.angles import cell_areas
 from ml4cube.core.axes import is_time
+from ml4cube.core.display import PrintedAsCall
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.tensors import PTXrDataset
@@ -33,7 +34,7 @@ from ml4cube.training.inputs.loss_functions import (
 )
 
 
-class MaskedLoss:
+class MaskedLoss(PrintedAsCall):
     """The mean of a loss over the cells whose target has a value.
 
     Cells whose target is NaN or infinite (or the loss's own ``ignore_index``) are left out, and

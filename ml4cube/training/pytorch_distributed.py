@@ -51,6 +51,8 @@ class Trainer(pytorch.Trainer):
     [0]
     """
 
+    _first_call = "dist_train(trainer), or train()"
+
     def train(self) -> nn.Module:
         """Train on all ranks; every rank must call this.
 
