@@ -129,8 +129,8 @@ class PrintedAsCall(Summarized):
             if parameter.kind is parameter.VAR_KEYWORD:
                 continue  # it may hold secrets, such as the token of a service
             kept = name if hasattr(self, name) else f"_{name}"
-            text = argument(getattr(self, kept, parameter.default))
-            if text != argument(parameter.default):
+            text = one_line(getattr(self, kept, parameter.default))
+            if text != one_line(parameter.default):
                 facts[name] = text
         return Summary(facts=facts)
 
@@ -175,7 +175,7 @@ def bytes_text(number: float) -> str:
     return f"{number / 1000**exponent:.4g} {('B', 'kB', 'MB', 'GB', 'TB')[exponent]}"
 
 
-def argument(value: Any) -> str:
+def one_line(value: Any) -> str:
     """Return an argument as Python text in one line; of a large object, its type and sizes."""
     kind, sizes = type(value).__name__, getattr(value, "sizes", None)
     if isinstance(sizes, Mapping):
@@ -229,7 +229,7 @@ def _table_lines(table: Table, most_rows: int) -> list[str]:
     lines = [" " * 2] * len(cells)
     for column, is_number in zip(zip(*cells, strict=True), table.has_numbers(cells), strict=True):
         width = max(map(len, column))
-        if len(lines[0]) + width > _LETTERS:
+        if len(f"{lines[0]}  {'':{width}}  {_MORE}") > _LETTERS:
             lines = [f"{line}  {_MORE}" for line in lines]
             break
         padded = (cell.rjust(width) if is_number else cell.ljust(width) for cell in column)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ml4cube.core.display import Summarized, Summary, argument, counted
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -143,7 +143,7 @@ class EpochPlan(Summarized):
             "Order": order,
             "Last batch": "dropped if not full" if self.drop_last else None,
             "Memory": None if self.memory is None else self.memory.described,
-            "Augment": None if augment is None or not self.train else argument(augment),
+            "Augment": None if augment is None or not self.train else one_line(augment),
             "Device": self.options.device,
             "Next epoch": f"{epoch}, after {done:,} samples" if done else str(epoch),
         }

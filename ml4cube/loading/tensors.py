@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.display import Summarized, Summary, argument, bytes_text, counted, shown
+from ml4cube.core.display import Summarized, Summary, bytes_text, counted, one_line, shown
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
@@ -227,9 +227,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
             **self._shapes(),
             **used_as,
             "Coordinates": self.coord_features,
-            "Lead": {dim: f"y begins {o:,} after X" for dim, (o, _) in (self.lead or {}).items()},
+            "Lead": {d: f"y begins {o:,} after X" for d, (o, _) in (self.lead or {}).items() if o},
             "Rollout": None if self.rollout == 1 else counted(self.rollout, "step"),
-            "Weights": None if self.weights is None else argument(self.weights),
+            "Weights": None if self.weights is None else one_line(self.weights),
             "Chunks": f"{len(counts):,} of up to {counted(largest, 'sample')}, "
             f"{bytes_text(largest * sample_bytes)}",
             "Store": self._path,

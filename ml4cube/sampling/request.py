@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -115,7 +116,7 @@ class SamplingOptions:
         check_choice("scale_fn", self.scale_fn, SCALE_FNS)
         if self.callback is not None and not callable(self.callback):
             raise InvalidTypeError(
-                f"callback must be a function of a dict of arrays, got {self.callback!r}"
+                f"callback must be a function of a dict of arrays, got {one_line(self.callback)}"
             )
         if self.filter_var is not None and not isinstance(self.filter_var, str):
             raise InvalidTypeError(f"filter_var must be a variable name, got {self.filter_var!r}")

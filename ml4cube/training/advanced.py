@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.display import Summarized, Summary, argument, counted
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, reporters
 from ml4cube.training.events import Callback, as_callbacks
@@ -101,7 +101,7 @@ class AdvancedTrainer(Summarized):
         monitor = options.monitor or default_monitor(history)
         facts = {
             **run_facts(self.model, self._world, options, self.optimizer, self._scheduler),
-            "Loss": argument(self.criterion),
+            "Loss": one_line(self.criterion),
             "Metrics": list(self._metrics or ()),
         }
         epochs = history.to_dict().get("epoch", [0])[-1]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.display import Summarized, Summary, argument, counted
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training.callbacks import (
     BestModel,
@@ -263,7 +263,7 @@ class Trainer(Summarized):
             next_step = "predict_cube(trainer.model, ...), evaluate(loader)"
         facts = {
             **run_facts(loop.model, loop.world, loop.options, loop.optimizer, loop.scheduler),
-            "Loss": argument(loop.step.loss_parts[0]),
+            "Loss": one_line(loop.step.loss_parts[0]),
             "Metrics": list(loop.metrics),
             "Training": data_text(loop.feed.loader),
             "Validation": data_text(loop.val_loader),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
 from ml4cube.training.events import Callback, TrainingLoop, as_list
@@ -243,7 +244,7 @@ class LoggerCallback(Callback):
             refuse_class("loggers", target)
             if not callable(getattr(target, "log", None)):
                 raise InvalidTypeError(
-                    f"loggers must have a method log(values, step), got {target!r}"
+                    f"loggers must have a method log(values, step), got {one_line(target)}"
                 )
 
     def on_train_start(self, loop: TrainingLoop) -> None:

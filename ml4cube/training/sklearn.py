@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer
 from sklearn.metrics import mean_squared_error, zero_one_loss
 
-from ml4cube.core.display import Summarized, Summary, argument, counted
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
@@ -186,7 +186,7 @@ class Trainer(Summarized):
     def _summary(self) -> Summary:
         """Return how far training is, the next call, and what is trained on what."""
         facts = {
-            "Model": argument(self.model),
+            "Model": one_line(self.model),
             "Fitted": "batch by batch" if self._by_batch else "at once",
             "Metrics": list(self._metrics),
             "Training": _shown_data(self._train_data),
@@ -556,7 +556,9 @@ def _default_loss(model: BaseEstimator, *, supervised: bool) -> Metric | None:
 def _check_model(model: Any, *, by_batch: bool) -> None:
     name = type(model).__name__
     if isinstance(model, type) or not hasattr(model, "fit"):
-        raise InvalidTypeError(f"model must be an estimator object of scikit-learn, got {model!r}")
+        raise InvalidTypeError(
+            f"model must be an estimator object of scikit-learn, got {one_line(model)}"
+        )
     if by_batch and not hasattr(model, "partial_fit"):
         raise InvalidTypeError(
             f"{name} has no partial_fit, so it cannot be trained batch by batch; use another "

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 
-from ml4cube.core.display import Summarized, Summary, argument, counted
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.training.addons.core import Combinable
 from ml4cube.training.events import Callback, is_better
@@ -122,7 +122,7 @@ class TrainerState(Summarized, metaclass=Combinable):
         options, loss = self._options, self.loss_step
         facts = {
             **run_facts(self.model, self._world, options, self.optimizer, self.scheduler),
-            "Loss": "that of train_step" if loss is None else argument(loss.loss),
+            "Loss": "that of train_step" if loss is None else one_line(loss.loss),
             "Metrics": list(self._metrics or ()),
         }
         next_step = "run(n_epoch, loader, valid_loader)"
