@@ -333,12 +333,12 @@ def test_text_is_aligned_and_cut():
     table = Table(("name", "n"), [(f"v{k}", 10.0**k) for k in range(30)])
     inner = Example(Summary("an inner one"))
     empty = {"Empty": Table(("a",), []), "None": None}
-    facts = {"Cube": {"lat": 4, "time": 1200}, "Names": [*"abcdefghij"], "No": None, "Nor": ""}
+    facts = {"Cube": {"lat": 4, "time": 1200}, "Names": [*"abcdefghijklmn"], "No": None, "Nor": ""}
     summary = Summary("a headline", facts, {"Table": table, "Inner": inner, **empty})
     assert repr(Example(summary)) == (
         "<Example> a headline\n"
         "Cube:  lat: 4, time: 1,200\n"
-        "Names: a, b, c, d, e, f, g, … (10 in all)\n"
+        "Names: a, b, c, d, e, f, g, h, i, j, k, … (14 in all)\n"
         "Inner: an inner one\n"
         "Table:\n"
         "    name      n\n"

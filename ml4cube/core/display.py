@@ -20,7 +20,7 @@ _LINES, _LETTERS, _LEAST_ROWS = 15, 100, 5
 # Most rows of a table in HTML.
 _HTML_ROWS = 100
 # Most names of a list, and letters of an argument.
-_NAMES, _ARGUMENT_LETTERS = 8, 80
+_NAMES, _ARGUMENT_LETTERS = 12, 80
 _MORE = "…"
 
 # Colours are those of the page, so that it is readable in light and in dark notebooks.
@@ -243,7 +243,8 @@ def _part_headline(title: str, summary: Summary) -> str:
 
 def _are_numbers(texts: Sequence[str]) -> bool:
     known = [text for text in texts if text not in ("", _MORE)]
-    return bool(known) and all(t.lstrip("-")[:1].isdigit() or t in ("nan", "inf") for t in known)
+    unsigned = [text.lstrip("-") for text in known]
+    return bool(known) and all(t[:1].isdigit() or t in ("nan", "inf") for t in unsigned)
 
 
 def _as_html(title: str, summary: Summary) -> str:

@@ -841,7 +841,7 @@ def test_the_object():
     assert report.verdict.endswith(".")
     text = " ".join(str(report).split())
     assert report.verdict in text
-    assert f" {report.table.found['test cells']:,.0f} " in text
+    assert f"test cells: {report.table.found['test cells']:,.0f}," in text
     assert len(report.plot().axes) == 3
     assert audit(ds.rename(split="mine"), name="mine").verdict == report.verdict
 

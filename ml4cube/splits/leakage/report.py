@@ -13,7 +13,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.display import Summarized, Summary, Table
+from ml4cube.core.display import Summarized, Summary, Table, shown
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_numpy
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN
 from ml4cube.core.statistics import check_decoded
@@ -49,7 +49,7 @@ _SCATTERED_PIECES = 3.5
 # regions, even if it is connected, as half of all cells are when assigned one by one.
 _RAGGED_RUNS = 5
 # Of the checks, the worst first.
-_STATUSES = ("leak", "warning", "unknown", "", "ok")
+_STATUSES = ("leak", "warning", "unknown", "ok")
 # Most cells of a label that is kept in memory once cells without a value are excluded.
 _LABELS_AT_MOST = 1 << 26
 
@@ -93,12 +93,18 @@ class LeakageReport(Summarized):
     shares: dict[str, float] = field(default_factory=dict)
 
     def _summary(self) -> Summary:
-        """Return the verdict and the checks, those that are not passed first."""
+        """Return the verdict, plain counts, and the checks, those that are not passed first."""
         columns = ["found", "unit", "limit", "status", "meaning"]
         known = self.table[columns].astype(object).where(self.table[columns].notna(), None)
         rows = [(str(name), *row) for name, row in zip(known.index, known.values, strict=True)]
-        rows.sort(key=lambda row: _STATUSES.index(row[4]))
-        return Summary(self.verdict, sections={"Checks": Table(["check", *columns], rows)})
+        found = {
+            name.replace(", ", " in "): number if unit in name else f"{shown(number)} {unit}"
+            for name, number, unit, _, status, _ in rows
+            if not status
+        }
+        checks = sorted((row for row in rows if row[4]), key=lambda row: _STATUSES.index(row[4]))
+        sections = {"Checks": Table(["check", *columns], checks)}
+        return Summary(self.verdict, {"Found": found}, sections)
 
     def plot(self) -> Any:
         """Plot the fractions of test cells that are too near, and the distances to train.
