@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.display import Summarized, Summary
+
 Ints = NDArray[np.int64]
 
 # Numbers with many divisors: if the number of streams is a multiple of the number of ranks, each
@@ -242,8 +244,8 @@ def effective_batch_size(blocks: Sequence[int] | Ints) -> float:
     return math.pow(counts.sum(), 2) / float(np.square(counts, dtype=np.float64).sum())
 
 
-@dataclass(frozen=True)
-class ShuffleReport:
+@dataclass(frozen=True, repr=False)
+class ShuffleReport(Summarized):
     """Report of how well batches are mixed, given that samples of one block are similar.
 
     Parameters
@@ -265,9 +267,9 @@ class ShuffleReport:
     Examples
     --------
     >>> report = ShuffleReport.of([[0, 0, 1, 1], [0, 1, 2, 3]], "chunks", counts=[5] * 20)
-    >>> print(report)  # doctest: +NORMALIZE_WHITESPACE
-    a batch of 4 is worth 3.0 independent samples (a perfect shuffle: 3.6),
-    from at least 2 of 20 chunks
+    >>> report
+    <ShuffleReport> a batch of 4 is worth 3.0 independent samples (a perfect shuffle: 3.6), from at
+        least 2 of 20 chunks
     """
 
     batch_size: int
@@ -310,7 +312,7 @@ class ShuffleReport:
             unit=unit,
         )
 
-    def __str__(self) -> str:
+    def _summary(self) -> Summary:
         """Return one sentence, with advice where batches are poorly mixed."""
         sentence = (
             f"a batch of {self.batch_size} is worth {self.effective_batch_size:.1f} independent "
@@ -321,4 +323,4 @@ class ShuffleReport:
             sentence += "; a larger buffer_mb, or a store in shuffled order, mixes better"
         if self.blocks < _FEW_BLOCKS:
             sentence += f"; {self.blocks} {self.unit} are few: no loader can mix more"
-        return sentence
+        return Summary(sentence)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ml4cube.core.display import Summarized, Summary, Table, counted
 from ml4cube.core.distance.reach import Reach, cells_near
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
@@ -58,8 +59,8 @@ def check_fractions(
     return {part: fraction for part, fraction in fractions.items() if fraction > 0}
 
 
-@dataclass(frozen=True)
-class SplitPlan:
+@dataclass(frozen=True, repr=False)
+class SplitPlan(Summarized):
     """The part of every block of a cube, with the settings that made it.
 
     Make one with `SplitPlan.assign`. The dims of `grid` are sorted by name, so that a plan does not
@@ -200,6 +201,26 @@ class SplitPlan:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as JSON, whose labels are compressed: a map of regions has millions."""
         return SplitPlan.from_json, (self.to_json(),)
+
+    def _summary(self) -> Summary:
+        """Return the blocks of every part, and the settings that made them."""
+        numbers = np.bincount(np.frombuffer(self.labels, dtype=np.uint8), minlength=256)
+        asked_for = {part: f"{fraction:.1%}" for part, fraction in self.fractions}
+        rows = [
+            (part, numbers[label], f"{numbers[label] / len(self.grid):.1%}", asked_for.get(part))
+            for part, label in {**PARTS, "excluded": EXCLUDED}.items()
+            if numbers[label]
+        ]
+        facts = {
+            "Cube": self.cube_shape,
+            "Block": dict(zip(self.grid.dims, self.grid.tile, strict=True)),
+            "Buffer": dict(self.buffer),
+            "Cyclic": self.cyclic,
+            "Seed": None if self.seed is None else str(self.seed),
+            "Note": self.note,
+        }
+        parts = Table(("", "blocks", "of all", "asked for"), rows)
+        return Summary(counted(len(self.grid), "block"), facts, {"Parts": parts})
 
     @property
     def cube_shape(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from ml4cube.core.display import Summarized, Summary, Table, counted, shown
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -22,6 +23,8 @@ from ml4cube.core.sums.moments import VariableStatistics as VariableStatistics
 
 # Cells scaled at a time: as float64 they take 1 MiB, which stays in a core's cache.
 _CELLS_AT_ONCE = 131_072
+# Numbers of a variable that are printed.
+_SHOWN = ("count", "mean", "std", "min", "max", "gaps", "infs")
 
 #: Scalings by statistics that the package computes itself.
 SCALE_FNS = ("standardize", "normalize", None)
@@ -42,7 +45,7 @@ _ATTRS_OF_UNSCALED = (
 _UNSCALED = "unscaled_"
 
 
-class Statistics(Mapping[str, VariableStatistics]):
+class Statistics(Summarized, Mapping[str, VariableStatistics]):
     """Statistics of several variables: an immutable mapping of names to `VariableStatistics`.
 
     Parameters
@@ -269,9 +272,28 @@ class Statistics(Mapping[str, VariableStatistics]):
         """Return the same number for equal statistics."""
         return hash((self.part, frozenset(self.items())))
 
-    def __repr__(self) -> str:
-        """Return an expression that evaluates to an equal object."""
-        return f"{type(self).__name__}({self._table!r}, part={self.part!r})"
+    def _summary(self) -> Summary:
+        """Return the numbers of every variable; those of fields as ranges."""
+        rows = [(name, *_shown_numbers(stats)) for name, stats in self.items()]
+        dims = {name: stats.dims for name, stats in self.items() if hasattr(stats, "dims")}
+        per = dict.fromkeys(" × ".join(found) for found in dims.values() if found)
+        part = "" if self.part in (None, "all") else f" of the {self.part} part"
+        return Summary(
+            f"{counted(len(self), 'variable')}{part}",
+            {"Separate for each": list(per)},
+            {"Variables": Table(("", *_SHOWN), rows)},
+        )
+
+
+def _shown_numbers(stats: VariableStatistics) -> list[object]:
+    """Return the numbers of a variable; of a field their ranges, unless that takes long."""
+    if np.size(stats.count) > _CELLS_AT_ONCE:
+        return [f"{np.size(stats.count):,} fields", *[None] * (len(_SHOWN) - 1)]
+    found: list[object] = []
+    for name in _SHOWN:
+        ends = [f.reduce(getattr(stats, name), axis=None) for f in (np.fmin, np.fmax)]
+        found.append(" to ".join(dict.fromkeys(map(shown, ends))))
+    return found
 
 
 def check_decoded(name: str, variable: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import xarray as xr
 
+from ml4cube.core.display import Summarized, Summary, Table, bytes_text, counted
 from ml4cube.core.errors import (
     CubeError,
     EmptyPartError,
@@ -53,8 +54,8 @@ from ml4cube.store.write_errors import WriteErrors
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RunSummary:
+@dataclass(frozen=True, repr=False)
+class RunSummary(Summarized):
     """Summary of a run of the sampler.
 
     Parameters
@@ -77,17 +78,19 @@ class RunSummary:
     shards: int
     seconds: float
 
-    def __str__(self) -> str:
-        """Return the summary as a table."""
-        rows = [str(self.plan)]
-        rows += [f"{size / 1e6:>14,.1f} MB on disk: {path}" for path, size in self.nbytes.items()]
+    def _summary(self) -> Summary:
+        """Return the plan, the stores and the time."""
         earlier = f", {self.resumed} of them by an earlier run" if self.resumed else ""
         rate = ""
         if not self.resumed and len(self.nbytes) == len(self.plan.parts):  # this run wrote all
             samples = sum(self.plan.samples.values())
             rate = f", {samples / max(self.seconds, 1e-9):,.0f} samples/s"
-        rows.append(f"{self.seconds:>14,.1f} s, {self.shards} shards{earlier}{rate}")
-        return "\n".join(rows)
+        stores = Table.listing(
+            [f"{bytes_text(size)} on disk: {path}" for path, size in self.nbytes.items()]
+        )
+        headline = f"{self.seconds:,.1f} s, {self.shards} shards{earlier}{rate}"
+        plan = self.plan._summary()
+        return Summary(headline, plan.facts, {**plan.sections, "Stores": stores})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +134,7 @@ class _Planned(NamedTuple):
     scaling: dict[str, Scaling]
 
 
-class MultiProcSampler:
+class MultiProcSampler(Summarized):
     """Cut samples from a cube and write one zarr store per part, on many processes.
 
     Windows lie on one grid over the whole cube, ``size - overlap`` cells apart. A window belongs
@@ -372,6 +375,23 @@ class MultiProcSampler:
         self._overwrite = overwrite
         # The last plan, by the id of its call, which changes when the cube does.
         self._planned: dict[str, _Planned] = {}
+        self._is_written = False
+
+    def _summary(self) -> Summary:
+        """Return how samples are cut, where they go, and what is known of them so far."""
+        sampling = self.sampling
+        plan = next((found.plan for found in self._planned.values()), None)
+        state = f"{counted(sampling.spec.total, 'window')}; plan() counts the samples"
+        if plan is not None:
+            state = f"{counted(sum(plan.samples.values()), 'sample')}; run() writes them"
+        if self._is_written:
+            state = "written; get_datasets() opens the stores"
+        facts = {
+            **sampling.facts,
+            "Callback": self._settings["callback"],
+            **{f"{part.capitalize()} store": str(t) for part, t in self.targets.items()},
+        }
+        return Summary(state, facts, {"Plan": plan})
 
     def plan(self) -> SamplePlan:
         """Count the samples of every part, without writing anything; reads the cube once.
@@ -475,7 +495,7 @@ class MultiProcSampler:
         for target in self.targets.values():
             remove_work_folder(target, call.id)
         # From now on, get_datasets() opens the stores, and does not replace them again.
-        self._overwrite = False
+        self._overwrite, self._is_written = False, True
         logger.info("%s", summary or "every store exists already")
         return summary
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.display import Summarized, Summary, bytes_text, counted
 from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
@@ -19,6 +20,7 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import Block, SizesLike
+from ml4cube.core.sample_facts import outcome_table
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.sampling.extractor import OUTCOMES, Arrays, Callback, Extractor, float_statistics
@@ -72,7 +74,7 @@ class _BlockSamples:
         return set(self.labels.tolist())
 
 
-class XrDataset:
+class XrDataset(Summarized):
     """Cut samples from blocks of a cube into arrays in memory.
 
     The windows, the rules for gaps and the statistics are those of `MultiProcSampler`: a window
@@ -189,6 +191,15 @@ class XrDataset:
         self._samples = self._sampling.extractor.scaled(samples, scaling, origins)
         self.accounting = self._count_outcomes()
         warn_of_nothing_to_fill(self._sampling.spec, self.accounting)
+
+    def _summary(self) -> Summary:
+        """Return how samples were cut, and what became of all windows."""
+        nbytes = sum(values.nbytes for values in self._samples.values())
+        return Summary(
+            f"{counted(len(self._labels), 'sample')} in memory, {bytes_text(nbytes)}",
+            self._sampling.facts,
+            {"Windows": outcome_table(self.accounting, PARTS), "Statistics": self.statistics},
+        )
 
     def _block_ids(self) -> list[int]:
         """Return the ids of the blocks to use, in their order."""

@@ -11,18 +11,19 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ml4cube.core.display import Summarized, Summary, Table
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.probabilities import reliability_table
 from ml4cube.evaluation.cells.timing import span
 from ml4cube.evaluation.scores.bootstrap import Bootstrap
 from ml4cube.evaluation.scores.tables import SKILLS, samples_and_leads, score_rows
-from ml4cube.evaluation.scores.verdict import verdicts
+from ml4cube.evaluation.scores.verdict import lead_text, verdicts
 from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Scorecard:
+class Scorecard(Summarized):
     """The result of `evaluate`: scores with intervals, and the sums that they follow from.
 
     Printed, it says for each variable where the prediction is better than each baseline, and where
@@ -256,17 +257,24 @@ class Scorecard:
         by, metrics = tuple(raw["by"]), tuple(raw["metrics"])
         return cls(NamedSums.from_dict(raw), by, metrics, Bootstrap(**raw["bootstrap"]))
 
-    def __repr__(self) -> str:
+    def _summary(self) -> Summary:
+        """Return errors by lead time, the verdict, and how the scores were computed."""
         samples, leads = self.samples_and_leads
-        n = samples.size
         what = "dates" if leads is None else f"forecasts at {leads.size} lead times"
-        lines = [f"Scorecard of {n} {what}, {span(samples)}"]
-        rmse = self._by_lead["rmse"]
-        frame = rmse.to_series().unstack("model")[list(rmse["model"].values)]
-        frame.columns = [f"rmse {name}" for name in frame.columns]
-        lines += [frame.to_string(float_format=lambda x: f"{x:.4g}", max_rows=20), *self.verdict]
-        lines += [f"{name}: {text}" for name, text in self.scores.attrs.items()]
-        return "\n".join(lines)
+        frame = self._by_lead["rmse"].to_series().unstack("model").reset_index()
+        if LEAD in frame:
+            frame[LEAD] = [lead_text(lead) for lead in frame[LEAD].values]
+        models = [str(name) for name in self._by_lead["model"].values]
+        columns = [*(str(name) for name in frame if name not in models), *models]
+        how = [f"{name}: {text}" for name, text in self.scores.attrs.items()]
+        return Summary(
+            f"{samples.size} {what}, {span(samples)}",
+            sections={
+                "RMSE": Table(columns, frame[columns].values.tolist()),
+                "Verdict": Table.listing(self.verdict),
+                "Computed with": Table.listing(how),
+            },
+        )
 
 
 def _squared(units: str) -> str:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from ml4cube.core.display import PrintedAsCall
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
@@ -43,7 +44,7 @@ def bind_augmentations(
     return tuple(ready)
 
 
-class _Turn(ABC):
+class _Turn(PrintedAsCall, ABC):
     """Base of augmentations along dims, which `bind` prepares for a data set."""
 
     dims: tuple[str, ...]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -106,7 +107,7 @@ def _device(given: Any) -> torch.device:
     return device
 
 
-class EpochPlan:
+class EpochPlan(Summarized):
     """The samples of this rank in every epoch, their order, and the progress of the epoch."""
 
     # Every iteration is a new epoch: the one that `set_epoch` named, else the next.
@@ -126,6 +127,28 @@ class EpochPlan:
         # (epoch, samples done), of the iteration that began last and of the next one.
         self._now = self.upcoming = (0, 0)
         self.share()  # Refuses sizes that cannot work, before any work.
+
+    def _summary(self) -> Summary:
+        """Return batches, samples, their order, and the progress."""
+        share, ranks = self.share(), _rank_and_world(self.parallel)
+        epoch, done = self.upcoming
+        order = f"shuffled, seed {self.seed}" if self.shuffle else "that of the data"
+        if self.shuffle and self.memory is not None and not self.memory.fits:
+            order += f", {self.memory.streams} chunks mixed at a time"
+        augment = self.options.augment
+        facts = {
+            "Use": "training" if self.train else "validation or test",
+            "Samples": f"{share.num_samples:,} of {self.n:,}",
+            "Rank": "{rank} of {world}".format(**ranks) if self.parallel else None,
+            "Order": order,
+            "Last batch": "dropped if not full" if self.drop_last else None,
+            "Memory": None if self.memory is None else self.memory.described,
+            "Augment": None if augment is None or not self.train else one_line(augment),
+            "Device": self.options.device,
+            "Next epoch": f"{epoch}, after {done:,} samples" if done else str(epoch),
+        }
+        sizes = f"{counted(len(share), 'batch', 'batches')} of {counted(self.batch_size, 'sample')}"
+        return Summary(sizes, facts)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
@@ -210,7 +233,7 @@ class EpochPlan:
         self.upcoming = self._now = (int(state["epoch"]), int(state["done"]))
 
 
-class EpochLoader:
+class EpochLoader(Summarized):
     """Base of `SampleLoader` and `MapLoader`: epochs that ranks share, and that can be resumed.
 
     Every iteration is one epoch: the one that `set_epoch` named, else the next.
@@ -228,6 +251,19 @@ class EpochLoader:
     dataset: Any
     plan: EpochPlan
     handover: Handover
+    num_workers: int
+    _readers = ("process", "processes")
+
+    def _summary(self) -> Summary:
+        """Return the plan of epochs, how batches are made, and the data."""
+        plan, data = self.plan._summary(), self.dataset
+        facts = {
+            **plan.facts,
+            "Read by": counted(self.num_workers, *self._readers) if self.num_workers else None,
+            "Data": None if isinstance(data, Summarized) else type(data).__name__,
+        }
+        sections = {"Data": data if isinstance(data, Summarized) else None}
+        return Summary(plan.headline, facts, sections)
 
     @property
     def parallel(self) -> bool:
@@ -332,6 +368,7 @@ class SampleLoader(EpochLoader):
     """
 
     dataset: PTXrDataset
+    _readers = ("thread", "threads")
 
     def __init__(
         self, dataset: PTXrDataset, plan: EpochPlan, handover: Handover, threads: int
@@ -549,7 +586,7 @@ class SampleLoader(EpochLoader):
         self._idle_rings = {slots: ring}
 
 
-class ShareSampler(DistributedSampler[int]):
+class ShareSampler(Summarized, DistributedSampler[int]):
     """Samples of one rank, in the order of an epoch, for a torch DataLoader.
 
     It derives from DistributedSampler, so that Lightning and ignite know that samples are shared
@@ -564,6 +601,10 @@ class ShareSampler(DistributedSampler[int]):
     def __init__(self, plan: EpochPlan) -> None:
         # DistributedSampler's own __init__ asks for a process group.
         self.plan = plan
+
+    def _summary(self) -> Summary:
+        """Return the plan of epochs."""
+        return self.plan._summary()
 
     def __len__(self) -> int:
         """Samples of this rank in one epoch."""

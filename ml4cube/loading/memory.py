@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ml4cube.core.display import bytes_text
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.rank_shares import ChunkOrder, ChunkSchedule, Ints, stream_count
 
@@ -50,6 +51,15 @@ class Memory:
     def streams(self) -> int:
         """Number of chunks that a shuffled batch mixes if the samples do not fit."""
         return stream_count(int((self._counts > 0).sum()), self._chunks_that_fit)
+
+    @property
+    def described(self) -> str:
+        """What is held in memory, in words."""
+        if self.fits:
+            return f"all samples, {bytes_text(int(self._starts[-1]) * self._sample_bytes)}"
+        return (
+            f"{self._chunks_that_fit:,} of {len(self._counts):,} chunks, {bytes_text(self._bytes)}"
+        )
 
     @property
     def order_name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.display import Summarized, Summary, bytes_text, counted, one_line, shown
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
 from ml4cube.core.rank_shares import Ints
+from ml4cube.core.sample_facts import variable_facts
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
@@ -33,6 +36,7 @@ from ml4cube.loading.views import (
     repeat_along_missing_dims,
 )
 from ml4cube.sampling.request import check_known
+from ml4cube.store.format import store_facts
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch
@@ -51,7 +55,7 @@ _SAMPLE_ANEW = (
 )
 
 
-class PTXrDataset(Dataset[Any]):
+class PTXrDataset(Summarized, Dataset[Any]):
     """Samples of a store or a cube as tensors; chunks are read when needed.
 
     Parameters
@@ -193,6 +197,9 @@ class PTXrDataset(Dataset[Any]):
         lead = {dim: [a.offset, a.target_size] for dim, a in self._source.lead.items()}
         self.lead = lead or None
         self._from_cube = isinstance(self._source, CubeSource)
+        opened_from = getattr(ds, "encoding", {}).get("source", ds)
+        is_path = isinstance(opened_from, str | os.PathLike) and not self._from_cube
+        self._path = str(opened_from) if is_path else None
         self._choose_variables(options)
         self._warn_of_filled(ds, options)
         self._add_features()
@@ -206,6 +213,41 @@ class PTXrDataset(Dataset[Any]):
         self.layout = tuple(tuple(variables[f.variables[0]].sizes) for f in self._fields)
         self.step_sizes = self._sizes_of_one_step()
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
+
+    def _summary(self) -> Summary:
+        """Return the arrays of an item, how samples are cut, and how they are read."""
+        part, used_as = "", variable_facts(self.features, self.targets, {})
+        if self.metadata is not None:
+            part = f"{self.metadata.part} "
+            used_as = store_facts(self.metadata, self.features, self.targets)
+        sample_bytes = sum(field.nbytes for field in self._fields)
+        counts = self._source.counts
+        largest = int(counts.max(initial=0))
+        facts = {
+            **self._shapes(),
+            **used_as,
+            "Coordinates": self.coord_features,
+            "Lead": {d: f"y begins {o:,} after X" for d, (o, _) in (self.lead or {}).items() if o},
+            "Rollout": None if self.rollout == 1 else counted(self.rollout, "step"),
+            "Weights": None if self.weights is None else one_line(self.weights),
+            "Chunks": f"{len(counts):,} of up to {counted(largest, 'sample')}, "
+            f"{bytes_text(largest * sample_bytes)}",
+            "Store": self._path,
+        }
+        size = bytes_text(len(self) * sample_bytes)
+        headline = f"{counted(len(self), f'{part}sample')}, {size} as tensors"
+        return Summary(headline, facts, {"Statistics": self.statistics or None})
+
+    def _shapes(self) -> dict[str, str]:
+        """Return the dims and dtype of each array of an item."""
+        names = ["X", "y", "w"] if self._stacked else [f.variables[0] for f in self._fields]
+        shapes = {}
+        for name, field in zip(names, self._fields, strict=False):
+            sizes = dict(self._source.variables[field.variables[0]].sizes)
+            if field.stacked:
+                sizes = {"channels": len(field.variables), **sizes}
+            shapes[name] = f"{shown(sizes) or 'one value'}, {field.dtype.name}"
+        return shapes
 
     @property
     def statistics(self) -> Statistics | None:

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.fingerprint import mix_number
 from ml4cube.training.ranks.dist import pick_device
@@ -51,7 +52,7 @@ def parse_models(model: Any, samples: int | None) -> tuple[Model, ...]:
         if not (callable(one) or is_estimator(one) or isinstance(one, ExportedProgram)):
             raise InvalidTypeError(
                 f"model must be a torch module, an exported program, an estimator with predict() "
-                f"or another callable, or a list of them, got {one!r}"
+                f"or another callable, or a list of them, got {one_line(one)}"
             )
     if samples is not None:
         check_whole("samples", samples, 1)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import xarray as xr
 
+from ml4cube.core.display import PrintedAsCall, Summary
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -26,7 +27,7 @@ METHODS = ("standardize", "normalize", "robust")
 _PARAMETERS = ("method", "per", "climatology", "weights")
 
 
-class CubeScaler:
+class CubeScaler(PrintedAsCall):
     """Scaler of cubes, fitted to the training part and exactly invertible.
 
     It has the interface of scikit-learn's transformers, with cubes for `X`.
@@ -319,15 +320,11 @@ class CubeScaler:
             input_tags=InputTags(two_d_array=False, three_d_array=True, allow_nan=True),
         )
 
-    def __repr__(self) -> str:
-        """Return text that evaluates to an unfitted copy."""
-        defaults = type(self)().get_params()
-        shown = ", ".join(
-            f"{name}={value!r}"
-            for name, value in self.get_params().items()
-            if name == "method" or value is not defaults[name]
-        )
-        return f"{type(self).__name__}({shown})"
+    def _summary(self) -> Summary:
+        """Return the parameters and, once fitted, the statistics."""
+        headline = "fitted" if self.__sklearn_is_fitted__() else "not fitted; call fit"
+        sections = {"Statistics": getattr(self, "statistics_", None)}
+        return Summary(headline, super()._summary().facts, sections)
 
     def _statistics_of(self, X: cubes.Cube) -> Statistics:
         """Compute the statistics that the parameters ask for."""

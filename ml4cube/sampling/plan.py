@@ -14,6 +14,7 @@ from typing import NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.display import Summarized, Summary, Table
 from ml4cube.core.errors import (
     EmptyPartError,
     InvalidValueError,
@@ -22,6 +23,7 @@ from ml4cube.core.errors import (
     check_choice,
 )
 from ml4cube.core.grid import Grid
+from ml4cube.core.sample_facts import outcome_table
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
@@ -44,8 +46,8 @@ _COUNT_BYTES = 16 * MIB
 _MAX_TASKS = 20_000
 
 
-@dataclass(frozen=True)
-class SamplePlan:
+@dataclass(frozen=True, repr=False)
+class SamplePlan(Summarized):
     """The result of sampling, known before anything is written."""
 
     parts: tuple[str, ...]
@@ -104,24 +106,28 @@ class SamplePlan:
         """Windows that give no sample, by reason."""
         return {name: self.accounting[name] for name in ("edge", *REASONS)}
 
-    def __str__(self) -> str:
-        """Return a table."""
-        total = max(self.accounting["total"], 1)
-        rows = [f"{self.accounting['total']:>14,} windows"]
-        for part, n in self.samples.items():
-            size = self.nbytes[part] / MIB
-            rows.append(f"{n:>14,} {part} samples ({n / total:.1%}), {size:,.1f} MiB raw")
-        for reason, n in self.dropped.items():
-            if n:
-                rows.append(f"{n:>14,} dropped: {reason} ({n / total:.1%})")
-        for name, absent in self.absent.items():
-            rows.append(
-                f"{absent.number:>14,} chunks of {name!r} are missing from the source and read as "
-                f"{absent.reads_as}"
-            )
-        rows += [f"{'filled':>14}: gaps of {n!r} ({how!r})" for n, how in self.filled.items()]
-        rows += [f"{'left out':>14}: {name!r} {why}" for name, why in self.left_out.items()]
-        return "\n".join(rows)
+    def _summary(self) -> Summary:
+        """Return what every part gets, what is dropped, and what to know about the source."""
+        notes = [
+            f"{chunks.number:,} chunks of {name!r} are missing from the source and read as "
+            f"{chunks.reads_as}"
+            for name, chunks in self.absent.items()
+        ]
+        notes += [f"filled: gaps of {name!r} ({how!r})" for name, how in self.filled.items()]
+        notes += [f"left out: {name!r} {why}" for name, why in self.left_out.items()]
+        variables = {
+            name: " ".join([" × ".join(map(str, window)), np.dtype(dtype).name]).strip()
+            for name, (window, dtype) in self.schema.items()
+        }
+        return Summary(
+            f"{sum(self.samples.values()):,} samples of {self.accounting['total']:,} windows",
+            {"Variables": variables},
+            {
+                "Windows": outcome_table(self.accounting, self.parts, self.sample_bytes),
+                "Notes": Table.listing(notes),
+                "Statistics": self.statistics,
+            },
+        )
 
 
 def make_plan(

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -25,6 +26,7 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid, SizesLike, cell_ids, parse_sizes
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of_filled
 from ml4cube.core.partition import hash_ids
+from ml4cube.core.sample_facts import cutting_facts, split_text, variable_facts
 from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
@@ -114,7 +116,7 @@ class SamplingOptions:
         check_choice("scale_fn", self.scale_fn, SCALE_FNS)
         if self.callback is not None and not callable(self.callback):
             raise InvalidTypeError(
-                f"callback must be a function of a dict of arrays, got {self.callback!r}"
+                f"callback must be a function of a dict of arrays, got {one_line(self.callback)}"
             )
         if self.filter_var is not None and not isinstance(self.filter_var, str):
             raise InvalidTypeError(f"filter_var must be a variable name, got {self.filter_var!r}")
@@ -216,6 +218,20 @@ class Sampling:
     def spec(self) -> SampleSpec:
         """The windows, variables and gap policy of samples."""
         return self.extractor.spec
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """How samples are cut, by label, to be printed."""
+        spec = self.spec
+        features = spec.features or [n for n in spec.variables if n not in spec.targets]
+        units = {name: self.ds[name].attrs.get("units") for name in spec.variables}
+        by = "the train samples" if self.given is None else "given statistics"
+        return {
+            **variable_facts(features, spec.targets, units),
+            **cutting_facts(spec),
+            "Scaling": f"{spec.scale_fn}, by {by}" if spec.scale_fn else "none",
+            "Split": split_text(self.recipe),
+        }
 
     def asks_for(self, part: str) -> bool:
         """Return True if the split should have a part; a label made by hand should have all."""

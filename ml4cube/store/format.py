@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,10 +31,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.display import Summarized, Summary
 from ml4cube.core.errors import StoreError
 from ml4cube.core.missing import FILLED_ATTR
+from ml4cube.core.sample_facts import cutting_facts, outcome_table, split_text, variable_facts
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Entries, decode_entries, encode_entries
+from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
 from ml4cube.store.folders import FILES_AT_ONCE, HASH_ALGORITHM, Files, Folder, digest
@@ -457,8 +460,8 @@ def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Datas
     return ds
 
 
-@dataclass(frozen=True)
-class StoreMetadata:
+@dataclass(frozen=True, repr=False)
+class StoreMetadata(Summarized):
     """Metadata of a sample store.
 
     Parameters
@@ -510,6 +513,19 @@ class StoreMetadata:
     def targets(self) -> tuple[str, ...]:
         """Variables to predict; empty if none was named."""
         return self.spec.targets
+
+    def _summary(self) -> Summary:
+        """Return what the samples are, and what became of all windows."""
+        return Summary(
+            f"{self.accounting[self.part]:,} {self.part} samples",
+            store_facts(self, self.features, self.targets),
+            {
+                "Windows": outcome_table(
+                    self.accounting, [p for p in PARTS if p in self.accounting]
+                ),
+                "Statistics": self.statistics,
+            },
+        )
 
     def invented(self, names: Iterable[str]) -> dict[str, str]:
         """Return variables to predict whose gaps were filled without being named.
@@ -600,6 +616,21 @@ class StoreMetadata:
         if self.places:
             attrs[_PLACES_ATTR] = {n: encode_entries(e) for n, e in self.places.items()}
         return attrs
+
+
+def store_facts(
+    metadata: StoreMetadata, features: Collection[str], targets: Collection[str]
+) -> dict[str, object]:
+    """Return what the samples of a store are, used with these variables, by label."""
+    described = metadata.provenance.get("variables", {})
+    units = {name: found.get("attrs", {}).get("units") for name, found in described.items()}
+    return {
+        **variable_facts(features, targets, units),
+        **cutting_facts(metadata.spec),
+        "Scaling": metadata.spec.scale_fn or "none",
+        "Split": split_text(metadata.split),
+        "Cut from": metadata.provenance.get("source"),
+    }
 
 
 def _statistics(values: Any) -> Statistics:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.cube.opening import store_and_path
 from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, digest
@@ -93,7 +94,7 @@ def location_of(argument: str, source: Any) -> str | ZarrFolder:
     if store is None:
         raise InvalidTypeError(
             f"{argument} must be a path, a URL, a zarr store or group, or an Icechunk session, got "
-            f"{source!r}"
+            f"{one_line(source)}"
         )
     from zarr.storage import FsspecStore, LocalStore, StorePath
 

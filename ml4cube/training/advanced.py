@@ -10,20 +10,22 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, reporters
 from ml4cube.training.events import Callback, as_callbacks
 from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, pick_precision
+from ml4cube.training.measure.summary import run_facts, summary_of_run
 from ml4cube.training.ranks.dist import World, ddp_init
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
-from ml4cube.training.state import History
+from ml4cube.training.state import History, best_row, default_monitor
 
 __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint"]
 
 
-class AdvancedTrainer:
+class AdvancedTrainer(Summarized):
     """Train with the parts you choose, on all ranks of the process group there is.
 
     The model keeps the weights of the last epoch; those of the best are in the files of
@@ -92,6 +94,20 @@ class AdvancedTrainer:
         )
         self._scheduler, self._metrics = scheduler, metrics
         self.history = History()
+
+    def _summary(self) -> Summary:
+        """Return how far the last run came, and what is trained with what."""
+        history, options = self.history, self._options
+        monitor = options.monitor or default_monitor(history)
+        facts = {
+            **run_facts(self.model, self._world, options, self.optimizer, self._scheduler),
+            "Loss": one_line(self.criterion),
+            "Metrics": list(self._metrics or ()),
+        }
+        epochs = history.to_dict().get("epoch", [0])[-1]
+        best = best_row(history, monitor, options.mode)
+        next_step = "fit(train_loader, val_loader, epochs)"
+        return summary_of_run(counted(epochs, "epoch"), monitor, best, next_step, facts, history)
 
     def fit(
         self,

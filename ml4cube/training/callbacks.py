@@ -162,6 +162,11 @@ class BestModel(_MonitorCallback):
         self.path = None if path is None else Path(path)
         self._has_checked = False  # True after a check in this process; not part of snapshots
 
+    @property
+    def found(self) -> tuple[int, float] | None:
+        """The best epoch and its value; None before the first check."""
+        return None if self.epoch is None or self.value is None else (self.epoch, self.value)
+
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
         self._has_checked = True

@@ -15,22 +15,36 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from ml4cube.core.display import PrintedAsCall, Summarized, Summary
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.files.checkpoint import read_file, write_file
 from ml4cube.training.inputs.checks import bad_loss, check_model
 from ml4cube.training.inputs.options import above_zero, check_count
+from ml4cube.training.measure.summary import model_text
 from ml4cube.training.ranks.dist import World, ddp_init, pick_device
 
 logger = logging.getLogger(__name__)
 
 
-class _ModelWrapper:
+class _ModelWrapper(Summarized):
     """Save and load a model without the prefix of its wrapper in the names of parameters."""
 
     world: World
     model: nn.Module
     _unwrapped: nn.Module
+
+    def _summary(self) -> Summary:
+        """Return the model, its wrapper and the ranks."""
+        wrapper = None if self.model is self._unwrapped else type(self.model).__name__
+        facts = {
+            "Model": model_text(self._unwrapped),
+            "Wrapped by": wrapper,
+            "Device": str(self.world.device),
+            "Rank": f"{self.world.rank} of {self.world.size}",
+            "Next": "train trainer.model in a loop of your own, save_checkpoint(path)",
+        }
+        return Summary(facts=facts)
 
     def save_checkpoint(
         self, path: str | Path, epoch: int | None = None, optimizer: Optimizer | None = None
@@ -198,7 +212,7 @@ class DistributedTrainer(_ModelWrapper):
         )
 
 
-class GradientAccumulator:
+class GradientAccumulator(PrintedAsCall):
     """Take one optimizer step over several batches, each weighted by its samples.
 
     With a model wrapped by DistributedDataParallel, a step is over the batches of all ranks. Every

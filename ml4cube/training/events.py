@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ml4cube.core.display import PrintedAsCall, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.ranks.dist import World
@@ -95,7 +96,7 @@ class TrainingLoop(Protocol):
         """
 
 
-class Callback:
+class Callback(PrintedAsCall):
     """Base of all callbacks: empty methods, override those you need.
 
     Examples
@@ -250,7 +251,7 @@ def as_callbacks(given: Any) -> list[Callback]:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise InvalidTypeError(
-                f"callbacks must be objects of subclasses of Callback, got {callback!r}"
+                f"callbacks must be objects of subclasses of Callback, got {one_line(callback)}"
             )
     return callbacks
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ml4cube.core.display import PrintedAsCall
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.inputs.checks import import_package
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-class Logger(ABC):
+class Logger(PrintedAsCall, ABC):
     """Base class of the loggers, opened by `start` or by the first `log`.
 
     Parameters

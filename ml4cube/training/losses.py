@@ -20,6 +20,7 @@ import torch
 
 from ml4cube.core.angles import cell_areas
 from ml4cube.core.axes import is_time
+from ml4cube.core.display import PrintedAsCall, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.tensors import PTXrDataset
@@ -33,7 +34,7 @@ from ml4cube.training.inputs.loss_functions import (
 )
 
 
-class MaskedLoss:
+class MaskedLoss(PrintedAsCall):
     """The mean of a loss over the cells whose target has a value.
 
     Cells whose target is NaN or infinite (or the loss's own ``ignore_index``) are left out, and
@@ -265,7 +266,7 @@ def target_weights(data: Any, weights: Mapping[Any, float]) -> torch.Tensor:
     >>> loss = MaskedLoss(torch.nn.MSELoss(), weights * area_weights([0.0, 30.0, 60.0], axis=-1))
     """
     if not isinstance(data, PTXrDataset) or not data.targets:
-        raise InvalidTypeError(f"data must be a PTXrDataset with to_pred, got {data!r}")
+        raise InvalidTypeError(f"data must be a PTXrDataset with to_pred, got {one_line(data)}")
     if not isinstance(weights, Mapping):
         raise InvalidTypeError(f"weights must be a mapping such as {{'t2m': 2.0}}, got {weights!r}")
     levels = [key for key in weights if isinstance(key, tuple)]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training.callbacks import (
     BestModel,
@@ -24,6 +25,7 @@ from ml4cube.training.callbacks import (
 from ml4cube.training.events import as_callbacks
 from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, check_path, pick_precision
+from ml4cube.training.measure.summary import data_text, run_facts, summary_of_run
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
@@ -32,7 +34,7 @@ from ml4cube.training.state import History
 PathLike = str | Path
 
 
-class Trainer:
+class Trainer(Summarized):
     """Train on one device, keep the best model, stop when nothing improves any more.
 
     A batch ``(X, y)`` trains the model to give y; X alone, or a dict of tensors, trains it to
@@ -165,6 +167,8 @@ class Trainer:
     3
     """
 
+    _first_call = "train()"  # as the summary names it
+
     def __init__(
         self,
         model: nn.Module,
@@ -250,6 +254,26 @@ class Trainer:
             callbacks=[*built_in, *as_callbacks(callbacks)],
         )
         self.model = model
+
+    def _summary(self) -> Summary:
+        """Return how far the run is, the next call, and what is trained on what."""
+        loop = self._loop
+        next_step = "train() goes on" if loop.state.step else self._first_call
+        if loop.is_over or loop.stop_reason is not None:
+            next_step = "predict_cube(trainer.model, ...), evaluate(loader)"
+        facts = {
+            **run_facts(loop.model, loop.world, loop.options, loop.optimizer, loop.scheduler),
+            "Loss": one_line(loop.step.loss_parts[0]),
+            "Metrics": list(loop.metrics),
+            "Training": data_text(loop.feed.loader),
+            "Validation": data_text(loop.val_loader),
+            "Best model": self._best.path,
+            "Stopped": loop.stop_reason,
+        }
+        progress = f"{loop.state.epoch} of {counted(loop.options.epochs, 'epoch')}"
+        return summary_of_run(
+            progress, self._best.monitor, self._best.found, next_step, facts, self.history
+        )
 
     @property
     def history(self) -> History:

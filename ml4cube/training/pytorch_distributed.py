@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training import pytorch
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, ddp_cleanup, ddp_init, launch
@@ -50,6 +51,8 @@ class Trainer(pytorch.Trainer):
     >>> [row["rank"] for row in trainer.history["ranks"][-1]]
     [0]
     """
+
+    _first_call = "dist_train(trainer), or train()"
 
     def train(self) -> nn.Module:
         """Train on all ranks; every rank must call this.
@@ -124,7 +127,7 @@ def dist_train(
         finally:
             ddp_cleanup()
     if not callable(target):
-        raise InvalidTypeError(f"target must be a Trainer or a function, got {target!r}")
+        raise InvalidTypeError(f"target must be a Trainer or a function, got {one_line(target)}")
     if nproc is None:
         raise InvalidTypeError("dist_train(fn) needs nproc, the number of ranks, such as nproc=2")
     return launch(target, nproc, *args, backend=backend, timeout=timeout, **kwargs)

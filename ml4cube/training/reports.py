@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
-from ml4cube.training.events import Callback, TrainingLoop, as_list, is_better
+from ml4cube.training.events import Callback, TrainingLoop, as_list
 from ml4cube.training.inputs.checks import refuse_class
+from ml4cube.training.state import best_row
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +244,7 @@ class LoggerCallback(Callback):
             refuse_class("loggers", target)
             if not callable(getattr(target, "log", None)):
                 raise InvalidTypeError(
-                    f"loggers must have a method log(values, step), got {target!r}"
+                    f"loggers must have a method log(values, step), got {one_line(target)}"
                 )
 
     def on_train_start(self, loop: TrainingLoop) -> None:
@@ -292,11 +294,8 @@ class LoggerCallback(Callback):
 
 def _describe_best(loop: TrainingLoop) -> str | None:
     """Return the best value so far of the monitored column, in words."""
-    best, best_value, columns = None, None, loop.history.to_dict()
-    for epoch, value in zip(columns["epoch"], columns.get(loop.monitor, ()), strict=False):
-        if value is not None and is_better(value, best_value, loop.options.mode):
-            best, best_value = f"{loop.monitor} {value:.6g} in epoch {epoch}", value
-    return best
+    best = best_row(loop.history, loop.monitor, loop.options.mode)
+    return None if best is None else f"{loop.monitor} {best[1]:.6g} in epoch {best[0]}"
 
 
 def _describe_slow_rank(ranks: Sequence[Mapping[str, Any]]) -> list[str]:

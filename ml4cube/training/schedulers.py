@@ -15,6 +15,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
+from ml4cube.core.display import PrintedAsCall
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.inputs.options import above_zero, check_count
 
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 
-class SchedulerBase(LRScheduler, ABC):
+class SchedulerBase(PrintedAsCall, LRScheduler, ABC):
     """Base class for your own schedulers: override `get_lr`.
 
     Parameters
@@ -306,7 +307,7 @@ class WarmUpScheduler(_FactorScheduler):
         return min(1.0, iteration / self.total_iters + 1 / self.total_iters)  # counted from 1
 
 
-class SchedulerChain(SequentialLR):
+class SchedulerChain(PrintedAsCall, SequentialLR):
     """Run schedulers one after the other, each for its `total_iters`.
 
     Parameters

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer
 from sklearn.metrics import mean_squared_error, zero_one_loss
 
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
@@ -36,8 +37,9 @@ from ml4cube.training.inputs.batches import as_pair, set_epoch
 from ml4cube.training.inputs.checks import check_loader, import_package
 from ml4cube.training.inputs.options import check_count, check_path
 from ml4cube.training.measure.scores import check_metrics
+from ml4cube.training.measure.summary import data_text, summary_of_run
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.state import History, TrainState
+from ml4cube.training.state import History, TrainState, best_row
 
 __all__ = ["Trainer", "load_model", "save_model"]
 
@@ -45,7 +47,7 @@ Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]
 
 
-class Trainer:
+class Trainer(Summarized):
     """Train an estimator, evaluate it after every epoch, and keep the best.
 
     Samples are flattened: a window of 3 variables on 8 × 8 cells becomes 192 features. Metrics are
@@ -180,6 +182,22 @@ class Trainer:
         self._max_samples, self._mlflow = max_samples, mlflow_run
         self._patience = patience
         self._loggers = LoggerCallback(loggers)
+
+    def _summary(self) -> Summary:
+        """Return how far training is, the next call, and what is trained on what."""
+        facts = {
+            "Model": one_line(self.model),
+            "Fitted": "batch by batch" if self._by_batch else "at once",
+            "Metrics": list(self._metrics),
+            "Training": _shown_data(self._train_data),
+            "Validation": _shown_data(self._evaluated.get("val")),
+            "Best model": self._path,
+        }
+        history, done = self.history, len(self.history)
+        best = best_row(history, self._monitor, self._mode)
+        next_step = "evaluate(data), predict_cube(trainer.model, ...)" if done else "train()"
+        epochs = f"{done} of {counted(self._epochs, 'epoch')}"
+        return summary_of_run(epochs, self._monitor, best, next_step, facts, history)
 
     def train(self) -> BaseEstimator:
         """Train for all epochs, or until `patience` runs out.
@@ -518,6 +536,14 @@ def _is_arrays(data: Any) -> bool:
     return len(items) in (1, 2, 3) and all(hasattr(item, "shape") for item in items)
 
 
+def _shown_data(data: Any) -> str | None:
+    """Return the shapes of arrays, or the number of batches of a loader."""
+    if data is None or not _is_arrays(data):
+        return data_text(data)
+    items = data if isinstance(data, tuple) else (data,)
+    return "arrays " + ", ".join(str(tuple(item.shape)) for item in items)
+
+
 def _default_loss(model: BaseEstimator, *, supervised: bool) -> Metric | None:
     if is_classifier(model):
         return zero_one_loss  # type: ignore[no-any-return]
@@ -530,7 +556,9 @@ def _default_loss(model: BaseEstimator, *, supervised: bool) -> Metric | None:
 def _check_model(model: Any, *, by_batch: bool) -> None:
     name = type(model).__name__
     if isinstance(model, type) or not hasattr(model, "fit"):
-        raise InvalidTypeError(f"model must be an estimator object of scikit-learn, got {model!r}")
+        raise InvalidTypeError(
+            f"model must be an estimator object of scikit-learn, got {one_line(model)}"
+        )
     if by_batch and not hasattr(model, "partial_fit"):
         raise InvalidTypeError(
             f"{name} has no partial_fit, so it cannot be trained batch by batch; use another "

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ml4cube.core.display import Summarized, Summary, Table, counted, shown
 from ml4cube.core.errors import InvalidValueError
 
 __all__ = ["History", "TrainState"]
@@ -77,7 +78,7 @@ class TrainState:
         return asdict(self)
 
 
-class History:
+class History(Summarized):
     """Results of every epoch, column by column.
 
     Columns are ``epoch`` (from 1), ``train_loss``, ``val_loss``, one per metric, ``lr``,
@@ -139,8 +140,16 @@ class History:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, History) and self._columns == other._columns
 
-    def __repr__(self) -> str:
-        return f"History({len(self)} epochs: {', '.join(self._columns)})"
+    def _summary(self) -> Summary:
+        """Return the least loss, and the rows without the table of ranks."""
+        loss = default_monitor(self)
+        columns = [name for name in self._columns if name != "ranks"]
+        rows = list(zip(*(self._columns[name] for name in columns), strict=True))
+        epochs = len({*self._columns.get("epoch", ())})
+        headline, best = counted(epochs, "epoch"), best_row(self, loss, "min")
+        if best is not None:
+            headline += f"; least {loss} {shown(best[1])} in epoch {best[0]}"
+        return Summary(headline, sections={"Epochs": Table(columns, rows)})
 
     def keys(self) -> list[str]:
         """Return the names of the columns, so that ``dict(history)`` works.
@@ -197,6 +206,20 @@ class History:
             An equal history, with None in place of NaN.
         """
         return cls(json.loads(text))
+
+
+def default_monitor(history: History) -> str:
+    """Return the column that judges a run unless another is chosen."""
+    return "val_loss" if "val_loss" in history else "train_loss"
+
+
+def best_row(history: History, column: str | None, mode: str) -> tuple[int, float] | None:
+    """Return the first epoch with the best value of a column, and the value; None without any."""
+    columns = history.to_dict()
+    pairs = zip(columns.get("epoch", ()), columns.get(column or "", ()), strict=False)
+    found = [(epoch, v) for epoch, v in pairs if v is not None and not math.isnan(v)]
+    pick = min if mode == "min" else max
+    return pick(found, key=lambda pair: pair[1]) if found else None
 
 
 def nonfinite_to_none(value: Any) -> Any:

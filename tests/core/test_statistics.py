@@ -236,7 +236,6 @@ def test_statistics_are_an_immutable_mapping() -> None:
     assert list(stats) == ["a"]
     assert stats.mean_std() == {"a": [2.0, 1.0]}
     assert stats.range() == {"a": [1.0, 3.0]}
-    assert eval(repr(stats)) == stats
     with pytest.raises(TypeError):
         stats["b"] = VariableStatistics()  # type: ignore[index]
     with pytest.raises(KeyError, match="no statistics of 'b'"):

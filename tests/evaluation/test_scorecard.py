@@ -443,9 +443,11 @@ def test_the_split_label_says_what_is_scored(truth, forecast):
 def test_the_repr_is_a_table_and_sentences(truth, forecast):
     text = repr(card_of(forecast, truth, baselines=["persistence", "climatology"]))
     assert text.splitlines()[0] == (
-        "Scorecard of 31 forecasts at 3 lead times, 2004-05-01 to 2006-11-01"
+        "<Scorecard> 31 forecasts at 3 lead times, 2004-05-01 to 2006-11-01"
     )
-    assert "rmse prediction" in text
+    assert text.splitlines()[2].split() == [
+        *("variable", "lead_time", "prediction", "persistence", "climatology")
+    ]
     assert "t is better than persistence at all lead times." in text
     assert "climatology: by month of the train cells of 'split'" in text
 

@@ -533,7 +533,7 @@ def test_sigterm_after_the_last_step_is_not_lost(tmp_path):
         ({"loggers": "tensorboard"}, InvalidTypeError, "loggers must have a method log(values"),
         ({"train": dataset(8)}, InvalidTypeError, "train_data must be a loader of batches"),
         ({"val": {"a": dataset(8)}}, InvalidTypeError, "test_data['a'] must be a loader of"),
-        ({"train": torch.ones(4, 3)}, InvalidTypeError, "of batches, got tensor([["),
+        ({"train": torch.ones(4, 3)}, InvalidTypeError, "of batches, got <Tensor>"),
         ({"train": iter([1])}, InvalidTypeError, "used up after one epoch"),
         ({"device": ["cpu"]}, InvalidValueError, "device must be a torch device such as 'cpu'"),
         ({"device": "gpu"}, InvalidValueError, "or 'cuda:0', got 'gpu'"),

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.display import PrintedAsCall
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, check_choice
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TEST, TRAIN, SplitPlan
@@ -33,7 +34,7 @@ CountInBlocks = Callable[[Grid, StratifyLike | None], BlockCounts]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class CubeSplitter(ABC):
+class CubeSplitter(PrintedAsCall, ABC):
     """Base of the splitters; use one of its subclasses.
 
     Parameters
@@ -202,18 +203,6 @@ class CubeSplitter(ABC):
     @classmethod
     def _names(cls) -> list[str]:
         return list(inspect.signature(cls).parameters)
-
-    def __repr__(self) -> str:
-        """Show the parameters that differ from their defaults."""
-        shown = []
-        for name, parameter in inspect.signature(type(self)).parameters.items():
-            value = getattr(self, name)
-            if isinstance(value, xr.Dataset | xr.DataArray):
-                sizes = ", ".join(f"{dim}: {n}" for dim, n in value.sizes.items())
-                shown.append(f"{name}=<{type(value).__name__} {sizes}>")
-            elif repr(value) != repr(parameter.default):
-                shown.append(f"{name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __sklearn_clone__(self) -> Self:
         """Clone without copying the cube, which a splitter never changes."""

@@ -13,6 +13,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.display import Summarized, Summary, Table, shown
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_numpy
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN
 from ml4cube.core.statistics import check_decoded
@@ -47,12 +48,14 @@ _SCATTERED_PIECES = 3.5
 # A label with at least this many runs along each dim is ragged: it does not consist of a few
 # regions, even if it is connected, as half of all cells are when assigned one by one.
 _RAGGED_RUNS = 5
+# Of the checks, the worst first.
+_STATUSES = ("leak", "warning", "unknown", "ok")
 # Most cells of a label that is kept in memory once cells without a value are excluded.
 _LABELS_AT_MOST = 1 << 26
 
 
-@dataclass(frozen=True, eq=False)
-class LeakageReport:
+@dataclass(frozen=True, eq=False, repr=False)
+class LeakageReport(Summarized):
     """The result of `leakage_report`.
 
     Parameters
@@ -89,10 +92,19 @@ class LeakageReport:
     distances: dict[str, tuple[str, dict[str, NDArray[np.float64]]]] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        columns = self.table[["found", "unit", "status"]]
-        shown = columns.to_string(na_rep="", float_format="{:.6g}".format)
-        return f"{self.verdict}\n\n{shown}"
+    def _summary(self) -> Summary:
+        """Return the verdict, plain counts, and the checks, those that are not passed first."""
+        columns = ["found", "unit", "limit", "status", "meaning"]
+        known = self.table[columns].astype(object).where(self.table[columns].notna(), None)
+        rows = [(str(name), *row) for name, row in zip(known.index, known.values, strict=True)]
+        found = {
+            name.replace(", ", " in "): number if unit in name else f"{shown(number)} {unit}"
+            for name, number, unit, _, status, _ in rows
+            if not status
+        }
+        checks = sorted((row for row in rows if row[4]), key=lambda row: _STATUSES.index(row[4]))
+        sections = {"Checks": Table(["check", *columns], checks)}
+        return Summary(self.verdict, {"Found": found}, sections)
 
     def plot(self) -> Any:
         """Plot the fractions of test cells that are too near, and the distances to train.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset, IterableDataset
 
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.files.checkpoint import to_plain
 
@@ -35,7 +35,9 @@ def check_trainable(
     state = model.state_dict().items()
     to_plain({n: v for n, v in state if not isinstance(v, torch.Tensor)}, "model.state_dict()")
     if not isinstance(optimizer, Optimizer):
-        raise InvalidTypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        raise InvalidTypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {one_line(optimizer)}"
+        )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise InvalidTypeError(
@@ -77,7 +79,7 @@ def check_trainable(
 def check_model(model: Any) -> None:
     """Refuse anything but a torch module."""
     if not isinstance(model, nn.Module):
-        raise InvalidTypeError(f"model must be a torch.nn.Module, got {model!r}")
+        raise InvalidTypeError(f"model must be a torch.nn.Module, got {one_line(model)}")
 
 
 def bad_loss(loss: Any) -> InvalidTypeError | InvalidValueError:
@@ -123,7 +125,7 @@ def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
     refuse_class(argument, loss)
     if not callable(loss):
         raise InvalidTypeError(
-            f"{argument} must be a loss function such as torch.nn.MSELoss(), got {loss!r}"
+            f"{argument} must be a loss function such as torch.nn.MSELoss(), got {one_line(loss)}"
         )
     return cast(Callable[..., torch.Tensor], loss)
 
@@ -144,7 +146,7 @@ def check_loader(name: str, loader: Any) -> None:
     is_iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
     if not is_iterable or (is_data and not isinstance(loader, IterableDataset)):
         raise InvalidTypeError(
-            f"{name} must be a loader of batches, got {reprlib.repr(loader)}; make one, such as "
+            f"{name} must be a loader of batches, got {one_line(loader)}; make one, such as "
             "by prep_dataloader(dataset, batch_size=32)"
         )
     if isinstance(loader, Iterator):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 
+from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.training.addons.core import Combinable
 from ml4cube.training.events import Callback, is_better
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.inputs.options import Options
+from ml4cube.training.measure.summary import run_facts, summary_of_run
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import broadcast_model
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
-from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights
+from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights, default_monitor
 
 Log = defaultdict[str, list[Any]]
 # The attributes that training changes. Model, optimizer, scheduler and callbacks have a state_dict;
@@ -42,12 +44,12 @@ _PACKED = (
 )
 
 
+@dataclass
 class ProgressChecker:
     """The epochs and steps of a Trainer so far."""
 
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.step = 0
+    epoch: int = 0
+    step: int = 0
 
     def get_epoch(self) -> int:
         """Return the number of the current epoch, from 1."""
@@ -70,7 +72,7 @@ class ProgressChecker:
         self.epoch, self.step = state.epoch, state.step
 
 
-class TrainerState(metaclass=Combinable):
+class TrainerState(Summarized, metaclass=Combinable):
     """The base of Trainer: its logs, weights and state, without the methods that start a loop."""
 
     # What Trainer defines, and users may override.
@@ -114,6 +116,26 @@ class TrainerState(metaclass=Combinable):
         # "updates": their number; "unaveraged": the weights before averaging; "left": the
         # parameters as the last run has left them, by which changes of the user are noticed
         self._ema_state: dict[str, Any] = {}
+
+    def _summary(self) -> Summary:
+        """Return how far training is, the next call, and what is trained with what."""
+        options, loss = self._options, self.loss_step
+        facts = {
+            **run_facts(self.model, self._world, options, self.optimizer, self.scheduler),
+            "Loss": "that of train_step" if loss is None else one_line(loss.loss),
+            "Metrics": list(self._metrics or ()),
+        }
+        next_step = "run(n_epoch, loader, valid_loader)"
+        if self.mode == "test":
+            next_step = "run(1, loader), which tests"
+        elif self.best_epoch is not None:
+            next_step += " trains on, apply_weights() loads those of the best epoch"
+        epochs = counted(self._state.epoch, "epoch")
+        best = None
+        if self.best_epoch is not None and self.best_loss is not None:
+            best = self.best_epoch, self.best_loss
+        monitor = options.monitor or default_monitor(self.history)
+        return summary_of_run(epochs, monitor, best, next_step, facts, self.history)
 
     @property
     def is_main(self) -> bool:
