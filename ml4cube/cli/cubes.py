@@ -1,0 +1,253 @@
+"""`split`, `stats` and `sample`: from a cube to sample stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ml4cube.cli.by_name import load, make
+from ml4cube.cli.command import Command
+from ml4cube.cli.configuration import check_known, write_file
+from ml4cube.cli.task import NOTHING, Keep, Report, Task, as_table
+from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError, names_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_SPLITS = {
+    method: f"ml4cube.splits:assign_{method}_split"
+    for method in ("block", "time", "region", "rand")
+}
+
+
+def open_cube(
+    cube: str, variables: str | Sequence[str] | None = None, recipe: str | None = None
+) -> xr.Dataset:
+    """Open a cube, select variables, and add the split label of a recipe."""
+    from ml4cube.cube.opening import as_dataset
+
+    ds = as_dataset(cube)
+    if variables is not None:
+        names = names_of("variables", variables)
+        check_known(f"cube {cube}", names, map(str, ds.variables))
+        ds = ds[list(names)]
+    if recipe is not None:
+        from ml4cube.splits import apply_split
+
+        ds = apply_split(ds, read_text(recipe))
+    return ds
+
+
+def read_text(path: str) -> str:
+    """Return the text at a path or URL."""
+    import fsspec
+
+    try:
+        with fsspec.open(path, "rt", encoding="utf-8") as file:
+            text: str = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    return text
+
+
+def check_free(out: str, suffix: str, overwrite: bool) -> None:
+    """Refuse a path that exists, unless it may be overwritten, or has another suffix."""
+    import fsspec
+
+    if not str(out).endswith(suffix):
+        raise InvalidValueError(f"out must end in {suffix}, got {out!r}")
+    fs, path = fsspec.url_to_fs(out)
+    if fs.exists(path) and not (overwrite and fs.isfile(path)):
+        raise StoreExistsError(f"{out} exists; choose another path or pass --overwrite")
+
+
+def split(
+    cube: str,
+    /,
+    *,
+    out: str,
+    method: str = "block",
+    variables: str | Sequence[str] | None = None,
+    overwrite: bool = False,
+    **arguments: Any,
+) -> Task:
+    """Split a cube into train, validation and test, and write the recipe of the label.
+
+    The recipe is a small JSON file, from which the other commands (--recipe) and
+    ml4cube.splits.apply_split make the label again. The cube is not changed.
+
+    Parameters
+    ----------
+    cube : path or URL
+        The cube: zarr or netCDF.
+    out : path or URL, ending in .json
+        Where to write the recipe.
+    method : {"block", "time", "region", "rand"}
+        Function that assigns the parts: assign_block_split and so on. It decides which of the
+        other arguments there are.
+    variables : str or list of str, optional
+        Variables to open. Default: all.
+    overwrite : bool
+        Replace a recipe at out.
+    """
+    from ml4cube.core.split_plan import EXCLUDED, PARTS
+    from ml4cube.cube.masks_and_labels import RECIPE_ATTR
+
+    check_free(out, ".json", overwrite)
+    label = load(_SPLITS[method])(open_cube(cube, variables), **arguments)["split"]
+    codes = {**PARTS, "excluded": EXCLUDED}
+    shares = {part: float((label == code).mean()) for part, code in codes.items()}
+    report = Report.of(out=out, cells=label.size, **shares)
+
+    def run(keep: Keep) -> Report:
+        write_file(out, label.attrs[RECIPE_ATTR])
+        keep(f"{out}.yaml")
+        return report
+
+    return Task(lambda: report, run)
+
+
+def stats(
+    cube: str,
+    /,
+    *,
+    variables: str | Sequence[str] | None = None,
+    recipe: str | None = None,
+    out: str | None = None,
+    overwrite: bool = False,
+    **arguments: Any,
+) -> Task:
+    """Compute statistics of the train part, or of another one, in one pass over the cube.
+
+    Parameters
+    ----------
+    cube : path or URL
+        The cube: zarr or netCDF, with a split label if it has one.
+    variables : str or list of str, optional
+        Variables to open. Default: all.
+    recipe : path or URL, optional
+        Recipe of the split label, as ml4cube split writes it.
+    out : path or URL, ending in .json, optional
+        Where to write the statistics; sample reads them with --statistics.
+    overwrite : bool
+        Replace statistics at out.
+    """
+    from ml4cube.cube.variables import data_variables, split_label
+    from ml4cube.preprocessing import Statistics
+
+    if out is not None:
+        check_free(out, ".json", overwrite)
+    ds = open_cube(cube, variables, recipe)
+    plan = Report.of(variables=data_variables(ds), label=split_label(ds), out=out)
+
+    def run(keep: Keep) -> Report:
+        statistics = Statistics.from_cube(ds, **arguments)
+        if out is not None:
+            write_file(out, statistics.to_json())
+            keep(f"{out}.yaml")
+        return Report(_stats_values(statistics), _stats_text(statistics))
+
+    return Task(lambda: plan, run)
+
+
+_MEASURES = ("count", "gaps", "infs", "mean", "std", "min", "max")
+
+
+def _stats_values(statistics: Any) -> dict[str, Any]:
+    """Return the numbers of each variable; lists along the dims that were kept."""
+    found = {
+        name: {
+            "dims": list(getattr(one, "dims", ())),
+            **{measure: getattr(one, measure) for measure in _MEASURES},
+        }
+        for name, one in statistics.items()
+    }
+    return {"part": statistics.part, "variables": found}
+
+
+def _stats_text(statistics: Any) -> str:
+    """Return a table; of arrays, the least and largest number."""
+    import numpy as np
+
+    rows = []
+    for name, one in statistics.items():
+        row: dict[str, Any] = {"variable": name}
+        for measure in _MEASURES:
+            value = np.asarray(getattr(one, measure))
+            ends = value.min().item(), value.max().item()
+            row[measure] = ends[0] if ends[0] == ends[1] or not value.ndim else _ends(ends)
+        rows.append(row)
+    return f"part: {statistics.part}\n{as_table(rows)}"
+
+
+def _ends(ends: Sequence[float]) -> str:
+    return " … ".join(f"{end:.6g}" for end in ends)
+
+
+def sample(
+    cube: str,
+    /,
+    *,
+    variables: str | Sequence[str] | None = None,
+    recipe: str | None = None,
+    callback: str | Mapping[str, Any] | None = None,
+    statistics: str | None = None,
+    **arguments: Any,
+) -> Task:
+    """Cut samples from a cube and write one store per part.
+
+    A killed run goes on from where it stopped. --dry-run reads the cube once and counts samples.
+
+    Parameters
+    ----------
+    cube : path or URL
+        The cube: zarr or netCDF, with a split label if it has one.
+    variables : str or list of str, optional
+        Variables to open, a mask too. Default: all.
+    recipe : path or URL, optional
+        Recipe of the split label, as ml4cube split writes it.
+    callback : module:name, or mapping with class and arguments, optional
+        Function of a module in the working directory, or installed: takes a dict of arrays (n,
+        *window) and returns one.
+    statistics : path or URL, optional
+        Statistics to scale by instead of those of the train samples: the file that ml4cube stats
+        writes, or a sample store.
+    """
+    from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+
+    given: Any = statistics
+    if statistics is not None and str(statistics).endswith(".json"):
+        from ml4cube.preprocessing import Statistics
+
+        given = Statistics.from_json(read_text(statistics))
+    sampler = MultiProcSampler(
+        open_cube(cube, variables, recipe),
+        callback=make("callback", callback),
+        statistics=given,
+        **arguments,
+    )
+
+    stores = {part: str(target) for part, target in sampler.targets.items()}
+
+    def run(keep: Keep) -> Report:
+        summary = sampler.run()
+        if summary is None:
+            return Report({"stores": stores}, exit_code=NOTHING)
+        for store in stores.values():
+            keep(f"{store}.yaml")
+        values: dict[str, Any] = {"accounting": summary.plan.accounting, "nbytes": summary.nbytes}
+        values |= {"stores": stores, "resumed": summary.resumed, "seconds": summary.seconds}
+        return Report(values, str(summary))
+
+    def plan() -> Report:
+        counted = sampler.plan()
+        values: dict[str, Any] = {"accounting": counted.accounting, "nbytes": counted.nbytes}
+        values["stores"] = stores
+        return Report(values, str(counted))
+
+    return Task(plan, run)
+
+
+SPLIT = Command(split, _SPLITS, without=["ds", "name"], choice="method")
+STATS = Command(stats, "ml4cube.preprocessing:Statistics.from_cube", without=["ds"])
+SAMPLE = Command(sample, "ml4cube.datasets.multiproc_sampler:MultiProcSampler", without=["ds"])
