@@ -71,7 +71,18 @@ def test_every_block_says_what_it_is(page):
     fences = re.findall(r"^```(\S*)", page.read_text(), re.MULTILINE)
     opening = fences[::2]
     assert len(fences) % 2 == 0
-    known = {"", "python", "{toctree}", "{eval-rst}", "{figure}", "{image}", "{literalinclude}"}
+    # bash and yaml: run by tests/cli/test_pages.py
+    known = {
+        "",
+        "python",
+        "bash",
+        "yaml",
+        "{toctree}",
+        "{eval-rst}",
+        "{figure}",
+        "{image}",
+        "{literalinclude}",
+    }
     assert set(opening) <= known, opening
 
 

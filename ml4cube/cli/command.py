@@ -36,7 +36,7 @@ _COMMON = {
     "config": "YAML file of arguments; options and --set have precedence.",
     "set": "One argument, or one key of it: --set overlap.lat=0.5. May be repeated.",
     "print_config": "Write the complete configuration to stdout, and do nothing.",
-    "dry_run": "Check everything and write the plan to stdout; make nothing.",
+    "dry_run": "Check the arguments and write the plan to stdout; make nothing.",
     "json": "Report in JSON.",
     "debug": "Show the traceback of an error.",
 }

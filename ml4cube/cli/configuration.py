@@ -129,16 +129,16 @@ def merged(
     return values
 
 
-def check_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_known(
+    owner: str, given: Iterable[str], known: Iterable[str], what: str = "argument"
+) -> None:
     """Refuse names that are not among those known, and suggest those that are near."""
     known = list(known)
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=3)
-            hint = (
-                f"did you mean {listed(near, 'or')}?" if near else f"it has {listed(sorted(known))}"
-            )
-            raise InvalidValueError(f"{owner} has no argument {name!r}; {hint}")
+            hint = f"did you mean {listed(near, 'or')}?" if near else f"it has {listed(known)}"
+            raise InvalidValueError(f"{owner} has no {what} {name!r}; {hint}")
 
 
 def _short(error: Exception) -> str:

@@ -29,7 +29,7 @@ def open_cube(
     ds = as_dataset(cube)
     if variables is not None:
         names = names_of("variables", variables)
-        check_known(f"cube {cube}", names, map(str, ds.variables))
+        check_known(str(cube), names, sorted(map(str, ds.variables)), "variable")
         ds = ds[list(names)]
     if recipe is not None:
         from ml4cube.splits import apply_split
@@ -48,6 +48,15 @@ def read_text(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
     return text
+
+
+def read_statistics(path: str | None) -> Any:
+    """Return the statistics in a file of `stats`; any other path is that of a sample store."""
+    if path is None or not str(path).endswith(".json"):
+        return path
+    from ml4cube.preprocessing import Statistics
+
+    return Statistics.from_json(read_text(path))
 
 
 def check_free(out: str, suffix: str, overwrite: bool) -> None:
@@ -215,15 +224,10 @@ def sample(
     """
     from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 
-    given: Any = statistics
-    if statistics is not None and str(statistics).endswith(".json"):
-        from ml4cube.preprocessing import Statistics
-
-        given = Statistics.from_json(read_text(statistics))
     sampler = MultiProcSampler(
         open_cube(cube, variables, recipe),
         callback=make("callback", callback),
-        statistics=given,
+        statistics=read_statistics(statistics),
         **arguments,
     )
 

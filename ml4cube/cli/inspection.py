@@ -87,9 +87,7 @@ def _describe_dim(ds: xr.Dataset, dim: str) -> dict[str, Any]:
     from ml4cube.core.axes import is_time
     from ml4cube.cube.coordinates import dates_along, is_category, role_of
 
-    coord = ds.coords.get(dim)
-    if coord is None:
-        coord = dates_along(ds.coords.values(), dim)
+    coord = ds[dim] if dim in ds.coords else dates_along(ds.coords.values(), dim)
     row: dict[str, Any] = {"dim": dim, "size": ds.sizes[dim]}
     if coord is None:
         return {**row, "role": "category" if is_category(dim, None) else None}

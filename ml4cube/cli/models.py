@@ -11,7 +11,7 @@ from ml4cube.cli.arguments import arguments_of
 from ml4cube.cli.by_name import make
 from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import check_known, read_file, write_file
-from ml4cube.cli.cubes import check_free, open_cube, read_text
+from ml4cube.cli.cubes import check_free, open_cube, read_statistics
 from ml4cube.cli.task import NOTHING, Keep, Report, Task
 from ml4cube.core.errors import InvalidTypeError
 
@@ -245,16 +245,12 @@ def predict(
     from ml4cube.prediction import predict_cube
     from ml4cube.training.pytorch_distributed import ddp_init
 
-    source: Any = store_or_stats
+    source = read_statistics(store_or_stats)
     if run is not None:
         trained = read_file(f"{run}/{CONFIG}")
         model, weights = model or trained["model"], weights or f"{run}/{BEST}"
         if source is None:
             source = samples_of(trained["train_store"], trained["data"])
-    elif source is not None and str(source).endswith(".json"):
-        from ml4cube.preprocessing import Statistics
-
-        source = Statistics.from_json(read_text(source))
     if model is None or weights is None:
         raise InvalidTypeError("predict needs run, or model and weights; see --help")
     ddp_init()

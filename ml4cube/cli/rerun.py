@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml4cube.cli.by_name import make
 from ml4cube.cli.command import Command
+from ml4cube.cli.cubes import read_statistics
 from ml4cube.cli.task import FAILED, Keep, Report, Task
 from ml4cube.core.errors import InvalidValueError, StoreError
 
@@ -32,6 +33,7 @@ def rerun(
     *,
     out: str | None = None,
     callback: str | Mapping[str, Any] | None = None,
+    statistics: str | None = None,
     nproc: int = 1,
     progress: bool = True,
 ) -> Task:
@@ -50,6 +52,9 @@ def rerun(
         Folder for the stores. Default: a folder beside the store that is removed at the end.
     callback : module:name, or mapping with class and arguments, optional
         Callback of the store, where it was not made with one that can be imported by its name.
+    statistics : path or URL, optional
+        Statistics that the call was given. Default: those of the store, which are only of the
+        variables that it holds.
     nproc : int
         Worker processes.
     progress : bool
@@ -60,7 +65,10 @@ def rerun(
 
     metadata = StoreMetadata.of(store)
     files = read_manifest(store)
-    arguments = _arguments(store, metadata, callback)
+    arguments = _arguments(store, metadata)
+    arguments |= _callback(store, metadata.provenance, callback)
+    if statistics is not None:
+        arguments["statistics"] = read_statistics(statistics)
     cube = _source(store, metadata)
 
     def sampler(folder: str, nproc: int) -> MultiProcSampler:
@@ -124,12 +132,11 @@ def _source(store: str, metadata: StoreMetadata) -> xr.Dataset:
     return ds
 
 
-def _arguments(store: str, metadata: StoreMetadata, callback: Any) -> dict[str, Any]:
+def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
     """Return the arguments of `MultiProcSampler` that made a store, apart from cube and targets."""
     from zarr.codecs import BloscCodec
 
-    spec, provenance = metadata.spec, metadata.provenance
-    settings = provenance["settings"]
+    spec, settings = metadata.spec, metadata.provenance["settings"]
     sizes = dict(zip(spec.dims, spec.size, strict=True))
     overlaps = zip(spec.dims, spec.overlap, strict=True)
     compressor, precision = settings["compressor"], settings["precision"]
@@ -157,7 +164,7 @@ def _arguments(store: str, metadata: StoreMetadata, callback: Any) -> dict[str, 
     arguments |= {"statistics": store} if "statistics" in settings else {"scale_fn": spec.scale_fn}
     if settings["data_fraq"] < 1 and grid is not None:
         arguments["block_size"] = dict(zip(grid["dims"], grid["tile"], strict=True))
-    return {**arguments, **_callback(store, provenance, callback)}
+    return arguments
 
 
 def _callback(store: str, provenance: Mapping[str, Any], given: Any) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""The program as a process: what it loads, its entry point, and Ctrl-C."""
+
+import json
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import ml4cube
+from ml4cube.cli.by_name import load
+from ml4cube.cli.main import main
+from tests.cli.running import ROOT, invoke
+
+HELP = """
+import json, sys
+try:
+    from ml4cube.cli.main import main
+    sys.argv = ["ml4cube", "--help"]
+    main()
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_help_loads_nothing_heavy():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    heavy = {"torch", "xarray", "pandas", "zarr", "dask", "sklearn", "matplotlib"}
+    assert heavy & set(json.loads(done.stderr)) == set()
+    commands = ["inspect", "split", "stats", "sample", "train", "predict", "evaluate", "doctor"]
+    places = [done.stdout.index(f"\n  {name} ") for name in [*commands, "rerun"]]
+    assert places == sorted(places)
+
+
+def test_the_entry_point_is_the_program():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert load(scripts["ml4cube"]) is main
+    assert invoke("--version").stdout == f"ml4cube, version {ml4cube.__version__}\n"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_130_and_one_line(cube):
+    pytest.importorskip("torch")
+    invoke(
+        "sample cube.zarr --sample-size '{lat: 2, lon: 2}' --block-size '{time: 3}' --to-pred y "
+        "--nproc 1 --train-cube train.zarr --test-cube test.zarr"
+    )
+    Path("my_models.py").write_text(
+        "import torch\n\n\ndef mix():\n    return torch.nn.Conv2d(2, 1, 1)\n"
+    )
+    line = "train train.zarr --model my_models:mix --optimizer SGD --loss MSELoss --run run"
+    options = "--epochs 1000000 --no-early-stopping --batch-size 8"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ml4cube", *line.split(), *options.split()],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while "epoch 2/" not in (told := process.stderr.readline()):
+            assert told or process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, rest
+    assert rest.splitlines()[-1] == "ml4cube: interrupted"
+    assert "Traceback" not in rest
+
+
+def test_debug_shows_the_traceback(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "ml4cube", "inspect", "none.zarr", "--debug"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
