@@ -79,7 +79,11 @@ class Command(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options; the callables are imported only now."""
         if not self.params:
-            self.params = [*map(self._parameter, self.arguments().values()), *_common_options()]
+            try:
+                found = self.arguments().values()
+            except ImportError as error:  # without torch
+                raise click.ClickException(str(error)) from error
+            self.params = [*map(self._parameter, found), *_common_options()]
         return super().get_params(ctx)
 
     def _parameter(self, argument: Argument) -> click.Parameter:

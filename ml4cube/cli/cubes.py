@@ -99,14 +99,18 @@ def split(
     overwrite : bool
         Replace a recipe at out.
     """
+    import xarray as xr
+
     from ml4cube.core.split_plan import EXCLUDED, PARTS
     from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 
     check_free(out, ".json", overwrite)
     label = load(_SPLITS[method])(open_cube(cube, variables), **arguments)["split"]
     codes = {**PARTS, "excluded": EXCLUDED}
-    shares = {part: float((label == code).mean()) for part, code in codes.items()}
-    report = Report.of(out=out, cells=label.size, **shares)
+    # in one pass
+    shares = xr.Dataset({part: (label == code).mean() for part, code in codes.items()}).compute()
+    shown = {str(part): float(share) for part, share in shares.items()}
+    report = Report.of(out=out, cells=label.size, **shown)
 
     def run(keep: Keep) -> Report:
         write_file(out, label.attrs[RECIPE_ATTR])

@@ -106,7 +106,8 @@ def _store(target: str, verify: bool) -> Iterator[Finding]:
     try:
         store = open_store(target, verify=verify)
     except CubeError as error:
-        yield Finding(ERROR, "files", str(error), "ml4cube rerun STORE --out FOLDER")
+        advice = "ml4cube rerun makes a store again; ml4cube inspect is for cubes"
+        yield Finding(ERROR, "files", str(error), advice)
         return
     metadata = StoreMetadata.of(store)
     checked = "every byte is as written" if verify else "all files have their size"

@@ -60,8 +60,10 @@ def _report(cube: str, ds: xr.Dataset, count_gaps: bool) -> Report:
     if count_gaps:
         _add_gaps(ds, rows, notes)
     label = split_label(ds)
-    notes += [*_notes_on_dims(dims), *_notes_on_variables(ds, rows)]
-    if label is None:
+    notes += [*_notes_on_dims(ds, dims), *_notes_on_variables(ds, rows)]
+    if "ml4cube_format" in ds.attrs:
+        notes.append("this is a sample store, not a cube: ml4cube doctor checks it")
+    elif label is None:
         notes.append("no split label: ml4cube split writes the recipe of one")
     values = {
         "cube": cube,
@@ -75,11 +77,17 @@ def _report(cube: str, ds: xr.Dataset, count_gaps: bool) -> Report:
     blocks = [
         f"{cube}: {ds.nbytes / 1e6:,.1f} MB decoded, split label: {label}",
         as_table(dims),
-        as_table(rows),
+        as_table(map(_with_percent, rows)),
         as_table([{"left out": name, "reason": why} for name, why in left_out.items()]),
         "\n".join(f"- {note}" for note in notes),
     ]
     return Report(values, "\n\n".join(filter(None, blocks)))
+
+
+def _with_percent(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a variable with its gaps in percent."""
+    counted = [name for name in ("gaps", "infinite") if row.get(name) is not None]
+    return row | {name: f"{100 * row[name]:.3g} %" for name in counted}
 
 
 def _describe_dim(ds: xr.Dataset, dim: str) -> dict[str, Any]:
@@ -165,8 +173,10 @@ def _add_gaps(ds: xr.Dataset, rows: Rows, notes: list[str]) -> None:
         row |= {"gaps": counted.gaps / cells, "infinite": counted.infs / cells}
 
 
-def _notes_on_dims(dims: Rows) -> Iterator[str]:
-    roles = {row["role"] for row in dims}
+def _notes_on_dims(ds: xr.Dataset, dims: Rows) -> Iterator[str]:
+    from ml4cube.cube.coordinates import find_time_dim, role_of
+
+    roles = {role_of(coord) for coord in ds.coords.values()}  # also those along several dims
     for row in dims:
         dim, step, role = row["dim"], row.get("step"), row["role"]
         if role == "time" and step and " to " in step:
@@ -176,12 +186,12 @@ def _notes_on_dims(dims: Rows) -> Iterator[str]:
                 yield f"{dim!r} has steps of {step}: lead times count steps, not days"
         if "first" not in row and role is None:
             yield f"{dim!r} has no coordinate: cells are numbered, buffers count cells"
-    if "time" not in roles and len(dims) > 1:
-        yield "no dim is time: give its coordinate dates, or the attribute standard_name='time'"
-    if not {"latitude", "longitude"} <= roles and len(dims) > 1:
+    if find_time_dim(ds.coords.values(), ds.dims) is None:
+        yield "no dim is the time: give its coordinate dates, or the attribute standard_name='time'"
+    if not {"latitude", "longitude"} <= roles:
         yield (
-            "no dims are latitude and longitude: there are no buffers in km and no areas of cells; "
-            "give coordinates the attribute standard_name if they are"
+            "no coordinates are latitude and longitude: no buffers in km, no areas of cells; if "
+            "there are some, give them the attribute standard_name"
         )
 
 

@@ -9,7 +9,7 @@ import click
 
 import ml4cube
 from ml4cube.cli import cubes, doctor, inspection, models, rerun
-from ml4cube.cli.task import INTERRUPTED, WRONG
+from ml4cube.cli.task import INTERRUPTED
 
 
 class _Program(click.Group):
@@ -26,16 +26,21 @@ class _Program(click.Group):
             code = super().main(*args, **extra)
         except click.ClickException as error:
             click.echo(f"ml4cube: {' '.join(error.format_message().split())}", err=True)
-            code = WRONG
+            code = error.exit_code
         except click.Abort:
             click.echo("ml4cube: interrupted", err=True)
             code = INTERRUPTED
         sys.exit(code)
 
 
-@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Program,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(ml4cube.__version__, prog_name="ml4cube")
-def program() -> None:
+@click.pass_context
+def program(ctx: click.Context) -> None:
     """From a geospatial data cube to a trained model, and back to a cube.
 
     Options and YAML files have the names of the Python arguments; values are YAML, such as 0.5,
@@ -44,6 +49,8 @@ def program() -> None:
 
     Exit codes: 0 done, 1 failed, 2 asked wrongly, 3 nothing to do, 130 interrupted.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 for _command in (

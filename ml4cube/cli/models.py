@@ -133,6 +133,7 @@ def train(
 
         def on_train_start(self, loop: Any) -> None:
             if loop.world.is_main and not loop.options.fast_dev_run:
+                os.makedirs(run, exist_ok=True)
                 stores = {"train_store": train_store, "val_store": val_store}
                 self.keep(f"{run}/{CONFIG}", **{n: _absolute(s) for n, s in stores.items()})
 
@@ -172,7 +173,6 @@ def train(
 
     def work(keep: Keep) -> Report:
         recorder.keep = keep
-        os.makedirs(run, exist_ok=True)
         dist_train(trainer)
         if world.is_main and recorder.epochs and not arguments.get("fast_dev_run"):
             trainer.history.to_json(f"{run}/{HISTORY}")

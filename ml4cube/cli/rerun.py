@@ -16,12 +16,11 @@ from ml4cube.cli.by_name import make
 from ml4cube.cli.command import Command
 from ml4cube.cli.cubes import read_statistics
 from ml4cube.cli.task import FAILED, Keep, Report, Task
-from ml4cube.core.errors import InvalidValueError, StoreError
+from ml4cube.core.errors import InvalidValueError, StoreError, prefixed
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from ml4cube.datasets.multiproc_sampler import MultiProcSampler
     from ml4cube.datasets.store import StoreMetadata
 
 _VERSION = "version "
@@ -60,31 +59,30 @@ def rerun(
     progress : bool
         Whether to show bars.
     """
+    from ml4cube.datasets.multiproc_sampler import MultiProcSampler
     from ml4cube.datasets.store import StoreMetadata
     from ml4cube.store.format import read_manifest
 
     metadata = StoreMetadata.of(store)
     files = read_manifest(store)
-    arguments = _arguments(store, metadata)
-    arguments |= _callback(store, metadata.provenance, callback)
-    if statistics is not None:
-        arguments["statistics"] = read_statistics(statistics)
-    cube = _source(store, metadata)
 
-    def sampler(folder: str, nproc: int) -> MultiProcSampler:
-        from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-
+    def sampler(folder: str) -> MultiProcSampler:
         parts = metadata.provenance["settings"]["parts"]
         targets: dict[str, Any] = {f"{part}_cube": f"{folder}/{part}.zarr" for part in parts}
         return MultiProcSampler(cube, nproc=nproc, progress=progress, **targets, **arguments)
 
-    call = sampler(out or os.path.dirname(os.path.abspath(store)), 1).call()
-    if call.id != metadata.provenance["call"]:
-        raise InvalidValueError(f"{store} cannot be rerun: {call.unlike(metadata.provenance)}")
+    with prefixed(f"{store} cannot be rerun"):
+        arguments = _arguments(store, metadata) | _callback(metadata.provenance, callback)
+        if statistics is not None:
+            arguments["statistics"] = read_statistics(statistics)
+        cube = _source(metadata)
+        call = sampler(out or os.path.dirname(os.path.abspath(store))).call()
+        if call.id != metadata.provenance["call"]:
+            raise InvalidValueError(call.unlike(metadata.provenance))
 
     def work(keep: Keep) -> Report:
         with _folder(store, out) as folder:
-            sampler(folder, nproc).run()
+            sampler(folder).run()
             again = read_manifest(f"{folder}/{metadata.part}.zarr")
         differing = sorted(n for n in {*files, *again} if files.get(n) != again.get(n))
         values = {"store": store, "out": out, "files": len(files), "differing": differing}
@@ -111,7 +109,7 @@ def _folder(store: str, out: str | None) -> Iterator[str]:
         yield folder
 
 
-def _source(store: str, metadata: StoreMetadata) -> xr.Dataset:
+def _source(metadata: StoreMetadata) -> xr.Dataset:
     """Open the cube that a store was made from, with its label, and the same variables in order."""
     from ml4cube.cube.opening import as_dataset
     from ml4cube.cube.variables import split_label
@@ -119,17 +117,19 @@ def _source(store: str, metadata: StoreMetadata) -> xr.Dataset:
 
     provenance = metadata.provenance
     if provenance["source"] is None:
-        raise InvalidValueError(f"{store} cannot be rerun: it was made from a cube in memory")
+        raise InvalidValueError("it was made from a cube in memory")
     try:
         ds = as_dataset(provenance["source"])
     except StoreError as error:
-        raise InvalidValueError(f"{store} cannot be rerun: {error}") from None
+        raise InvalidValueError(str(error)) from None
     names = [*metadata.spec.variables, *provenance["left_out"], metadata.spec.filter_var]
     names += [split_label(ds)]
     ds = ds[[name for name in dict.fromkeys(names) if name in ds.data_vars]]
-    if split_label(ds) is None and metadata.split:
-        ds = apply_split(ds, json.dumps(metadata.split))
-    return ds
+    if split_label(ds) is not None:
+        return ds
+    if not metadata.split:
+        raise InvalidValueError("its split label was made by hand, and is not in the source")
+    return apply_split(ds, json.dumps(metadata.split))
 
 
 def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
@@ -167,16 +167,15 @@ def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
     return arguments
 
 
-def _callback(store: str, provenance: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """Return the callback of a store and its version."""
+def _callback(provenance: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """Return the callback of a call and its version."""
     name = provenance["settings"]["callback"]
     if name is None:
         return {}
     path = given or provenance.get("callback")
     if path is None:
         raise InvalidValueError(
-            f"{store} cannot be rerun: its callback {name!r} cannot be imported by a name; give "
-            "--callback module:name"
+            f"its callback {name!r} cannot be imported by a name; give --callback module:name"
         )
     identity = str(provenance["call_parts"]["callback"]["code, values or version"])
     is_version = identity.startswith(_VERSION)

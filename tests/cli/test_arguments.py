@@ -3,15 +3,17 @@
 import inspect
 
 import pytest
-from numpydoc.docscrape import FunctionDoc
 
 from ml4cube.cli.arguments import arguments_of
+from ml4cube.cli.by_name import load
 from ml4cube.cli.main import program
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.evaluation import evaluate
 from ml4cube.preprocessing import Statistics
 from ml4cube.splits import assign_block_split, assign_region_split
 from tests.cli.running import invoke
+
+docscrape = pytest.importorskip("numpydoc.docscrape")
 
 FUNCTIONS = [
     MultiProcSampler,
@@ -24,7 +26,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
 def test_texts_are_those_that_numpydoc_reads(function):
-    listed = FunctionDoc(function)["Parameters"]
+    listed = docscrape.FunctionDoc(function)["Parameters"]
     expected = {
         name.strip(): (entry.type, " ".join(" ".join(entry.desc).split()).replace("``", ""))
         for entry in listed
@@ -48,3 +50,12 @@ def test_every_argument_of_a_command_is_described_and_in_its_help(name):
         assert argument.kind, argument
         option = f"--{argument.name.replace('_', '-')}"
         assert option in help_text or argument.name.upper() in help_text
+
+
+@pytest.mark.parametrize("name", list(program.commands))
+def test_arguments_that_a_command_gives_itself_exist(name):
+    if name in ("train", "predict"):
+        pytest.importorskip("torch")
+    command = program.commands[name]
+    taken = {n for path in command._calls.values() for n in arguments_of(load(path))}
+    assert command._without <= taken

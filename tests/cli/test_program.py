@@ -8,16 +8,19 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import ml4cube
 from ml4cube.cli.by_name import load
-from ml4cube.cli.main import main
-from tests.cli.running import ROOT, invoke
+from ml4cube.cli.main import main, program
+from ml4cube.errors import StoreError
+from tests.cli.running import ROOT, error_of, invoke
 
 HELP = """
 import json, sys
 try:
-    from ml4cube.cli.main import main
+    from ml4cube.cli.main import main, program
+from ml4cube.errors import StoreError
     sys.argv = ["ml4cube", "--help"]
     main()
 finally:
@@ -69,11 +72,20 @@ def test_ctrl_c_ends_with_130_and_one_line(cube):
     assert "Traceback" not in rest
 
 
-def test_debug_shows_the_traceback(folder):
+def test_debug_raises_the_error(folder):
+    result = CliRunner().invoke(program, ["inspect", "none.zarr", "--debug"])
+    assert isinstance(result.exception, StoreError)
+
+
+def test_without_a_command_there_is_help(folder):
+    assert invoke("").stdout == invoke("--help").stdout
+    assert "No such command" in error_of("sampel")
+
+
+def test_what_a_missing_torch_prevents_is_said_in_one_line(folder):
+    code = "import sys; sys.modules['torch'] = None; from ml4cube.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-m", "ml4cube", "inspect", "none.zarr", "--debug"],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code, "train", "--help"], capture_output=True, text=True
     )
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "needs torch, which is not installed" in done.stderr
