@@ -46,16 +46,17 @@ def inspect(
 
 
 def _report(cube: str, ds: xr.Dataset, count_gaps: bool) -> Report:
-    from ml4cube.cube.variables import cube_variables, split_label
+    from ml4cube.cube.variables import cube_dims, cube_variables, split_label
 
     notes: list[str] = []
     held: list[str] = []
     left_out: dict[str, str] = {}
+    cells: Sequence[str] = [str(dim) for dim in ds.dims]
     try:
-        held, left_out = cube_variables(ds)
+        cells, (held, left_out) = cube_dims(ds), cube_variables(ds)
     except InvalidValueError as error:
         notes.append(str(error))
-    dims = [_describe_dim(ds, str(dim)) for dim in ds.dims]
+    dims = [_describe_dim(ds, dim) for dim in cells]
     rows = [_describe_variable(ds, name) for name in held]
     if count_gaps:
         _add_gaps(ds, rows, notes)
@@ -121,20 +122,19 @@ def _step(coord: Any) -> str | None:
     import numpy as np
 
     from ml4cube.core.axes import is_time
+    from ml4cube.splits.cube import microseconds
 
-    steps = np.diff(coord.values)
-    if not steps.size:
+    if coord.size < 2 or coord.isnull().any():
         return None
-    unit = ""
-    if is_time(coord):
-        steps, unit = (steps / np.timedelta64(1, "s") if steps.dtype.kind == "m" else np.array(
-            [step.total_seconds() for step in steps]
-        )) / 86_400, " days"  # fmt: skip
-    steps = steps.astype(np.float64)
+    is_date = is_time(coord)
+    places = microseconds(coord) / 8.64e10 if is_date else coord.values.astype(np.float64)
+    steps = np.diff(places)
     least, most = float(steps.min()), float(steps.max())
-    if math.isclose(least, most, rel_tol=1e-3):
-        return f"{most:.6g}{unit}"
-    return f"{least:.6g} to {most:.6g}{unit}"
+    # numbers may have been rounded to 32 bits
+    rounding = 0.0 if is_date else 1e-6 * float(np.abs(places).max())
+    is_regular = math.isclose(least, most, rel_tol=1e-3, abs_tol=rounding)
+    step = f"{most:.6g}" if is_regular else f"{least:.6g} to {most:.6g}"
+    return f"{step} days" if is_date else step
 
 
 def _describe_variable(ds: xr.Dataset, name: str) -> dict[str, Any]:
@@ -184,6 +184,8 @@ def _notes_on_dims(ds: xr.Dataset, dims: Rows) -> Iterator[str]:
                 yield f"{dim!r} is not in increasing order or has equal dates; sort it: ds.sortby"
             else:
                 yield f"{dim!r} has steps of {step}: lead times count steps, not days"
+        if dim in ds.coords and ds[dim].isnull().any():
+            yield f"{dim!r} has missing values in its coordinate; fill or drop them"
         if "first" not in row and role is None:
             yield f"{dim!r} has no coordinate: cells are numbered, buffers count cells"
     if find_time_dim(ds.coords.values(), ds.dims) is None:
