@@ -154,17 +154,19 @@ def test_inspect_of_awkward_cubes(folder):
     ds["time"] = xr.date_range("2000-01-01", periods=12, calendar="360_day", use_cftime=True)
     ds["label"] = "lat", list("abcdef")
     ds["a"] = ds.a.astype("int16").assign_attrs(scale_factor=0.1)
+    ds = ds.rename(lon="depth").assign_coords(depth=[np.nan, *range(7)])
     ds.isel(time=[1, 0, *range(2, 12)]).drop_vars("lat").to_zarr("odd.zarr")
     report = report_of("inspect odd.zarr")
     assert report["dims"][0]["calendar"] == "360_day"
     assert report["left_out"].keys() == {"label"}
-    notes = " ".join(report["notes"])
-    for word in (
-        "not in increasing order",
+    expected = [
+        "'time' is not in increasing order",
         "'lat' has no coordinate",
+        "'depth' has missing values",
         "no coordinates are latitude",
-    ):
-        assert word in notes
+    ]
+    for words in expected:
+        assert words in " ".join(report["notes"])
 
 
 # ------------------------------------------------------------------ rerun
