@@ -21,8 +21,8 @@ from ml4cube.cli.configuration import (
     merged,
     read_file,
     read_value,
-    write_file,
 )
+from ml4cube.cli.files import write_text
 from ml4cube.cli.task import FAILED, WRONG, Task
 from ml4cube.core.errors import (
     CubeError,
@@ -131,7 +131,7 @@ class Command(click.Command):
 
         def keep(path: str, **replaced: Any) -> None:
             if is_main():
-                write_file(path, self._as_yaml({**given, **replaced}, arguments))
+                write_text(path, self._as_yaml({**given, **replaced}, arguments))
 
         report = task.plan() if common["dry_run"] else task.run(keep)
         if not is_main():

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, listed
+from ml4cube.cli.files import read_text
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 
 # The core schema of YAML 1.2. PyYAML reads 1.1, where the variable "no" is False, 1e-3 a string and
 # 11:30 a number of base 60.
@@ -58,26 +59,13 @@ def read_value(name: str, text: str) -> Any:
 
 def read_file(path: str) -> dict[str, Any]:
     """Return the mapping in a YAML file, on disk or behind a URL."""
-    import fsspec
-
     try:
-        with fsspec.open(path, "rt", encoding="utf-8") as file:
-            found = yaml.load(file, _Loader)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        found = yaml.load(read_text(path), _Loader)
+    except yaml.YAMLError as error:
         raise InvalidValueError(f"{path} is not YAML: {_short(error)}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise InvalidTypeError(f"{path} must hold names of arguments and their values")
     return found
-
-
-def write_file(path: str, text: str) -> None:
-    """Write a text to a path or URL."""
-    import fsspec
-
-    with fsspec.open(path, "wt", encoding="utf-8") as file:
-        file.write(text)
 
 
 def as_yaml(command: str, values: Mapping[str, Any], kinds: Mapping[str, str]) -> str:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ml4cube.cli.by_name import load, make
 from ml4cube.cli.command import Command
-from ml4cube.cli.configuration import check_known, write_file
+from ml4cube.cli.configuration import check_known
+from ml4cube.cli.files import check_free, read_text, write_text
 from ml4cube.cli.task import NOTHING, Keep, Report, Task, as_table
-from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError, names_of
+from ml4cube.core.errors import names_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -38,18 +39,6 @@ def open_cube(
     return ds
 
 
-def read_text(path: str) -> str:
-    """Return the text at a path or URL."""
-    import fsspec
-
-    try:
-        with fsspec.open(path, "rt", encoding="utf-8") as file:
-            text: str = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
-    return text
-
-
 def read_statistics(path: str | None) -> Any:
     """Return the statistics in a file of `stats`; any other path is that of a sample store."""
     if path is None or not str(path).endswith(".json"):
@@ -57,17 +46,6 @@ def read_statistics(path: str | None) -> Any:
     from ml4cube.preprocessing import Statistics
 
     return Statistics.from_json(read_text(path))
-
-
-def check_free(out: str, suffix: str, overwrite: bool) -> None:
-    """Refuse a path that exists, unless it may be overwritten, or has another suffix."""
-    import fsspec
-
-    if not str(out).endswith(suffix):
-        raise InvalidValueError(f"out must end in {suffix}, got {out!r}")
-    fs, path = fsspec.url_to_fs(out)
-    if fs.exists(path) and not (overwrite and fs.isfile(path)):
-        raise StoreExistsError(f"{out} exists; choose another path or pass --overwrite")
 
 
 def split(
@@ -104,7 +82,7 @@ def split(
     from ml4cube.core.split_plan import EXCLUDED, PARTS
     from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 
-    check_free(out, ".json", overwrite)
+    check_free(out, overwrite)
     label = load(_SPLITS[method])(open_cube(cube, variables), **arguments)["split"]
     codes = {**PARTS, "excluded": EXCLUDED}
     # in one pass
@@ -113,7 +91,7 @@ def split(
     report = Report.of(out=out, cells=label.size, **shown)
 
     def run(keep: Keep) -> Report:
-        write_file(out, label.attrs[RECIPE_ATTR])
+        write_text(out, label.attrs[RECIPE_ATTR])
         keep(f"{out}.yaml")
         return report
 
@@ -149,14 +127,14 @@ def stats(
     from ml4cube.preprocessing import Statistics
 
     if out is not None:
-        check_free(out, ".json", overwrite)
+        check_free(out, overwrite)
     ds = open_cube(cube, variables, recipe)
     plan = Report.of(variables=data_variables(ds), label=split_label(ds), out=out)
 
     def run(keep: Keep) -> Report:
         statistics = Statistics.from_cube(ds, **arguments)
         if out is not None:
-            write_file(out, statistics.to_json())
+            write_text(out, statistics.to_json())
             keep(f"{out}.yaml")
         return Report(_stats_values(statistics), _stats_text(statistics))
 

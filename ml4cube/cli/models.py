@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.cli.arguments import arguments_of
 from ml4cube.cli.by_name import make
 from ml4cube.cli.command import Command
-from ml4cube.cli.configuration import check_known, read_file, write_file
-from ml4cube.cli.cubes import check_free, open_cube, read_statistics
+from ml4cube.cli.configuration import check_known, read_file
+from ml4cube.cli.cubes import open_cube, read_statistics
+from ml4cube.cli.files import check_free, write_text
 from ml4cube.cli.task import NOTHING, Keep, Report, Task
 from ml4cube.core.errors import InvalidTypeError
 
@@ -44,8 +45,7 @@ def samples_of(store: str, data: Mapping[str, Any] | None) -> PTXrDataset:
     from ml4cube.datasets.pytorch import PTXrDataset
     from ml4cube.datasets.store import StoreMetadata
 
-    options = dict(data or {})
-    check_known("data", options, arguments_of(PTXrDataset).keys() - {"ds"})
+    options = _options("data", data, PTXrDataset, {"ds"})
     options.setdefault("to_pred", list(StoreMetadata.of(store).targets) or None)
     return PTXrDataset(store, **options)
 
@@ -111,36 +111,19 @@ def train(
     loggers : name, mapping with class and arguments, or list of these
         Classes of ml4cube.training.loggers, or module:name.
     """
-    from ml4cube.datasets.pytorch import prep_dataloader
-    from ml4cube.training.callbacks import Callback
     from ml4cube.training.pytorch_distributed import Trainer, ddp_init, dist_train
     from ml4cube.training.seeding import seed_everything
 
     world = ddp_init()
     train_data = samples_of(train_store, data)
     val_data = None if val_store is None else samples_of(val_store, data)
-    loaders = _loaders(prep_dataloader, train_data, val_data, batch_size, loader)
+    loaders = _loaders(train_data, val_data, batch_size, loader)
     if seed is not None:
         seed_everything(seed)
     module = make("model", model, call=True)
     stepped = make("optimizer", optimizer, module.parameters(), call=True)
 
-    class Recorder(Callback):
-        """Writes the configuration once the run is known to go on, and counts its epochs."""
-
-        epochs = 0
-        keep: Keep
-
-        def on_train_start(self, loop: Any) -> None:
-            if loop.world.is_main and not loop.options.fast_dev_run:
-                os.makedirs(run, exist_ok=True)
-                stores = {"train_store": train_store, "val_store": val_store}
-                self.keep(f"{run}/{CONFIG}", **{n: _absolute(s) for n, s in stores.items()})
-
-        def on_epoch_end(self, loop: Any, row: dict[str, Any]) -> None:
-            self.epochs += 1
-
-    recorder = Recorder()
+    recorder = _recorder(run, {"train_store": train_store, "val_store": val_store})
     others = make("callbacks", callbacks)
     trainer = Trainer(
         module,
@@ -174,9 +157,10 @@ def train(
     def work(keep: Keep) -> Report:
         recorder.keep = keep
         dist_train(trainer)
-        if world.is_main and recorder.epochs and not arguments.get("fast_dev_run"):
+        is_dry = bool(arguments.get("fast_dev_run"))  # which leaves out the recorder
+        if world.is_main and recorder.epochs:
             trainer.history.to_json(f"{run}/{HISTORY}")
-        exit_code = 0 if recorder.epochs else NOTHING
+        exit_code = 0 if recorder.epochs or is_dry else NOTHING
         result = Report.of(
             epochs=len(trainer.history),
             best_epoch=trainer.best_epoch,
@@ -189,18 +173,50 @@ def train(
 
 
 def _loaders(
-    prep_dataloader: Any, train_data: Any, val_data: Any, batch_size: int, loader: Any
+    train_data: Any, val_data: Any, batch_size: int, loader: Mapping[str, Any] | None
 ) -> tuple[Any, Any]:
     """Make the loaders for training and validation, the second None without samples."""
-    options = dict(loader or {})
+    from ml4cube.datasets.pytorch import prep_dataloader
+
     given = {"train_ds", "test_ds", "val_ds", "batch_size", "parallel"}
-    check_known("loader", options, arguments_of(prep_dataloader).keys() - given)
+    options = _options("loader", loader, prep_dataloader, given)
     for name in options.keys() & {"augment", "callback"}:
         options[name] = make(name, options[name])
     made = prep_dataloader(
         train_data, batch_size=batch_size, parallel=True, val_ds=val_data, **options
     )
     return made if isinstance(made, tuple) else (made, None)
+
+
+def _options(
+    name: str, options: Any, function: Callable[..., Any], given: set[str]
+) -> dict[str, Any]:
+    """Return arguments for a function, checked, without those that it is given anyway."""
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidTypeError(f"{name} must be a mapping of arguments, got {options!r}")
+    check_known(name, options or {}, arguments_of(function).keys() - given)
+    return dict(options or {})
+
+
+def _recorder(run: str, stores: Mapping[str, str | None]) -> Any:
+    """Return a callback that writes the configuration of a run, and counts its epochs."""
+    from ml4cube.training.callbacks import Callback
+
+    class Recorder(Callback):
+        writes = True
+        epochs = 0
+        keep: Keep
+
+        def on_train_start(self, loop: Any) -> None:
+            """Write it only now: a snapshot of another run would have been refused."""
+            if loop.world.is_main:
+                os.makedirs(run, exist_ok=True)
+                self.keep(f"{run}/{CONFIG}", **{n: _absolute(path) for n, path in stores.items()})
+
+        def on_epoch_end(self, loop: Any, row: dict[str, Any]) -> None:
+            self.epochs += 1
+
+    return Recorder()
 
 
 def _absolute(store: str | None) -> str | None:
@@ -309,14 +325,14 @@ def evaluate(
     from ml4cube.evaluation import evaluate as compare
 
     if out is not None:
-        check_free(out, ".json", overwrite)
+        check_free(out, overwrite)
     cube = open_cube(prediction)
     true_cube = open_cube(truth, variables, recipe)
 
     def work(keep: Keep) -> Report:
         card = compare(cube, true_cube, **arguments)
         if out is not None:
-            write_file(out, card.to_json())
+            write_text(out, card.to_json())
             keep(f"{out}.yaml")
         rows = card.table.to_dict("records")
         return Report({"scores": rows, "verdict": card.verdict, "out": out}, repr(card))

@@ -121,6 +121,7 @@ def test_print_config_is_complete_and_read_again(cube):
             "split with method='time' has no argument 'block_size'",
         ),
         ("split cube.zarr --out s.txt", "out must end in .json, got 's.txt'"),
+        ("stats cube.zarr --out none/s.json", "is in a folder that does not exist"),
         ("stats cube.zarr --variables '[a, bb]'", "cube.zarr has no variable 'bb'"),
         ("sample cube.zarr --callback functions", "a name must be module:name"),
         ("sample cube.zarr --callback my_none:f", "there is no module 'my_none'"),

@@ -168,6 +168,7 @@ WRONG = [
     ("--set optimizer.lrr=1", "optimizer 'AdamW' has no argument 'lrr'; did you mean 'lr'"),
     ("--set loader.buffer=1", "loader has no argument 'buffer'"),
     ("--set data.coords=lat", "data has no argument 'coords'"),
+    ("--loader 3", "loader must be a mapping of arguments, got 3"),
     ("--set loss.class=MaskedLos", "did you mean 'MaskedLoss'"),
     ("--precision fp17", "precision must be"),
     ("--epochs 0", "epochs must be an int of 1 or more"),
