@@ -265,8 +265,9 @@ def predict(
     if run is not None:
         trained = read_file(f"{run}/{CONFIG}")
         model, weights = model or trained["model"], weights or f"{run}/{BEST}"
-        if source is None:
-            source = samples_of(trained["train_store"], trained["data"])
+        source = trained["train_store"] if source is None else source
+        if isinstance(source, str):
+            source = samples_of(source, trained["data"])
     if model is None or weights is None:
         raise InvalidTypeError("predict needs run, or model and weights; see --help")
     ddp_init()

@@ -84,6 +84,15 @@ def test_stats_are_those_of_the_train_part(recipe):
     assert len(months["variables"]["a"]["mean"]) == 4
 
 
+def test_texts_lie_at_urls_too(cube):
+    invoke("split cube.zarr --method time --out memory://cli/split.json")
+    line = "stats cube.zarr --recipe memory://cli/split.json --out memory://cli/stats.json"
+    report = report_of(line)
+    assert report["part"] == "train"
+    assert "memory://cli/stats.json exists" in error_of(line)
+    invoke("stats --config memory://cli/stats.json.yaml --overwrite")
+
+
 # ------------------------------------------------------------------ sample
 
 

@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 
 from ml4cube.cli.by_name import make
+from ml4cube.cli.doctor import _progress
 from ml4cube.evaluation import Scorecard
 from ml4cube.evaluation import evaluate as compare
 from ml4cube.splits import assign_time_split
@@ -106,6 +107,10 @@ def test_a_forecast_of_real_temperatures(run):
         plan = invoke(f"predict sst.zarr --weights {weights} {same} --out x.zarr --dry-run").stdout
         assert weights in plan
     assert not Path("x.zarr").exists()
+    os.rename("train.zarr", "moved.zarr")
+    invoke("predict sst.zarr --run run --out moved_forecast.zarr --store-or-stats moved.zarr")
+    os.rename("moved.zarr", "train.zarr")
+    assert xr.open_zarr("moved_forecast.zarr").sst.equals(xr.open_zarr("all.zarr").sst)
     told = error_of("predict sst.zarr --run run --out x.zarr --model my_models:NextMonth")
     assert "has the weights of another model" in told
 
@@ -151,11 +156,12 @@ def yaml_of(path):
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_training_makes_nothing(run):
+def test_dry_runs_of_training_make_nothing(run):
     before = sorted(Path().rglob("*"))
     plan = json.loads(invoke(f"{TRAIN} --dry-run --json").stdout)
     assert plan["features"] == ["past"]
     assert plan["parameters"] == 4 * 2 + 5
+    invoke(f"{TRAIN} --fast-dev-run")
     after = [path for path in sorted(Path().rglob("*")) if "__pycache__" not in path.parts]
     assert after == before
 
@@ -201,3 +207,19 @@ def test_objects_by_name(folder):
     assert make("early_stopping", False) is False
     assert make("callbacks", ()) == []
     assert make("augment", {"class": "Flip", "dims": ["lon"]}).dims == ("lon",)
+
+
+def test_doctor_says_what_ranks_wait_for():
+    rows = [
+        {"rank": rank, "train_n": 8, "data_wait": data, "communicate": others}
+        for rank, data, others in ((0, 0.05, 0.6), (1, 0.65, 0.01))
+    ]
+    history = {"epoch": [1, 2], "train_loss": [0.6, 0.5], "ranks": [[], rows]}
+    state = {"epoch": 2, "step": 30, "batch": 4}
+    found = [finding.found for finding in _progress({"state": state, "history": history})]
+    assert found == [
+        "stopped inside epoch 3, after 30 steps",
+        "wait 35% of the time for data",
+        "wait 30% of the time for one another",
+        "the others wait for rank 1, which waits for data",
+    ]
