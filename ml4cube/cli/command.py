@@ -73,7 +73,7 @@ class Command(click.Command):
         taken: dict[str, Argument] = {}
         for name, path in self._calls.items():
             if chosen in (None, name):
-                taken = {**arguments_of(load(path)), **taken}
+                taken |= {n: a for n, a in arguments_of(load(path)).items() if n not in taken}
         return {**own, **{n: a for n, a in taken.items() if n not in {*own, *self._without}}}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -88,8 +88,11 @@ class Command(click.Command):
 
     def _parameter(self, argument: Argument) -> click.Parameter:
         if argument.name in self._positional:
-            # required, but perhaps given in a file
-            return click.Argument([argument.name], required=False, metavar=argument.name.upper())
+            # required ones too may be given in a file
+            metavar = (
+                argument.name.upper() if argument.is_required else f"[{argument.name.upper()}]"
+            )
+            return click.Argument([argument.name], required=False, metavar=metavar)
         default = "required" if argument.is_required else f"default: {_shown(argument.default)}"
         kind = re.sub(", (optional|default .*)$", "", argument.kind)
         kind = "" if argument.is_flag else f"{kind}; "
@@ -101,8 +104,13 @@ class Command(click.Command):
             default=None,  # not given
             is_flag=argument.is_flag,
             metavar=None if argument.is_flag else "VALUE",
-            help=f"{argument.text} [{kind}{default}]",
+            help=f"{argument.text} [{kind}{default}{self._owners(argument.name)}]",
         )
+
+    def _owners(self, name: str) -> str:
+        """Say which of the callables have an argument, unless all or none have it."""
+        owners = [key for key, path in self._calls.items() if name in arguments_of(load(path))]
+        return f"; for {', '.join(owners)}" if 0 < len(owners) < len(self._calls) else ""
 
     def invoke(self, ctx: click.Context) -> int:
         """Run the command and return its exit code; an error is one line on stderr."""

@@ -59,3 +59,10 @@ def test_arguments_that_a_command_gives_itself_exist(name):
     command = program.commands[name]
     taken = {n for path in command._calls.values() for n in arguments_of(load(path))}
     assert command._without <= taken
+
+
+def test_help_says_which_method_has_an_argument():
+    told = " ".join(invoke("split --help").stdout.split())
+    assert "default: none; for block, time]" in told  # of gap
+    assert "required; for region]" in told
+    assert told.index("--block-size") < told.index("--gap") < told.index("--regions")
