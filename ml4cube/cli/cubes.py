@@ -136,43 +136,38 @@ def stats(
         if out is not None:
             write_text(out, statistics.to_json())
             keep(f"{out}.yaml")
-        return Report(_stats_values(statistics), _stats_text(statistics))
+        measured = _measured(statistics, arguments.get("quantiles") or ())
+        text = f"part: {statistics.part}\n{as_table(map(_in_one_row, measured.values()))}"
+        return Report({"part": statistics.part, "variables": measured}, text)
 
     return Task(lambda: plan, run)
 
 
-_MEASURES = ("count", "gaps", "infs", "mean", "std", "min", "max")
+def _measured(statistics: Any, quantiles: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Return the numbers of each variable, arrays along the dims that were kept."""
+    from ml4cube.core.sums.fields import quantile_of
 
-
-def _stats_values(statistics: Any) -> dict[str, Any]:
-    """Return the numbers of each variable; lists along the dims that were kept."""
-    found = {
+    return {
         name: {
+            "variable": name,
             "dims": list(getattr(one, "dims", ())),
-            **{measure: getattr(one, measure) for measure in _MEASURES},
+            **{m: getattr(one, m) for m in ("count", "gaps", "infs", "mean", "std", "min", "max")},
+            **{f"q{p:g}": quantile_of(one, p) for p in quantiles},
         }
         for name, one in statistics.items()
     }
-    return {"part": statistics.part, "variables": found}
 
 
-def _stats_text(statistics: Any) -> str:
-    """Return a table; of arrays, the least and largest number."""
+def _in_one_row(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a variable for a table; of arrays, the least and the largest."""
     import numpy as np
 
-    rows = []
-    for name, one in statistics.items():
-        row: dict[str, Any] = {"variable": name}
-        for measure in _MEASURES:
-            value = np.asarray(getattr(one, measure))
-            ends = value.min().item(), value.max().item()
-            row[measure] = ends[0] if ends[0] == ends[1] or not value.ndim else _ends(ends)
-        rows.append(row)
-    return f"part: {statistics.part}\n{as_table(rows)}"
-
-
-def _ends(ends: Sequence[float]) -> str:
-    return " … ".join(f"{end:.6g}" for end in ends)
+    row = dict(measured)
+    for name, value in row.items():
+        if isinstance(value, np.ndarray):
+            ends = [value.min().item(), value.max().item()]
+            row[name] = " … ".join(f"{end:.6g}" for end in ends) if value.ndim else ends[0]
+    return row
 
 
 def sample(

@@ -60,7 +60,12 @@ def _packages() -> Iterator[Finding]:
     """Compare the packages that are installed with those that ml4cube needs."""
     from packaging.requirements import Requirement
 
-    for text in importlib.metadata.requires("ml4cube") or ():
+    try:
+        required = importlib.metadata.requires("ml4cube") or ()
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(WARNING, "ml4cube", "is not installed, but on the path", "pip install -e .")
+        return
+    for text in required:
         needed = Requirement(text)
         if needed.marker is not None and not needed.marker.evaluate({"extra": "torch"}):
             continue

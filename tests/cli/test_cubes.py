@@ -82,6 +82,10 @@ def test_stats_are_those_of_the_train_part(recipe):
     months = report_of("stats cube.zarr --recipe split.json --by season --variables '[a]'")
     assert months["variables"]["a"]["dims"] == ["season"]
     assert len(months["variables"]["a"]["mean"]) == 4
+    middle = report_of("stats cube.zarr --recipe split.json --quantiles '[0.5]'")["variables"]["a"]
+    assert middle["q0.5"] == pytest.approx(small_cube().a[:6].quantile(0.5).item(), abs=0.5)
+    shown = invoke("stats cube.zarr --recipe split.json --dims time --quantiles '[0.5]'").stdout
+    assert shown.splitlines()[1].split()[-1] == "q0.5"
 
 
 def test_texts_lie_at_urls_too(cube):
