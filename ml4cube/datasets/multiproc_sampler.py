@@ -411,9 +411,22 @@ class MultiProcSampler(Summarized):
             If the callback fails, a worker dies, or cells cannot be read.
         """
         with self._engine() as engine:
-            return self._plan_on(engine, self._call()).plan
+            return self._plan_on(engine, self.call()).plan
 
-    def _call(self) -> Call:
+    def call(self) -> Call:
+        """Return what decides about the bytes of the stores, to compare with that of others.
+
+        Returns
+        -------
+        Call
+            Its ``id`` is the same for the same call on the same cube, and is in the provenance of
+            every store; ``unlike`` names what differs from the provenance of another store.
+
+        Raises
+        ------
+        StoreError
+            If the cube cannot be read, where only its cells identify it.
+        """
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
     def _plan_on(self, engine: TaskEngine, call: Call) -> _Planned:
@@ -480,7 +493,7 @@ class MultiProcSampler(Summarized):
 
     def _run(self) -> RunSummary | None:
         started = time.perf_counter()
-        call = self._call()
+        call = self.call()
         summary = None
         with contextlib.ExitStack() as stack:
             if drafts := self._drafts(call, stack):

@@ -89,6 +89,15 @@ def name_of(function: Callable[..., Any] | None) -> str | None:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
+def path_of(function: Callable[..., Any] | None) -> str | None:
+    """Return ``module:name`` by which a callback can be imported; None if it cannot."""
+    module, name = getattr(function, "__module__", None), name_of(function)
+    found: Any = None if module == "__main__" else sys.modules.get(str(module))
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if function is not None and found is function else None
+
+
 class _Description:
     """Describes values as texts that are the same in every process."""
 

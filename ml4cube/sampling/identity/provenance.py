@@ -21,6 +21,7 @@ import xarray as xr
 import ml4cube
 from ml4cube.core.errors import StoreError
 from ml4cube.sampling.cf_encoding import jsonable
+from ml4cube.sampling.identity.callback import path_of
 from ml4cube.sampling.identity.cube import (
     State,
     hash_cells,
@@ -47,6 +48,7 @@ def provenance(sampling: Sampling, settings: Mapping[str, Any]) -> dict[str, Any
     """Describe where samples come from, the same for equal runs."""
     ds = sampling.ds
     names = sampling.spec.variables
+    callback = path_of(sampling.extractor.callback)
     return {
         "source": _source_path(ds),
         "attrs": jsonable(ds.attrs),
@@ -56,6 +58,7 @@ def provenance(sampling: Sampling, settings: Mapping[str, Any]) -> dict[str, Any
         "left_out": dict(sorted(sampling.left_out.items())),
         "settings": dict(settings),
         "versions": versions(),
+        **({} if callback is None else {"callback": callback}),
     }
 
 

@@ -1,0 +1,218 @@
+"""`Command`: a function, and public callables whose arguments it passes on, as a click command."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+import ml4cube
+from ml4cube.cli.arguments import Argument, arguments_of, summary_of
+from ml4cube.cli.by_name import MODULES, load
+from ml4cube.cli.configuration import (
+    as_yaml,
+    check_known,
+    merged,
+    read_file,
+    read_value,
+)
+from ml4cube.cli.files import write_text
+from ml4cube.cli.task import FAILED, WRONG, Task
+from ml4cube.core.errors import (
+    CubeError,
+    InvalidTypeError,
+    InvalidValueError,
+    StoreExistsError,
+    check_choice,
+)
+
+_COMMON = {
+    "config": "YAML file of arguments; options and --set have precedence.",
+    "set": "One argument, or one key of it: --set overlap.lat=0.5. May be repeated.",
+    "print_config": "Write the complete configuration to stdout, and do nothing.",
+    "dry_run": "Check the arguments and write the plan to stdout; make nothing.",
+    "json": "Report in JSON.",
+    "debug": "Show the traceback of an error.",
+}
+
+
+class Command(click.Command):
+    """A command that calls a function with its arguments, and with those of public callables.
+
+    The callables are ``module:name``, imported when the arguments are needed. If there are several,
+    they have names, and the argument `choice` of the function says which one is meant.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Task],
+        calls: Mapping[str, str] | str | None = None,
+        *,
+        without: Sequence[str] = (),
+        choice: str | None = None,
+        epilog: str | None = None,
+    ) -> None:
+        summary = summary_of(function)
+        super().__init__(
+            function.__name__, help=summary, short_help=summary.splitlines()[0], epilog=epilog
+        )
+        self._function, self._without, self._choice = function, {*without}, choice
+        self._calls = {"": calls} if isinstance(calls, str) else dict(calls or {})
+        own = inspect.signature(function).parameters.values()
+        self._positional = [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+
+    def arguments(self, chosen: str | None = None) -> dict[str, Argument]:
+        """Return all arguments, or those for one of the callables."""
+        own = arguments_of(self._function)
+        taken: dict[str, Argument] = {}
+        for name, path in self._calls.items():
+            if chosen in (None, name):
+                taken |= {n: a for n, a in arguments_of(load(path)).items() if n not in taken}
+        return {**own, **{n: a for n, a in taken.items() if n not in {*own, *self._without}}}
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the options; the callables are imported only now."""
+        if not self.params:
+            try:
+                found = self.arguments().values()
+            except ImportError as error:  # without torch
+                raise click.ClickException(str(error)) from error
+            self.params = [*map(self._parameter, found), *_common_options()]
+        return super().get_params(ctx)
+
+    def _parameter(self, argument: Argument) -> click.Parameter:
+        if argument.name in self._positional:
+            # required ones too may be given in a file
+            metavar = (
+                argument.name.upper() if argument.is_required else f"[{argument.name.upper()}]"
+            )
+            return click.Argument([argument.name], required=False, metavar=metavar)
+        default = "required" if argument.is_required else f"default: {_shown(argument.default)}"
+        kind = re.sub(", (optional|default .*)$", "", argument.kind)
+        kind = "" if argument.is_flag else f"{kind}; "
+        option = f"--{argument.name.replace('_', '-')}"
+        if argument.is_flag:
+            option += f"/--no-{argument.name.replace('_', '-')}"
+        return click.Option(
+            [option, argument.name],
+            default=None,  # not given
+            is_flag=argument.is_flag,
+            metavar=None if argument.is_flag else "VALUE",
+            help=f"{argument.text} [{kind}{default}{self._owners(argument.name)}]",
+        )
+
+    def _owners(self, name: str) -> str:
+        """Say which of the callables have an argument, unless all or none have it."""
+        owners = [key for key, path in self._calls.items() if name in arguments_of(load(path))]
+        return f"; for {', '.join(owners)}" if 0 < len(owners) < len(self._calls) else ""
+
+    def invoke(self, ctx: click.Context) -> int:
+        """Run the command and return its exit code; an error is one line on stderr."""
+        common = {name: ctx.params.pop(name) for name in _COMMON}
+        try:
+            with _plain_warnings():
+                return self._run(ctx.params, common)
+        except Exception as error:
+            if common["debug"]:
+                raise
+            click.echo(f"{ctx.command_path}: {_described(error)}", err=True)
+            wrong = InvalidTypeError, InvalidValueError, StoreExistsError
+            return WRONG if isinstance(error, wrong) else FAILED
+
+    def _run(self, options: Mapping[str, Any], common: Mapping[str, Any]) -> int:
+        given, arguments = self._merge(options, common["config"], common["set"])
+        if common["print_config"]:
+            click.echo(self._as_yaml(given, arguments), nl=False)
+            return 0
+        lacking = [n for n, a in arguments.items() if a.is_required and given.get(n) is None]
+        if lacking:
+            raise InvalidValueError(f"{self.name} needs {', '.join(lacking)}; see --help")
+        positional = [given.pop(n, arguments[n].default) for n in self._positional]
+        task = self._function(*positional, **given)
+        given |= dict(zip(self._positional, positional, strict=True))
+
+        def keep(path: str, **replaced: Any) -> None:
+            if is_main():
+                write_text(path, self._as_yaml({**given, **replaced}, arguments))
+
+        report = task.plan() if common["dry_run"] else task.run(keep)
+        if not is_main():
+            return report.exit_code
+        if common["json"]:
+            click.echo(report.as_json())
+        elif report.text:
+            click.echo(report.text)
+        return report.exit_code
+
+    def _merge(
+        self, options: Mapping[str, Any], file: str | None, settings: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, Argument]]:
+        """Return the values that are given, and all arguments that apply."""
+        read = {
+            name: read_value(name, value)
+            if isinstance(value, str) and name not in self._positional
+            else value
+            for name, value in options.items()
+            if value is not None
+        }
+        given = merged(read_file(file) if file else {}, read, settings, MODULES)
+        chosen = None
+        if self._choice is not None:
+            chosen = given.get(self._choice, arguments_of(self._function)[self._choice].default)
+            check_choice(self._choice, chosen, self._calls)
+        arguments = self.arguments(chosen)
+        owner = self.name if chosen is None else f"{self.name} with {self._choice}={chosen!r}"
+        check_known(str(owner), given, arguments)
+        return given, arguments
+
+    def _as_yaml(self, given: Mapping[str, Any], arguments: Mapping[str, Argument]) -> str:
+        defaults = {n: None if a.is_required else a.default for n, a in arguments.items()}
+        kinds = {n: f"{a.kind}{'; required' * a.is_required}" for n, a in arguments.items()}
+        text = as_yaml(str(self.name), {**defaults, **given}, kinds)
+        return f"# made by ml4cube {ml4cube.__version__}\n{text}"
+
+
+def _common_options() -> Iterator[click.Option]:
+    for name, text in _COMMON.items():
+        option = f"--{name.replace('_', '-')}"
+        if name == "config":
+            yield click.Option([option, name], metavar="FILE", help=text)
+        elif name == "set":
+            yield click.Option([option, name], metavar="NAME=VALUE", multiple=True, help=text)
+        else:
+            yield click.Option([option, name], is_flag=True, help=text)
+
+
+def _shown(default: Any) -> str:
+    return "none" if default is None or default == () else str(default)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show each warning as one line on stderr."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: click.echo(
+            f"warning: {_in_one_line(message)}", err=True
+        )
+        yield
+
+
+def _described(error: Exception) -> str:
+    """Return an error in one line; its type too, if it is none of ours."""
+    text = _in_one_line(error)
+    return text if isinstance(error, CubeError) else f"{type(error).__name__}: {text}"
+
+
+def _in_one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def is_main() -> bool:
+    """Return True unless torchrun says that this process has another rank than 0."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,133 @@
+"""YAML files and values, and how those of a file, of options and of ``--set`` are merged."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from ml4cube.cli.files import read_text
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
+
+# The core schema of YAML 1.2. PyYAML reads 1.1, where the variable "no" is False, 1e-3 a string and
+# 11:30 a number of base 60.
+_RESOLVERS = {
+    "null": (r"~|null|Null|NULL|", "~nN\0"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012, PyYAML's own attribute
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.1 or 1.2 would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write every value in full."""
+        return True
+
+
+for _name, (_pattern, _first) in _RESOLVERS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_name}",
+            re.compile(rf"^(?:{_pattern})$"),
+            ["" if letter == "\0" else letter for letter in _first],
+        )
+
+
+def read_value(name: str, text: str) -> Any:
+    """Return the value of a text in YAML: ``0.5``, ``[t2m, precip]``, ``{lat: 2}``."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise InvalidValueError(
+            f"{name} must be YAML, such as 0.5, [a, b] or {{lat: 2}}, got {text!r}: {_short(error)}"
+        ) from None
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file, on disk or behind a URL."""
+    try:
+        found = yaml.load(read_text(path), _Loader)
+    except yaml.YAMLError as error:
+        raise InvalidValueError(f"{path} is not YAML: {_short(error)}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise InvalidTypeError(f"{path} must hold names of arguments and their values")
+    return found
+
+
+def as_yaml(command: str, values: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
+    """Return a complete configuration, with the type of each argument above it."""
+    lines = [f"# ml4cube {command} --config FILE"]
+    for name, value in values.items():
+        lines += [f"# {kinds[name]}"] if kinds.get(name) else []
+        lines.append(yaml.dump({name: _plain(value)}, Dumper=_Dumper, width=10_000).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with lists in place of tuples."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def set_value(values: dict[str, Any], setting: str, named: Collection[str]) -> None:
+    """Set one value, as ``overlap.lat=0.5`` says.
+
+    The arguments in `named` are names of classes or mappings with the key ``class``, so that
+    ``optimizer.lr=0.01`` adds to ``optimizer: AdamW``.
+    """
+    path, has_value, text = setting.partition("=")
+    *parents, last = names = path.strip().split(".")
+    if not has_value or not all(names):
+        raise InvalidValueError(f"--set must be NAME=VALUE or NAME.KEY=VALUE, got {setting!r}")
+    inside = values
+    for name in parents:
+        found = inside.get(name)
+        if isinstance(found, str) and names[0] in named:
+            found = {"class": found}
+        inside[name] = dict(found) if isinstance(found, Mapping) else {}
+        inside = inside[name]
+    inside[last] = read_value(path, text)
+
+
+def merged(
+    file: Mapping[str, Any],
+    options: Mapping[str, Any],
+    settings: Iterable[str],
+    named: Collection[str],
+) -> dict[str, Any]:
+    """Merge a file, options and ``--set``, of which later ones win."""
+    values = {**copy.deepcopy(dict(file)), **options}
+    for setting in settings:
+        set_value(values, setting, named)
+    return values
+
+
+def check_known(
+    owner: str, given: Iterable[str], known: Iterable[str], what: str = "argument"
+) -> None:
+    """Refuse names that are not among those known, and suggest those that are near."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=3)
+            hint = f"did you mean {listed(near, 'or')}?" if near else f"it has {listed(known)}"
+            raise InvalidValueError(f"{owner} has no {what} {name!r}; {hint}")
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())

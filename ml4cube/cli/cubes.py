@@ -1,0 +1,234 @@
+"""`split`, `stats` and `sample`: from a cube to sample stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ml4cube.cli.by_name import load, make
+from ml4cube.cli.command import Command
+from ml4cube.cli.configuration import check_known
+from ml4cube.cli.files import check_free, read_text, write_text
+from ml4cube.cli.task import NOTHING, Keep, Report, Task, as_table
+from ml4cube.core.errors import names_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_SPLITS = {
+    method: f"ml4cube.splits:assign_{method}_split"
+    for method in ("block", "time", "region", "rand")
+}
+
+
+def open_cube(
+    cube: str, variables: str | Sequence[str] | None = None, recipe: str | None = None
+) -> xr.Dataset:
+    """Open a cube, select variables, and add the split label of a recipe."""
+    from ml4cube.cube.opening import as_dataset
+
+    ds = as_dataset(cube)
+    if variables is not None:
+        names = names_of("variables", variables)
+        check_known(str(cube), names, sorted(map(str, ds.variables)), "variable")
+        ds = ds[list(names)]
+    if recipe is not None:
+        from ml4cube.splits import apply_split
+
+        ds = apply_split(ds, read_text(recipe))
+    return ds
+
+
+def read_statistics(path: str | None) -> Any:
+    """Return the statistics in a file of `stats`; any other path is that of a sample store."""
+    if path is None or not str(path).endswith(".json"):
+        return path
+    from ml4cube.preprocessing import Statistics
+
+    return Statistics.from_json(read_text(path))
+
+
+def split(
+    cube: str,
+    /,
+    *,
+    out: str,
+    method: str = "block",
+    variables: str | Sequence[str] | None = None,
+    overwrite: bool = False,
+    **arguments: Any,
+) -> Task:
+    """Split a cube into train, validation and test, and write the recipe of the label.
+
+    The recipe is a small JSON file, from which the other commands (--recipe) and
+    ml4cube.splits.apply_split make the label again. The cube is not changed.
+
+    Parameters
+    ----------
+    cube : path or URL
+        The cube: zarr or netCDF.
+    out : path or URL, ending in .json
+        Where to write the recipe.
+    method : {"block", "time", "region", "rand"}
+        Function that assigns the parts: assign_block_split and so on. It decides which of the
+        other arguments there are.
+    variables : str or list of str, optional
+        Variables to open. Default: all.
+    overwrite : bool
+        Replace a recipe at out.
+    """
+    import xarray as xr
+
+    from ml4cube.core.split_plan import EXCLUDED, PARTS
+    from ml4cube.cube.masks_and_labels import RECIPE_ATTR
+
+    check_free(out, overwrite)
+    label = load(_SPLITS[method])(open_cube(cube, variables), **arguments)["split"]
+    codes = {**PARTS, "excluded": EXCLUDED}
+    # in one pass
+    shares = xr.Dataset({part: (label == code).mean() for part, code in codes.items()}).compute()
+    shown = {str(part): float(share) for part, share in shares.items()}
+    report = Report.of(out=out, cells=label.size, **shown)
+
+    def run(keep: Keep) -> Report:
+        write_text(out, label.attrs[RECIPE_ATTR])
+        keep(f"{out}.yaml")
+        return report
+
+    return Task(lambda: report, run)
+
+
+def stats(
+    cube: str,
+    /,
+    *,
+    variables: str | Sequence[str] | None = None,
+    recipe: str | None = None,
+    out: str | None = None,
+    overwrite: bool = False,
+    **arguments: Any,
+) -> Task:
+    """Compute statistics of the train part, or of another one, in one pass over the cube.
+
+    Parameters
+    ----------
+    cube : path or URL
+        The cube: zarr or netCDF, with a split label if it has one.
+    variables : str or list of str, optional
+        Variables to open. Default: all.
+    recipe : path or URL, optional
+        Recipe of the split label, as ml4cube split writes it.
+    out : path or URL, ending in .json, optional
+        Where to write the statistics; sample reads them with --statistics.
+    overwrite : bool
+        Replace statistics at out.
+    """
+    from ml4cube.cube.variables import data_variables, split_label
+    from ml4cube.preprocessing import Statistics
+
+    if out is not None:
+        check_free(out, overwrite)
+    ds = open_cube(cube, variables, recipe)
+    plan = Report.of(variables=data_variables(ds), label=split_label(ds), out=out)
+
+    def run(keep: Keep) -> Report:
+        statistics = Statistics.from_cube(ds, **arguments)
+        if out is not None:
+            write_text(out, statistics.to_json())
+            keep(f"{out}.yaml")
+        measured = _measured(statistics, arguments.get("quantiles") or ())
+        text = f"part: {statistics.part}\n{as_table(map(_in_one_row, measured.values()))}"
+        return Report({"part": statistics.part, "variables": measured}, text)
+
+    return Task(lambda: plan, run)
+
+
+def _measured(statistics: Any, quantiles: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Return the numbers of each variable, arrays along the dims that were kept."""
+    from ml4cube.core.sums.fields import quantile_of
+
+    return {
+        name: {
+            "variable": name,
+            "dims": list(getattr(one, "dims", ())),
+            **{m: getattr(one, m) for m in ("count", "gaps", "infs", "mean", "std", "min", "max")},
+            **{f"q{p:g}": quantile_of(one, p) for p in quantiles},
+        }
+        for name, one in statistics.items()
+    }
+
+
+def _in_one_row(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a variable for a table; of arrays, the least and the largest."""
+    import numpy as np
+
+    row = dict(measured)
+    for name, value in row.items():
+        if isinstance(value, np.ndarray):
+            ends = [value.min().item(), value.max().item()]
+            row[name] = " … ".join(f"{end:.6g}" for end in ends) if value.ndim else ends[0]
+    return row
+
+
+def sample(
+    cube: str,
+    /,
+    *,
+    variables: str | Sequence[str] | None = None,
+    recipe: str | None = None,
+    callback: str | Mapping[str, Any] | None = None,
+    statistics: str | None = None,
+    **arguments: Any,
+) -> Task:
+    """Cut samples from a cube and write one store per part.
+
+    A killed run goes on from where it stopped. --dry-run reads the cube once and counts samples.
+
+    Parameters
+    ----------
+    cube : path or URL
+        The cube: zarr or netCDF, with a split label if it has one.
+    variables : str or list of str, optional
+        Variables to open, a mask too. Default: all.
+    recipe : path or URL, optional
+        Recipe of the split label, as ml4cube split writes it.
+    callback : module:name, or mapping with class and arguments, optional
+        Function of a module in the working directory, or installed: takes a dict of arrays (n,
+        *window) and returns one.
+    statistics : path or URL, optional
+        Statistics to scale by instead of those of the train samples: the file that ml4cube stats
+        writes, or a sample store.
+    """
+    from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+
+    sampler = MultiProcSampler(
+        open_cube(cube, variables, recipe),
+        callback=make("callback", callback),
+        statistics=read_statistics(statistics),
+        **arguments,
+    )
+
+    stores = {part: str(target) for part, target in sampler.targets.items()}
+
+    def run(keep: Keep) -> Report:
+        summary = sampler.run()
+        if summary is None:
+            return Report({"stores": stores}, exit_code=NOTHING)
+        for store in stores.values():
+            keep(f"{store}.yaml")
+        values: dict[str, Any] = {"accounting": summary.plan.accounting, "nbytes": summary.nbytes}
+        values |= {"stores": stores, "resumed": summary.resumed, "seconds": summary.seconds}
+        return Report(values, str(summary))
+
+    def plan() -> Report:
+        counted = sampler.plan()
+        values: dict[str, Any] = {"accounting": counted.accounting, "nbytes": counted.nbytes}
+        values["stores"] = stores
+        return Report(values, str(counted))
+
+    return Task(plan, run)
+
+
+SPLIT = Command(split, _SPLITS, without=["ds", "name"], choice="method")
+STATS = Command(stats, "ml4cube.preprocessing:Statistics.from_cube", without=["ds"])
+SAMPLE = Command(sample, "ml4cube.datasets.multiproc_sampler:MultiProcSampler", without=["ds"])

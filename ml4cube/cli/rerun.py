@@ -1,0 +1,186 @@
+"""`rerun`: write a sample store again from the provenance that it holds, and compare the bytes."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ml4cube.cli.by_name import make
+from ml4cube.cli.command import Command
+from ml4cube.cli.cubes import read_statistics
+from ml4cube.cli.task import FAILED, Keep, Report, Task
+from ml4cube.core.errors import InvalidValueError, StoreError, prefixed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from ml4cube.datasets.store import StoreMetadata
+
+_VERSION = "version "
+
+
+def rerun(
+    store: str,
+    /,
+    *,
+    out: str | None = None,
+    callback: str | Mapping[str, Any] | None = None,
+    statistics: str | None = None,
+    nproc: int = 1,
+    progress: bool = True,
+) -> Task:
+    """Write a sample store again from the provenance that it holds, and compare all bytes.
+
+    The stores of all parts are written, since one call makes them together; the named one is
+    compared. What cannot give the same bytes is refused: a source that is gone or has changed, a
+    callback that cannot be imported or has changed, other versions of libraries. Exit code 1 if
+    bytes differ.
+
+    Parameters
+    ----------
+    store : path or URL
+        The sample store, also a damaged one whose metadata can be read.
+    out : path or URL, optional
+        Folder for the stores. Default: a folder beside the store that is removed at the end.
+    callback : module:name, or mapping with class and arguments, optional
+        Callback of the store, where it was not made with one that can be imported by its name.
+    statistics : path or URL, optional
+        Statistics that the call was given. Default: those of the store, which are only of the
+        variables that it holds.
+    nproc : int
+        Worker processes.
+    progress : bool
+        Whether to show bars.
+    """
+    from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+    from ml4cube.datasets.store import StoreMetadata
+    from ml4cube.store.format import read_manifest
+
+    metadata = StoreMetadata.of(store)
+    files = read_manifest(store)
+
+    def sampler(folder: str) -> MultiProcSampler:
+        parts = metadata.provenance["settings"]["parts"]
+        targets: dict[str, Any] = {f"{part}_cube": f"{folder}/{part}.zarr" for part in parts}
+        return MultiProcSampler(cube, nproc=nproc, progress=progress, **targets, **arguments)
+
+    with prefixed(f"{store} cannot be rerun"):
+        arguments = _arguments(store, metadata) | _callback(metadata.provenance, callback)
+        if statistics is not None:
+            arguments["statistics"] = read_statistics(statistics)
+        cube = _source(metadata)
+        call = sampler(out or os.path.dirname(os.path.abspath(store))).call()
+        if call.id != metadata.provenance["call"]:
+            raise InvalidValueError(call.unlike(metadata.provenance))
+
+    def work(keep: Keep) -> Report:
+        with _folder(store, out) as folder:
+            sampler(folder).run()
+            again = read_manifest(f"{folder}/{metadata.part}.zarr")
+        differing = sorted(n for n in {*files, *again} if files.get(n) != again.get(n))
+        values = {"store": store, "out": out, "files": len(files), "differing": differing}
+        if differing:
+            shown = ", ".join(differing[:5])
+            text = f"{store}: {len(differing)} of {len(files)} files differ: {shown}"
+            return Report(values, text, FAILED)
+        return Report(values, f"{store}: all {len(files)} files are byte-equal")
+
+    plan = Report.of(store=store, source=metadata.provenance["source"], out=out)
+    return Task(lambda: plan, work)
+
+
+@contextlib.contextmanager
+def _folder(store: str, out: str | None) -> Iterator[str]:
+    """Yield the folder to write to, beside the store and for this call only if none is named."""
+    if out is not None:
+        if "://" not in out:
+            Path(out).mkdir(parents=True, exist_ok=True)
+        yield out
+        return
+    beside = None if "://" in store else os.path.dirname(os.path.abspath(store))
+    with tempfile.TemporaryDirectory(prefix=".ml4cube-rerun-", dir=beside) as folder:
+        yield folder
+
+
+def _source(metadata: StoreMetadata) -> xr.Dataset:
+    """Open the cube that a store was made from, with its label, and the same variables in order."""
+    from ml4cube.cube.opening import as_dataset
+    from ml4cube.cube.variables import split_label
+    from ml4cube.splits import apply_split
+
+    provenance = metadata.provenance
+    if provenance["source"] is None:
+        raise InvalidValueError("it was made from a cube in memory")
+    try:
+        ds = as_dataset(provenance["source"])
+    except StoreError as error:
+        raise InvalidValueError(str(error)) from None
+    names = [*metadata.spec.variables, *provenance["left_out"], metadata.spec.filter_var]
+    names += [split_label(ds)]
+    ds = ds[[name for name in dict.fromkeys(names) if name in ds.data_vars]]
+    if split_label(ds) is not None:
+        return ds
+    if not metadata.split:
+        raise InvalidValueError("its split label was made by hand, and is not in the source")
+    return apply_split(ds, json.dumps(metadata.split))
+
+
+def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
+    """Return the arguments of `MultiProcSampler` that made a store, apart from cube and targets."""
+    from zarr.codecs import BloscCodec
+
+    spec, settings = metadata.spec, metadata.provenance["settings"]
+    sizes = dict(zip(spec.dims, spec.size, strict=True))
+    overlaps = zip(spec.dims, spec.overlap, strict=True)
+    compressor, precision = settings["compressor"], settings["precision"]
+    grid = metadata.split.get("plan", {}).get("grid")
+    fills: Any = spec.fill_method
+    arguments: dict[str, Any] = {
+        "sample_size": sizes,
+        "overlap": {dim: cells / sizes[dim] for dim, cells in overlaps if cells},
+        "to_pred": list(spec.targets) or None,
+        "features": spec.features,
+        "array_dims": list(spec.array_dims),
+        "fill_method": dict(fills) or None,
+        "max_chunk_mb": math.inf,
+        "compressors": BloscCodec(**compressor) if compressor["cname"] else None,
+        "dtype": precision["dtypes"] or None,
+        "bitround": precision["keepbits"] or None,
+    }
+    arguments |= {n: getattr(spec, n) for n in ("const", "drop_nan", "apply_mask", "drop_sample")}
+    arguments |= {
+        n: settings[n] for n in ("order", "seed", "data_fraq", "rand_chunk", "chunk_size")
+    }
+    if spec.filter_var is not None:
+        arguments["filter_var"] = spec.filter_var
+    # with given statistics, the store has their scaling
+    arguments |= {"statistics": store} if "statistics" in settings else {"scale_fn": spec.scale_fn}
+    if settings["data_fraq"] < 1 and grid is not None:
+        arguments["block_size"] = dict(zip(grid["dims"], grid["tile"], strict=True))
+    return arguments
+
+
+def _callback(provenance: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """Return the callback of a call and its version."""
+    name = provenance["settings"]["callback"]
+    if name is None:
+        return {}
+    path = given or provenance.get("callback")
+    if path is None:
+        raise InvalidValueError(
+            f"its callback {name!r} cannot be imported by a name; give --callback module:name"
+        )
+    identity = str(provenance["call_parts"]["callback"]["code, values or version"])
+    is_version = identity.startswith(_VERSION)
+    version = ast.literal_eval(identity.removeprefix(_VERSION)) if is_version else None
+    return {"callback": make("callback", path), "version": version}
+
+
+RERUN = Command(rerun)
