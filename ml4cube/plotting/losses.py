@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,8 +14,16 @@ from ml4cube.core.errors import InvalidValueError
 from ml4cube.plotting.style import BLACK, BLUE, ORANGE, check_axes, figure_of, one_panel, style
 
 
+class _Columns(Protocol):
+    """A History, or a mapping with its columns."""
+
+    def keys(self) -> Iterable[str]: ...
+
+    def __getitem__(self, column: str, /) -> Any: ...
+
+
 def loss_curve(
-    train: Sequence[float] | Mapping[str, Sequence[Any]],
+    train: Sequence[float] | _Columns,
     val: Sequence[float] | None = None,
     *,
     x: Sequence[float] | None = None,
@@ -57,16 +65,8 @@ def loss_curve(
     >>> len(figure.axes)
     1
     """
-    if hasattr(train, "keys"):
-        history: Any = train
-        columns = dict(history)
-        if "train_loss" not in columns:
-            raise InvalidValueError(f"train must have a 'train_loss', got {list(columns)}")
-        train, val = columns["train_loss"], columns.get("val_loss", val)
-        # With validations between steps, several rows belong to one epoch, and all have a step.
-        # Only some have one if this setting was changed when the run was resumed.
-        xlabel = "epoch" if None in columns.get("step", [None]) else "step"
-        x = columns.get(xlabel, x)
+    if not isinstance(train, Sequence):
+        train, val, x, xlabel = _curves_of(train)
     if not len(train):
         raise InvalidValueError("train must have at least one epoch, got none")
     for name, other in (("val", val), ("x", x)):
@@ -84,6 +84,17 @@ def loss_curve(
         _draw_losses(axes, at, losses, xlabel)
         axes.set(xlabel=xlabel, ylabel="mean loss per sample", title=title)
     return figure_of(axes)
+
+
+def _curves_of(history: _Columns) -> tuple[Sequence[float], Any, Any, str]:
+    """Return the losses of a History, their positions, and what these count."""
+    columns = {name: history[name] for name in history.keys()}  # noqa: SIM118
+    if "train_loss" not in columns:
+        raise InvalidValueError(f"train must have a 'train_loss', got {list(columns)}")
+    # With validations between steps, several rows belong to one epoch, and all have a step.
+    # Only some have one if this setting was changed when the run was resumed.
+    xlabel = "epoch" if None in columns.get("step", [None]) else "step"
+    return columns["train_loss"], columns.get("val_loss"), columns.get(xlabel), xlabel
 
 
 def _draw_losses(axes: Axes, at: Any, losses: Mapping[str, Any], xlabel: str) -> None:

@@ -67,7 +67,8 @@ class Scale:
         colors: str = DIVERGING,
     ) -> Scale:
         """Return a scale with robust limits, the same for all fields, symmetric about a center."""
-        values = np.concatenate([np.ravel(field.values).astype(np.float64) for field in fields])
+        flat = [np.ravel(field.values).astype(np.float64) for field in fields]
+        values = np.concatenate([np.empty(0), *flat])
         values = values[np.isfinite(values)]
         if not values.size:
             values = np.zeros(1) if center is None else np.full(1, center)
@@ -219,7 +220,7 @@ def _set_axes(axes: Axes, grid: MapGrid) -> None:
         if label is None:
             # parts of a circle, or round numbers
             is_large = np.ptp(axis.get_view_interval()) > 50
-            steps = [1, 1.5, 3, 4.5, 6, 9, 10] if is_large else [1, 2, 5, 10]
+            steps = [1, 1.5, 3, 4.5, 6, 10] if is_large else [1, 2, 5, 10]
             n = int(np.clip(n_ticks, 1, 7))
             axis.set_major_locator(MaxNLocator(n, steps=steps, min_n_ticks=1))
             axis.set_major_formatter(FuncFormatter(partial(_degrees, *signs)))
@@ -266,8 +267,9 @@ def new_map_panels(
         start = columns - n if places and n < columns else 0
         places += [(row + i // columns, start + i % columns) for i in range(n)]
         row += n_rows
+    first = [new_axes(figure, cells[0, :])] if above else []
     panels = [new_axes(figure, cells[place]) for place in places]
-    are_alike = len({(*grid.x.ravel()[[0, -1]], *grid.y.ravel()[[0, -1]]) for grid in grids}) == 1
+    are_alike = all(_is_same_place(grid, grids[0]) for grid in grids)
     for axes, (row, column) in zip(panels, places, strict=True):
         if are_alike and (row + 1, column) in places:
             axes.tick_params(labelbottom=False)
@@ -275,7 +277,14 @@ def new_map_panels(
         if are_alike and (row, column - 1) in places:
             axes.tick_params(labelleft=False)
             axes.yaxis.label.set_visible(False)
-    return [new_axes(figure, cells[0, :]), *panels] if above else panels
+    return first + panels
+
+
+def _is_same_place(one: MapGrid, other: MapGrid) -> bool:
+    return one.labels == other.labels and all(
+        ours.dtype.kind != "M" and np.allclose([ours.min(), ours.max()], [its.min(), its.max()])
+        for ours, its in ((one.x, other.x), (one.y, other.y))
+    )
 
 
 def _panel_size(ratio: float, groups: Sequence[int]) -> tuple[int, float, float]:

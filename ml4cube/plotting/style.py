@@ -26,7 +26,7 @@ BLUE, ORANGE, GREEN, PINK, YELLOW, SKY = (
 COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "--", ":", "-.")
-PART_COLORS = {"train": BLUE, "val": YELLOW, "test": ORANGE, "excluded": "0.55"}
+PART_COLORS = {"train": BLUE, "val": YELLOW, "test": ORANGE, "excluded": "#8C8C8C"}
 BLACK = "0.15"
 
 _TICK_SIZE = 7.0
