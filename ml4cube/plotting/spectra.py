@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.plotting.style import (
-    BLACK,
     BLUE,
     ORANGE,
     check_axes,
@@ -98,9 +97,10 @@ def draw_spectrum(axes: Axes, power: xr.DataArray, title: str) -> None:
         for lead in dict.fromkeys((0, len(leads) - 1)):
             at = f"prediction, {leads[lead]:g} {unit}".rstrip()
             lines[at] = predicted.isel({LEAD: lead})
-    looks = ((BLACK, "-"), (BLUE, "-"), (ORANGE, "--"))
-    for (label, values), (color, line) in zip(lines.items(), looks, strict=False):
-        axes.plot(wavenumbers, values.values[1:], color=color, ls=line, label=label)
+    # the truth is broad and pale: a good prediction lies on it
+    looks = (("0.7", "-", 3.5), (BLUE, "-", 1.4), (ORANGE, "--", 1.4))
+    for (label, values), (color, line, width) in zip(lines.items(), looks, strict=False):
+        axes.plot(wavenumbers, values.values[1:], color=color, ls=line, lw=width, label=label)
     along = str(power.attrs.get("rows_along", "")).strip()
     axes.set(xscale="log", yscale="log", xlabel=f"cycles along {along}" if along else "wavenumber")
     axes.set(ylabel=with_units("power", units_of(power)), title=title)
