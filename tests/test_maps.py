@@ -39,6 +39,7 @@ from ml4cube.plotting import (
     variogram_plot,
 )
 from ml4cube.plotting import maps as maps_module
+from ml4cube.plotting.density import _counts
 from ml4cube.plotting.maps import GAP_COLOR, Scale
 from ml4cube.plotting.style import units_of
 from tests.cubes import cell_id_cube
@@ -66,7 +67,8 @@ def mesh_of(axes):
 
 
 def color_bars(figure):
-    return [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    meshes = [mesh for axes in figure.axes for mesh in axes.collections if mesh.colorbar]
+    return [mesh.colorbar.ax for mesh in meshes if mesh.colorbar.mappable is mesh]
 
 
 def ratio_on_paper(axes):
@@ -278,17 +280,20 @@ def test_other_units_stay(units):
 # ------------------------------------------------------------------------ several panels
 
 
+@pytest.mark.slow
 def test_maps_over_time_share_limits_and_one_colour_bar():
     field = cell_id_cube({"time": 30, "lat": 4, "lon": 6}).a
-    figure = rendered(time_maps(field))
+    figure = rendered(time_maps(field, range(0, 30, 29)))
     panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
-    assert titles(panels)[::5] == ["2000-01-01", "2000-01-30"]
+    assert titles(panels) == ["2000-01-01", "2000-01-30"]
     assert len({mesh_of(axes).get_clim() for axes in panels}) == len(color_bars(figure)) == 1
-    shown = mesh_of(rendered(time_maps(field, [-1])).axes[0]).get_array()
-    np.testing.assert_array_equal(np.ravel(shown), field[-1].values.ravel())
+    np.testing.assert_array_equal(np.ravel(mesh_of(panels[1]).get_array()), np.ravel(field[-1]))
+    names = titles(time_maps(field).axes[:6])  # six of thirty, evenly spaced
+    assert names[::5] == ["2000-01-01", "2000-01-30"]
 
 
-@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2, 5])
 def test_panels_do_not_overlap(n):
     for shape in ((3, 40), (10, 20), (20, 5)):
         field = on_earth(np.arange(shape[0]), np.arange(shape[1])).expand_dims(time=n)
@@ -329,14 +334,8 @@ def test_sample_density_counts_windows_one_by_one(data):
     expected = np.zeros(shape, dtype=int)
     for row, column in starts:
         expected[row : row + size[0], column : column + size[1]] += 1
-    spec = {"dims": ["time", "lat", "lon"], "shape": [9, *shape], "size": [1, *size]}
     rows, columns = np.transpose(starts)
-    store = xr.Dataset(attrs={"spec": spec}).assign_coords(
-        lat_index=("samples", rows), lon_index=("samples", columns)
-    )
-    mesh = mesh_of(sample_density(store).axes[0])
-    shown = np.ma.filled(mesh.get_array().reshape(shape), 0)
-    np.testing.assert_array_equal(shown, expected)
+    np.testing.assert_array_equal(_counts((rows, columns), shape, size), expected)
 
 
 @pytest.mark.slow

@@ -172,8 +172,8 @@ def field_maps(
     Examples
     --------
     >>> truth = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("lat", "lon"))
-    >>> len(field_maps({"truth": truth}, {"error": truth - 2}).axes)  # two maps, two scales
-    4
+    >>> len(field_maps({"truth": truth}, {"error": truth - 2}).axes)
+    2
     """
     errors = errors or {}
     if not fields:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -15,7 +15,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from matplotlib.transforms import Affine2DBase, ScaledTranslation, blended_transform_factory
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
@@ -42,6 +43,8 @@ _TITLE, _TICKS, _HEADING, _COLOR_BAR, _BAR_BELOW, _MOST_HEIGHT = 0.4, 0.4, 0.35,
 # Lower maps have their colour bar below them.
 _LEAST_BAR = 0.9
 _MOST_COLUMNS = 4
+# Degrees between ticks.
+_STEPS = (*(k * 10.0**e for e in range(-6, 1) for k in (1, 2, 5)), 10, 15, 30, 60, 90, 180)
 # Beyond it the aspect of a map around a pole would have no limit.
 _MOST_LATITUDE = 80.0
 
@@ -218,11 +221,8 @@ def _set_axes(axes: Axes, grid: MapGrid) -> None:
         (width / 0.5, height / 0.25), strict=True,
     ):  # fmt: skip
         if label is None:
-            # parts of a circle, or round numbers
-            is_large = np.ptp(axis.get_view_interval()) > 50
-            steps = [1, 1.5, 3, 4.5, 6, 10] if is_large else [1, 2, 5, 10]
-            n = int(np.clip(n_ticks, 1, 7))
-            axis.set_major_locator(MaxNLocator(n, steps=steps, min_n_ticks=1))
+            step = _step_of_degrees(*axis.get_view_interval(), int(np.clip(n_ticks, 1, 7)))
+            axis.set_major_locator(MultipleLocator(step))
             axis.set_major_formatter(FuncFormatter(partial(_degrees, *signs)))
         else:
             axis.set_label_text(label)
@@ -233,6 +233,13 @@ def inches_of(axes: Axes, ratio: float) -> tuple[float, float]:
     box = axes.get_position()
     width, height = figure_of(axes).get_size_inches() * (box.width, box.height)
     return min(width, height / ratio), min(height, width * ratio)
+
+
+def _step_of_degrees(low: float, high: float, n: int) -> float:
+    """Return the step that has at most so many multiples in a range, and at least one."""
+    multiples = {step: int(high // step - -(-low // step)) + 1 for step in _STEPS}
+    fitting = [step for step, count in multiples.items() if 1 <= count <= n]
+    return fitting[0] if fitting else max(step for step, count in multiples.items() if count)
 
 
 def _degrees(positive: str, negative: str, value: float, _: int | None = None) -> str:
@@ -315,19 +322,39 @@ def draw_group(
     for axes, grid, name in zip(panels, grids, names, strict=True):
         mesh = draw_map(axes, grid, scale)
         axes.set_title(name)
-    figure: Any = panels[0].figure
     n_rows = len({round(axes.get_position().y0, 3) for axes in panels})
     height = n_rows * inches_of(panels[0], grids[0].ratio)[1]
     is_low = height < _LEAST_BAR
+    has_layout = figure_of(panels[0]).get_layout_engine() is not None
+    where: dict[str, Any]
+    if len(panels) == 1 and has_layout:
+        where = {"cax": _bar_axes(panels[0], is_low)}
+    else:  # without a layout, only this takes the room from the maps
+        where = {"ax": list(panels), "pad": 0.02 if has_layout else 0.15 if is_low else 0.04}
+        where |= {"aspect": 40, "shrink": 0.6} if is_low else {"aspect": 9 * height}
+        if is_low and has_layout:
+            where["fraction"] = 0.5
     letters = 70 if is_low else max(16, int(14 * height))
+    figure: Any = panels[0].figure
     bar = figure.colorbar(
-        mesh, ax=list(panels), label="\n".join(textwrap.wrap(scale.label, letters)),
-        extend=scale.extend, location="bottom" if is_low else "right", pad=0.02,
-        shrink=0.6 if is_low else 1.0, aspect=40 if is_low else max(12.0, 9 * height),
-        fraction=0.5 if is_low else 0.15, ticks=MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]),
+        mesh, label="\n".join(textwrap.wrap(scale.label, letters)), extend=scale.extend,
+        location="bottom" if is_low else "right",
+        ticks=MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]), **where,
     )  # fmt: skip
     bar.ax.tick_params(labelsize=7, width=0.6, length=2.5)
     bar.outline.set_linewidth(0.6)
+
+
+def _bar_axes(axes: Axes, is_low: bool) -> Axes:
+    """Return axes for a colour bar along the map as it will be, whatever the room around it."""
+    inches, frame = figure_of(axes).dpi_scale_trans, cast("Affine2DBase", axes.transAxes)
+    if is_low:
+        below = inches + ScaledTranslation(0, 0, frame)
+        where = blended_transform_factory(axes.transAxes, below)
+        return axes.inset_axes((0.2, -0.42, 0.6, 0.09), transform=where)
+    beside = inches + ScaledTranslation(1, 0, frame)
+    where = blended_transform_factory(beside, axes.transAxes)
+    return axes.inset_axes((0.08, 0, 0.1, 1), transform=where)
 
 
 def _upright(field: xr.DataArray) -> xr.DataArray:
