@@ -442,6 +442,25 @@ def test_the_settings_of_the_user_are_kept_and_do_not_change_the_style(name):
                 assert tick.get_fontsize() <= 8
 
 
+@pytest.mark.parametrize("layout", ["constrained", None])
+@pytest.mark.parametrize("lat", [[0, 10, 20, 30], [0, 2]])
+def test_a_colour_bar_is_along_the_map_and_inside_the_figure(layout, lat):
+    figure = Figure(figsize=(6, 4), layout=layout)
+    axes, _ = figure.subplots(1, 2)
+    field_map(on_earth(lat, np.arange(0, 60, 10)), ax=axes)
+    rendered(figure)
+    of_map, bar = axes.get_window_extent(), color_bars(figure)[0].get_window_extent()
+    if len(lat) > 2:
+        assert of_map.y0 <= bar.y0 < bar.y1 <= of_map.y1
+        assert bar.height > 0.85 * of_map.height  # the rest are its arrows
+        assert bar.x0 > of_map.x1
+    else:
+        assert of_map.x0 < bar.x0 < bar.x1 < of_map.x1
+        assert bar.y1 < of_map.y0
+    assert 0 < bar.x0 < bar.x1 < figure.bbox.x1
+    assert bar.y0 > 0
+
+
 # ------------------------------------------------------------------------ cartopy
 
 

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.cube.coordinates import find_time_dim
-from ml4cube.plotting.maps import MapGrid, Scale, check_maps, draw_group, new_map_panels
+from ml4cube.plotting.grids import MapGrid
+from ml4cube.plotting.maps import Scale, check_maps, draw_group, new_map_panels
 from ml4cube.plotting.steps import positions_along, step_name
 from ml4cube.plotting.style import (
     check_axes,

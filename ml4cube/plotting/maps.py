@@ -1,4 +1,4 @@
-"""Maps: where the cells of a field are, in which aspect and in which colours they are drawn."""
+"""Maps: their colours, panels, colour bars, ticks and coastlines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,10 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 from matplotlib.transforms import Affine2DBase, ScaledTranslation, blended_transform_factory
-from numpy.typing import NDArray
 
-from ml4cube.core.angles import in_degrees
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.cube.coordinates import is_latitude, is_longitude
-from ml4cube.plotting.style import (
-    WIDTH,
-    figure_of,
-    label_of,
-    name_of,
-    new_axes,
-    new_figure,
-    units_of,
-    with_units,
-)
+from ml4cube.plotting.grids import Floats, MapGrid
+from ml4cube.plotting.style import WIDTH, figure_of, new_axes, new_figure
 
 #: Colour of missing cells.
 GAP_COLOR = "0.85"
@@ -45,10 +34,6 @@ _LEAST_BAR = 0.9
 _MOST_COLUMNS = 4
 # Degrees between ticks.
 _STEPS = (*(k * 10.0**e for e in range(-6, 1) for k in (1, 2, 5)), 10, 15, 30, 60, 90, 180)
-# Beyond it the aspect of a map around a pole would have no limit.
-_MOST_LATITUDE = 80.0
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -89,81 +74,6 @@ class Scale:
             low, high = low - 0.5, high + 0.5
         ends = {(False, False): "neither", (True, False): "min", (False, True): "max"}
         return cls(colors, low, high, label, ends.get((least < low, largest > high), "both"))
-
-
-@dataclass(frozen=True)
-class MapGrid:
-    """Values of a map, the corners of its cells, and what its axes show."""
-
-    values: NDArray[Any]
-    # edges of columns and rows, or corners of cells
-    x: NDArray[Any]
-    y: NDArray[Any]
-    # length of a unit along y over that along x; None: these have other units, such as dates
-    aspect: float | None
-    # labels of the axes; None: a longitude or latitude, whose ticks say so
-    labels: tuple[str | None, str | None]
-
-    @property
-    def is_geographic(self) -> bool:
-        """Whether x and y are longitude and latitude in degrees."""
-        return self.labels == (None, None)
-
-    @property
-    def ratio(self) -> float:
-        """Height of the map over its width."""
-        if self.aspect is None:
-            return 0.6
-        height, width = (float(np.ptp(ends)) for ends in (self.y, self.x))
-        return height * self.aspect / width
-
-    @classmethod
-    def of(cls, field: xr.DataArray) -> MapGrid:
-        """Find the cells of a field of two dims, by its coordinates."""
-        field = _upright(field)
-        y, x = (_along(field, dim) for dim in field.dims)
-        curved = None if _side(x) and _side(y) else _curvilinear(field)
-        if curved:
-            return cls._curved(field, *curved)
-        order = []
-        for coord in (y, x):
-            values = np.arange(len(coord)) if coord.name is None else coord.values
-            if _is_angle(coord):
-                values = in_degrees(values, coord.attrs.get("units"))
-            order.append(_joined(values) if _side(coord) == "x" and _is_angle(coord) else values)
-        rows, columns = (np.argsort(values, kind="stable") for values in order)
-        edges_y, edges_x = (_edges(np.sort(values)) for values in order)
-        if _is_angle(y):
-            edges_y = edges_y.clip(-90, 90)
-        aspect = None
-        if _is_angle(x) and _is_angle(y):
-            aspect = _aspect_at(edges_y)
-        elif x.dtype.kind in "fiu" and y.dtype.kind in "fiu" and _unit(x) == _unit(y):
-            aspect = 1.0  # both are lengths, or both count cells
-        (edges_x, label_x), (edges_y, label_y) = (
-            _with_label(coord, edges) for coord, edges in ((x, edges_x), (y, edges_y))
-        )
-        return cls(
-            field.values[np.ix_(rows, columns)], edges_x, edges_y, aspect, (label_x, label_y)
-        )
-
-    @classmethod
-    def _curved(cls, field: xr.DataArray, lat: xr.DataArray, lon: xr.DataArray) -> MapGrid:
-        if min(field.shape) < 2:
-            raise InvalidValueError(
-                f"a map along 2-D latitudes must have two cells along each dim, got {field.sizes}"
-            )
-        y, x = (
-            _corners(in_degrees(coord.transpose(*field.dims).values, coord.attrs.get("units")))
-            for coord in (lat, lon)
-        )
-        y, x = y.clip(-90, 90), _joined(x % 360)
-        return cls(field.values, x, y, _aspect_at(y), (None, None))
-
-    def is_whole(self) -> NDArray[np.bool_]:
-        """Return which cells of a curvilinear grid do not cross the ends of the map."""
-        ends = np.stack([self.x[:-1, :-1], self.x[1:, :-1], self.x[:-1, 1:], self.x[1:, 1:]])
-        return np.asarray(np.ptp(ends, axis=0) < 180)
 
 
 def check_maps(fields: Iterable[tuple[str, xr.DataArray]]) -> list[MapGrid]:
@@ -218,7 +128,7 @@ def _set_axes(axes: Axes, grid: MapGrid) -> None:
     width, height = inches_of(axes, grid.ratio)
     for axis, label, signs, n_ticks in zip(
         (axes.xaxis, axes.yaxis), grid.labels, (("E", "W"), ("N", "S")),
-        (width / 0.5, height / 0.25), strict=True,
+        (width / 0.6, height / 0.25), strict=True,
     ):  # fmt: skip
         if label is None:
             step = _step_of_degrees(*axis.get_view_interval(), int(np.clip(n_ticks, 1, 7)))
@@ -231,8 +141,14 @@ def _set_axes(axes: Axes, grid: MapGrid) -> None:
 def inches_of(axes: Axes, ratio: float) -> tuple[float, float]:
     """Return about how wide and high a map will be, before it is laid out."""
     box = axes.get_position()
-    width, height = figure_of(axes).get_size_inches() * (box.width, box.height)
+    width, height = _inches_of_parent(axes) * (box.width, box.height)
     return min(width, height / ratio), min(height, width * ratio)
+
+
+def _inches_of_parent(axes: Axes) -> Floats:
+    """Return the width and height of the figure or subfigure that axes are in."""
+    figure: Any = axes.figure
+    return np.asarray(figure.bbox.size) / figure_of(axes).dpi
 
 
 def _step_of_degrees(low: float, high: float, n: int) -> float:
@@ -325,15 +241,14 @@ def draw_group(
     n_rows = len({round(axes.get_position().y0, 3) for axes in panels})
     height = n_rows * inches_of(panels[0], grids[0].ratio)[1]
     is_low = height < _LEAST_BAR
-    has_layout = figure_of(panels[0]).get_layout_engine() is not None
     where: dict[str, Any]
-    if len(panels) == 1 and has_layout:
+    if len(panels) == 1:
         where = {"cax": _bar_axes(panels[0], is_low)}
-    else:  # without a layout, only this takes the room from the maps
-        where = {"ax": list(panels), "pad": 0.02 if has_layout else 0.15 if is_low else 0.04}
-        where |= {"aspect": 40, "shrink": 0.6} if is_low else {"aspect": 9 * height}
-        if is_low and has_layout:
-            where["fraction"] = 0.5
+    else:
+        where = {"ax": list(panels), "pad": 0.02}
+        where |= (
+            {"shrink": 0.6, "aspect": 40, "fraction": 0.5} if is_low else {"aspect": 9 * height}
+        )
     letters = 70 if is_low else max(16, int(14 * height))
     figure: Any = panels[0].figure
     bar = figure.colorbar(
@@ -348,6 +263,10 @@ def draw_group(
 def _bar_axes(axes: Axes, is_low: bool) -> Axes:
     """Return axes for a colour bar along the map as it will be, whatever the room around it."""
     inches, frame = figure_of(axes).dpi_scale_trans, cast("Affine2DBase", axes.transAxes)
+    if figure_of(axes).get_layout_engine() is None:  # else it makes room
+        box, (width, height) = axes.get_position(original=True), _inches_of_parent(axes)
+        right, below = (0.0, _BAR_BELOW / height) if is_low else (0.8 / width, 0.0)
+        axes.set_position((box.x0, box.y0 + below, box.width - right, box.height - below))
     if is_low:
         below = inches + ScaledTranslation(0, 0, frame)
         where = blended_transform_factory(axes.transAxes, below)
@@ -355,111 +274,6 @@ def _bar_axes(axes: Axes, is_low: bool) -> Axes:
     beside = inches + ScaledTranslation(1, 0, frame)
     where = blended_transform_factory(beside, axes.transAxes)
     return axes.inset_axes((0.08, 0, 0.1, 1), transform=where)
-
-
-def _upright(field: xr.DataArray) -> xr.DataArray:
-    """Return a field with the dim of its x coordinate last."""
-    rows, columns = (_side(_along(field, dim)) for dim in field.dims)
-    return field.transpose() if (rows, columns) in (("x", "y"), ("x", None), (None, "y")) else field
-
-
-def _along(field: xr.DataArray, dim: Any) -> xr.DataArray:
-    """Return the coordinate along a dim: an angle or a projection's, else its own, else positions.
-
-    Positions have no name.
-    """
-    on_dim: list[xr.DataArray] = [coord for coord in field.coords.values() if coord.dims == (dim,)]
-    drawable = [c for c in on_dim if c.dtype.kind in "fiuM" and not bool(c.isnull().any())]
-    located = [coord for coord in drawable if _side(coord)]
-    own = [coord for coord in drawable if coord.name == dim]
-    return (located + own or [xr.DataArray(np.arange(field.sizes[dim]), dims=dim)])[0]
-
-
-def _side(coord: xr.DataArray) -> str | None:
-    """Return "x" or "y" for a coordinate of the horizontal plane."""
-    standard_name = coord.attrs.get("standard_name", "")
-    for side, is_side in (("x", is_longitude), ("y", is_latitude)):
-        is_named = coord.name is not None and is_side(coord.name, coord.attrs, rotated=True)
-        if is_named or standard_name == f"projection_{side}_coordinate":
-            return side
-    return None
-
-
-def _is_angle(coord: xr.DataArray) -> bool:
-    return _side(coord) is not None and _unit(coord) not in ("m", "km")
-
-
-def _unit(coord: xr.DataArray) -> str:
-    units = str(coord.attrs.get("units", ""))
-    return "m" if units in ("meter", "meters", "metre", "metres") else units
-
-
-def _curvilinear(field: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray] | None:
-    """Return the 2-D latitudes and longitudes of a field without gaps, or None."""
-    found = []
-    for is_wanted in (is_latitude, is_longitude):
-        coords = [
-            coord
-            for coord in field.coords.values()
-            if set(coord.dims) == set(field.dims)
-            and coord.dtype.kind == "f"
-            and is_wanted(coord.name, coord.attrs)
-            and bool(np.isfinite(coord).all())
-        ]
-        found += coords[:1]
-    return (found[0], found[1]) if len(found) == 2 else None
-
-
-def _joined(longitudes: NDArray[Any]) -> NDArray[Any]:
-    """Return longitudes that do not jump from 360 to 0, or from 180 to -180, inside a region."""
-    ordered = np.unique(longitudes)
-    if len(ordered) < 2 or np.ptp(ordered) >= 360:
-        return longitudes
-    gaps = np.diff(ordered)
-    widest = int(np.argmax(gaps))
-    across = ordered[0] + 360 - ordered[-1]
-    if gaps[widest] <= across * (1 + 1e-6):
-        return longitudes
-    return np.where(longitudes > ordered[widest], longitudes - 360, longitudes)
-
-
-def _edges(centers: NDArray[Any]) -> NDArray[Any]:
-    """Return the edges of cells, halfway between centers; a single cell is 1 or a day wide."""
-    one = np.timedelta64(24, "h") if centers.dtype.kind == "M" else 1
-    half = (np.diff(centers) if len(centers) > 1 else np.array([one])) / 2
-    return np.concatenate([centers[:1] - half[:1], centers[:-1] + half, centers[-1:] + half[-1:]])
-
-
-def _corners(centers: Floats) -> Floats:
-    """Return the corners of cells, the means of four centers; the outer ones are extrapolated."""
-    # differences of longitudes are at most half a turn; those of latitudes are never larger
-    for axis in (0, 1):
-        centers = np.moveaxis(centers, axis, 0)
-        step = (np.diff(centers, axis=0) + 180) % 360 - 180
-        outer = centers[:1] - step[:1] / 2, centers[-1:] + step[-1:] / 2
-        centers = np.concatenate([outer[0], centers[:-1] + step / 2, outer[1]])
-        centers = np.moveaxis(centers, 0, axis)
-    return centers
-
-
-def _aspect_at(latitudes: Floats) -> float:
-    """Return the length of a degree of latitude over one of longitude, at the mid latitude."""
-    middle = abs(float(latitudes.min() + latitudes.max())) / 2
-    return float(1 / np.cos(np.deg2rad(min(middle, _MOST_LATITUDE))))
-
-
-def _with_label(coord: xr.DataArray, edges: NDArray[Any]) -> tuple[NDArray[Any], str | None]:
-    """Return edges, in km if they are metres, and the label of their axis."""
-    if _is_angle(coord):
-        is_true = is_latitude(coord.name, coord.attrs) or is_longitude(coord.name, coord.attrs)
-        return edges, None if is_true else with_units(name_of(coord), "°")
-    if coord.name is None:
-        return edges, f"{coord.dims[0]} (cell)"
-    if edges.dtype.kind == "M":
-        return edges, ""
-    if _unit(coord) == "m" and np.ptp(edges) >= 1e4:
-        return edges / 1000, f"{coord.name} (km)"
-    return edges, with_units(str(coord.name), units_of(coord)) if _side(coord) else label_of(coord)
 
 
 @cache
