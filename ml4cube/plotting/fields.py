@@ -80,7 +80,7 @@ def field_map(
     if center is None and "anomaly" in f"{name_of(field)} {field.attrs.get('standard_name')}":
         center = 0.0
     given = check_axes(ax, 1)
-    scale = Scale.of([field], label_of(field), center)
+    scale = Scale.of(grids, label_of(field), center)
     with style():
         panels = given or new_map_panels(grids, [1])
         draw_group(panels, grids, [title], scale)
@@ -182,8 +182,8 @@ def field_maps(
     first = next(iter(fields.values()))
     grids, error_grids = check_maps(fields.items()), check_maps(errors.items())
     given = check_axes(ax, len(fields) + len(errors))
-    scale = Scale.of(fields.values(), label_of(first))
-    error_scale = Scale.of(errors.values(), with_units("error", units_of(first)), center=0.0)
+    scale = Scale.of(grids, label_of(first))
+    error_scale = Scale.of(error_grids, with_units("error", units_of(first)), center=0.0)
     with style():
         panels = given or new_map_panels(
             grids + error_grids, [len(fields), *[len(errors)] * bool(errors)]
@@ -249,7 +249,7 @@ def time_maps(
     names = [step_name(field, time, step) for step in positions]
     maps = [field.isel({time: step}, drop=True) for step in positions]
     grids = check_maps(zip(names, maps, strict=True))
-    scale = Scale.of(maps, label_of(field), center)
+    scale = Scale.of(grids, label_of(field), center)
     return _small_multiples(names, grids, scale, title or name_of(field), ax)
 
 
@@ -309,15 +309,15 @@ def error_maps(
     if metric == "skill":
         names = [f"over {name}" for name in names]
         return _small_multiples(
-            names, grids, skill_scale(fields), title or f"Skill of {variable}", ax
+            names, grids, skill_scale(grids), title or f"Skill of {variable}", ax
         )
-    scale = Scale.of(fields, with_units("RMSE", units_of(found)))
+    scale = Scale.of(grids, with_units("RMSE", units_of(found)))
     return _small_multiples(names, grids, scale, title or f"RMSE of {variable}", ax)
 
 
-def skill_scale(skill: Sequence[xr.DataArray]) -> Scale:
+def skill_scale(grids: Sequence[MapGrid]) -> Scale:
     """Return colours for skill: blue where better than the baseline, red where worse."""
-    scale = Scale.of(skill, "skill", center=0.0, colors="RdBu")
+    scale = Scale.of(grids, "skill", center=0.0, colors="RdBu")
     if scale.high <= 1:
         return scale
     return replace(scale, low=-1.0, high=1.0, extend="min")  # no skill is above 1

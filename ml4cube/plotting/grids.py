@@ -124,7 +124,9 @@ def _side(coord: xr.DataArray) -> str | None:
 
 
 def _is_angle(coord: xr.DataArray) -> bool:
-    return _side(coord) is not None and _unit(coord) not in ("m", "km")
+    """Return whether a coordinate is a latitude or longitude, also of a rotated grid."""
+    of_grid: dict[str, Any] = {"name": coord.name, "attrs": coord.attrs, "rotated": True}
+    return coord.name is not None and (is_latitude(**of_grid) or is_longitude(**of_grid))
 
 
 def _unit(coord: xr.DataArray) -> str:

@@ -49,13 +49,13 @@ class Scale:
     @classmethod
     def of(
         cls,
-        fields: Iterable[xr.DataArray],
+        grids: Iterable[MapGrid],
         label: str,
         center: float | None = None,
         colors: str = DIVERGING,
     ) -> Scale:
-        """Return a scale with robust limits, the same for all fields, symmetric about a center."""
-        flat = [np.ravel(field.values).astype(np.float64) for field in fields]
+        """Return a scale with robust limits, the same for all maps, symmetric about a center."""
+        flat = [np.ravel(grid.values).astype(np.float64) for grid in grids]
         values = np.concatenate([np.empty(0), *flat])
         values = values[np.isfinite(values)]
         if not values.size:

@@ -121,7 +121,7 @@ def _drawings(
     skill = _map_of(maps, name, mapped)
     if skill is not None:
         (grid,) = check_maps([(f"{name}_skill", skill)])
-        scale, title = skill_scale([skill]), f"Skill over {_words(mapped)}"
+        scale, title = skill_scale([grid]), f"Skill over {_words(mapped)}"
         height = None if grid.ratio > _LEAST_RATIO else 6 * grid.ratio + 1.1
         found.append(_Drawing(lambda axes: draw_group([axes], [grid], [title], scale), height))
     power = spectra.get(name)
