@@ -77,7 +77,7 @@ bench-sampling: setup $(ANCESTOR)/.ready
 # the newest Python of the machine with the newest packages; torch is left out, and what needs it
 NEWEST := .newest-venv
 NEWEST_TESTS ?= tests/core tests/cube tests/store tests/splits tests/preprocessing tests/sampling \
-	tests/loading tests/evaluation tests/test_metrics.py tests/test_plotting.py
+	tests/loading tests/evaluation tests/test_metrics.py tests/test_plotting.py tests/test_maps.py
 $(NEWEST)/.ready: pyproject.toml scripts/setup_env.py scripts/newest_python.py
 	$$($(PYTHON) scripts/newest_python.py) scripts/setup_env.py $(NEWEST) --without-torch
 

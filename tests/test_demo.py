@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.figure import Figure
 
 from ml4cube.demo.__main__ import OUTPUTS, main, prepare_folder
 from ml4cube.demo.downscaling import (
@@ -18,7 +19,7 @@ from ml4cube.demo.downscaling import (
     interpolate,
     open_truth,
 )
-from ml4cube.demo.report import judge
+from ml4cube.demo.report import PREDICTIONS, draw_maps, judge, write_report
 from ml4cube.errors import StoreExistsError
 from ml4cube.splits import assign_time_split
 
@@ -93,6 +94,42 @@ def test_the_verdict_takes_the_strongest_baseline():
     assert verdict["improvement"] == pytest.approx(0.2)
     assert verdict["beats_baseline"]
     assert not judge({"network": 0.9, "bilinear": 2.0, "other": 1.0})["beats_baseline"]
+
+
+@pytest.mark.parametrize(
+    ("network", "headline", "verdict"),
+    [(0.8, "20.0% less", "passed"), (0.9, "10.0% less", "**not"), (1.1, "10.0% more", "**not")],
+)
+def test_the_report_begins_with_its_result(tmp_path, network, headline, verdict):
+    rmse = dict.fromkeys(PREDICTIONS, 1.0) | {"network": network}
+    counts = {"train": 33, "excluded": 1, "val": 6, "test": 14}
+    rest = {"grid": "54 × 18 × 432", "ranks": 2, "epochs": 40, "best_epoch": 39}
+    write_report(tmp_path, judge(rmse) | rest | {"rmse_k": rmse, "months": counts})
+    page = (tmp_path / "report.md").read_text()
+    assert page.splitlines()[0] == f"# {headline} error than the strongest baseline"
+    assert f"The bar of 15% less is\n{verdict}" in page
+    assert page.count("![") == 1
+    assert f"| network | {network:.3f} |" in page
+    assert "perfect-model downscaling" in page
+
+
+def test_every_baseline_is_explained_in_the_report(truth, label):
+    assert {"network", *baselines(truth, label)} == set(PREDICTIONS)
+
+
+def test_the_maps_of_the_report_have_the_aspect_of_the_equator(truth, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    month = truth.isel(time=40)
+    draw_maps(month, month + 1, "bilinear", month - 1, tmp_path / "maps.png")
+    maps = [axes for axes in drawn[0].axes if axes.get_label() != "<colorbar>"]
+    assert len(maps) == 5
+    for axes in maps:
+        assert axes.get_aspect() == pytest.approx(1, abs=0.01)
+        np.testing.assert_allclose(axes.get_xlim(), maps[0].get_xlim(), atol=1e-3)
+        np.testing.assert_allclose(axes.get_ylim(), maps[0].get_ylim(), atol=1e-3)
+    low, high = maps[-1].collections[0].get_clim()
+    assert low == -high
 
 
 def test_a_folder_with_foreign_things_is_refused_untouched(tmp_path):

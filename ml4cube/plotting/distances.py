@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.distance.variogram import Variogram
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.plotting.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    LINES,
+    ORANGE,
+    PINK,
+    check_axes,
+    figure_of,
+    legend_below,
+    new_axes,
+    new_figure,
+    one_panel,
+    set_heading,
+    style,
+)
 
-_BLUE, _ORANGE, _GREEN, _BLACK = "#0072B2", "#D55E00", "#009E73", "0.15"
-_LINE_STYLES = ((_ORANGE, "-"), (_BLUE, "--"), (_GREEN, ":"), ("#CC79A7", "-."))
+_CURVES = tuple(zip((ORANGE, BLUE, GREEN, PINK), LINES, strict=True))
 
 
-def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variograms") -> Figure:
+def variogram_plot(
+    variograms: Mapping[str, Variogram],
+    *,
+    title: str = "Variograms",
+    ax: Sequence[Axes] | None = None,
+) -> Figure:
     """Draw empirical variograms with their fitted models, sills and ranges.
 
     Parameters
@@ -27,7 +47,9 @@ def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variogr
     variograms : mapping of str to Variogram
         One for each dim.
     title : str
-        Heading.
+        Heading of the figure, if it is a new one.
+    ax : sequence of matplotlib.axes.Axes, optional
+        Where to draw: one for each dim; default: in a new figure.
 
     Returns
     -------
@@ -47,35 +69,37 @@ def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variogr
     """
     if not variograms:
         raise InvalidValueError("variograms must have at least one entry, got an empty mapping")
-    columns = min(len(variograms), 3)
-    rows = -(-len(variograms) // columns)
-    figure = Figure(figsize=(3.4 * columns, 0.5 + 2.9 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, (dim, variogram) in zip(panels, variograms.items(), strict=False):
-        _draw_variogram(axes, dim, variogram)
-    for axes in panels[len(variograms) :]:
-        axes.set_axis_off()
-    for axes in panels[::columns]:
-        axes.set_ylabel("semivariance")
-    figure.suptitle(title, fontsize=11)
-    return figure
+    given = check_axes(ax, len(variograms))
+    with style():
+        panels = given or _new_variogram_panels(len(variograms))
+        for axes, (dim, variogram) in zip(panels, variograms.items(), strict=True):
+            _draw_variogram(axes, dim, variogram)
+        if not given:
+            set_heading(figure_of(panels[0]), title)
+    return figure_of(panels[0])
+
+
+def _new_variogram_panels(n: int) -> list[Axes]:
+    columns = min(n, 3)
+    rows = -(-n // columns)
+    figure = new_figure(0.3 + 2.3 * columns, 0.3 + 2.1 * rows)
+    return [new_axes(figure, rows, columns, i + 1) for i in range(n)]
 
 
 def _draw_variogram(axes: Axes, dim: str, variogram: Variogram) -> None:
-    axes.set(title=dim, xlabel=f"distance along {dim} (cells)")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(title=dim, xlabel=f"distance along {dim} (cells)", ylabel="semivariance")
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     if variogram.lags.size:
         # The size of a dot shows the number of pairs, by which the fit weights it.
-        size = 12 + 30 * np.sqrt(variogram.pairs / variogram.pairs.max())
-        axes.scatter(variogram.lags, variogram.semivariance, s=size, color=_BLUE, zorder=3)
+        size = 4 + 14 * np.sqrt(variogram.pairs / variogram.pairs.max())
+        axes.scatter(variogram.lags, variogram.semivariance, s=size, color=BLUE, zorder=3)
         top = max(float(variogram.semivariance.max()), np.nan_to_num(variogram.sill))
         axes.set(xlim=(0, 1.05 * float(variogram.lags.max())), ylim=(0, 1.25 * top or 1.0))
     if not np.isnan(variogram.range):
         lag = np.linspace(0, float(variogram.lags.max()) * 1.05, 200)[1:]
-        axes.plot(lag, variogram.at(lag), color=_ORANGE, lw=2)
-        axes.axhline(variogram.sill, color=_BLACK, ls=":", lw=1)
-        axes.axvline(variogram.range, color=_BLACK, ls="--", lw=1)
+        axes.plot(lag, variogram.at(lag), color=ORANGE)
+        axes.axhline(variogram.sill, color=BLACK, ls=":", lw=1)
+        axes.axvline(variogram.range, color=BLACK, ls="--", lw=1)
         is_right = variogram.range > 0.6 * variogram.lags.max()
         cells = f"{variogram.range:.3g}"
         axes.annotate(
@@ -85,12 +109,12 @@ def _draw_variogram(axes: Axes, dim: str, variogram: Variogram) -> None:
             textcoords="offset points",
             ha="right" if is_right else "left",
             va="top",
-            fontsize=8,
+            fontsize=7,
         )
     else:
         axes.text(
             0.04, 0.97, "\n".join(textwrap.wrap(variogram.reason, 34)), transform=axes.transAxes,
-            va="top", fontsize=8, color=_ORANGE,
+            va="top", fontsize=7, color=ORANGE,
         )  # fmt: skip
 
 
@@ -100,6 +124,7 @@ def distance_curves(
     unit: str = "km",
     range_: float | None = None,
     title: str = "Distance to the nearest train cell",
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw cumulative distributions of the distance to the nearest train cell.
 
@@ -118,6 +143,8 @@ def distance_curves(
         Range of autocorrelation in that unit, drawn as a line.
     title : str
         Heading.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; default: in a new figure.
 
     Returns
     -------
@@ -135,43 +162,52 @@ def distance_curves(
     >>> len(figure.axes[0].lines)
     2
     """
-    figure = Figure(figsize=(5.5, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    _draw_distances(axes, distances, unit, range_)
-    axes.set_title(title, fontsize=11)
-    return figure
+    known = _known_distances(distances)
+    check_axes(ax, 1)
+    with style():
+        axes = one_panel(ax, 4.0, 2.9)
+        _draw_distances(axes, known, unit, range_)
+        axes.set_title(title)
+    return figure_of(axes)
 
 
-def _draw_distances(
-    axes: Axes, distances: Mapping[str, ArrayLike], unit: str, range_: float | None = None
-) -> None:
+def _known_distances(distances: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
+    """Return the finite distances of each curve in order; refuse curves without any."""
     known = {}
     for name, given in distances.items():
         values = np.asarray(given, dtype=float)
         known[name] = np.sort(values[np.isfinite(values)])
-    largest = max((float(values[-1]) for values in known.values() if values.size), default=None)
-    if largest is None:
+    if not any(values.size for values in known.values()):
         raise InvalidValueError(f"{list(distances)} have no finite distance")
+    return known
+
+
+def _draw_distances(
+    axes: Axes,
+    known: Mapping[str, NDArray[np.float64]],
+    unit: str,
+    range_: float | None = None,
+    label: str = "distance to the nearest train cell",
+) -> None:
+    largest = max(float(values[-1]) for values in known.values() if values.size)
     farthest = max(largest, range_ or 0.0)
     end = 1.05 * farthest or 1.0
-    for (name, values), (color, style) in zip(known.items(), cycle(_LINE_STYLES)):
+    for (name, values), (color, line) in zip(known.items(), cycle(_CURVES)):
         if values.size:
             x = np.concatenate([[0.0], values, [end]])
             y = np.concatenate([[0.0], np.arange(1, values.size + 1) / values.size, [1.0]])
-            axes.step(x, 100 * y, where="post", color=color, ls=style, lw=2, label=name)
+            axes.step(x, 100 * y, where="post", color=color, ls=line, lw=1.6, label=name)
     if range_ is not None and np.isfinite(range_):
-        axes.axvline(range_, color=_BLACK, ls="--", lw=1)
-        axes.annotate("range", (range_, 3), xytext=(3, 0), textcoords="offset points", fontsize=8)
+        axes.axvline(range_, color=BLACK, ls="--", lw=1)
+        axes.annotate("range", (range_, 3), xytext=(3, 0), textcoords="offset points", fontsize=7)
     axes.set(xlim=(-0.02 * end, end), ylim=(0, 103), ylabel="cells within (%)")
-    axes.set_xlabel(f"distance to the nearest train cell ({unit})")
+    axes.set_xlabel(f"{label} ({unit})")
     axes.set_yticks([0, 25, 50, 75, 100])
     if not farthest:
         axes.set_xticks([0])
-        axes.text(0.5, 0.5, f"all at 0 {unit}", transform=axes.transAxes, ha="center", fontsize=9)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    # The legend is below the panel, because curves may cross any corner.
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        axes.text(0.5, 0.5, f"all at 0 {unit}", transform=axes.transAxes, ha="center", fontsize=8)
+    axes.grid(visible=True)
+    legend_below(axes)
 
 
 def leakage_figure(
@@ -179,24 +215,33 @@ def leakage_figure(
     leaks: bool,
     domains: Mapping[str, tuple[str, Mapping[str, ArrayLike]]],
     shares: Mapping[str, float],
+    *,
+    ax: Sequence[Axes] | None = None,
 ) -> Figure:
     """Draw a leakage report: fractions of test cells, and distances.
 
     Parameters
     ----------
     verdict : str
-        Title.
+        Heading of the figure, if it is a new one.
     leaks : bool
-        Whether there is leakage, for the colour of the title.
+        Whether there is leakage, for the colour of the heading.
     domains : mapping of str to (str, mapping of str to array_like)
         By domain ("space"): the unit, and distances by curve.
     shares : mapping of str to float
         Fractions of the test part, from 0 to 1, by description.
+    ax : sequence of matplotlib.axes.Axes, optional
+        Where to draw: one for the bars, and one for each domain; default: in a new figure.
 
     Returns
     -------
     matplotlib.figure.Figure
         Bars, and one panel per domain.
+
+    Raises
+    ------
+    InvalidValueError
+        If a domain has no finite distance.
 
     Examples
     --------
@@ -204,25 +249,33 @@ def leakage_figure(
     >>> len(figure.axes)
     2
     """
-    panels = 1 + len(domains)
-    figure = Figure(figsize=(1.2 + 3.6 * panels, 4.1), layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    known = {
+        name: (unit, _known_distances(distances)) for name, (unit, distances) in domains.items()
+    }
+    n = 1 + len(domains)
+    given = check_axes(ax, n)
+    with style():
+        panels = given or _new_leakage_panels(n)
+        _draw_shares(panels[0], shares)
+        for axes, (name, (unit, curves)) in zip(panels[1:], known.items(), strict=True):
+            _draw_distances(axes, curves, unit, label="distance to train")
+            axes.set_title(name)
+        if not given:
+            set_heading(figure_of(panels[0]), verdict, color=ORANGE if leaks else BLACK)
+    return figure_of(panels[0])
+
+
+def _new_leakage_panels(n: int) -> list[Axes]:
+    figure = new_figure(0.9 + 2.1 * n, 2.9)
+    return [new_axes(figure, 1, n, i + 1) for i in range(n)]
+
+
+def _draw_shares(axes: Axes, shares: Mapping[str, float]) -> None:
+    """Draw fractions of the test part as bars with their numbers."""
     rows = np.arange(len(shares))
-    values = [100 * value for value in shares.values()]
-    bars = axes[0].barh(rows, values, color=_ORANGE, height=0.55)
-    axes[0].bar_label(bars, fmt="%.3g %%", padding=3, fontsize=9)
-    names = ["\n".join(textwrap.wrap(name, 20)) for name in shares]
-    axes[0].set_yticks(rows, names)
-    axes[0].set(ylim=(len(shares) - 0.5, -0.5), xlabel="fraction of the test part (%)")
+    bars = axes.barh(rows, [100 * share for share in shares.values()], color=ORANGE, height=0.55)
+    axes.bar_label(bars, fmt="%.3g %%", padding=3, fontsize=7)
+    axes.set_yticks(rows, ["\n".join(textwrap.wrap(name, 20)) for name in shares])
+    axes.set(ylim=(len(shares) - 0.5, -0.5), xlabel="fraction of the test part (%)")
     # There is room for the number beside a full bar.
-    axes[0].set(xlim=(0, 125), xticks=[0, 25, 50, 75, 100])
-    axes[0].spines[["top", "right"]].set_visible(False)
-    axes[0].set_title("too close to train", fontsize=10)
-    for panel, (name, (unit, distances)) in zip(axes[1:], domains.items(), strict=True):
-        _draw_distances(panel, distances, unit)
-        panel.set_title(name, fontsize=10)
-    figure.suptitle(
-        "\n".join(textwrap.wrap(verdict, 30 * panels)), fontsize=11,
-        color=_ORANGE if leaks else "black",
-    )  # fmt: skip
-    return figure
+    axes.set(xlim=(0, 125), xticks=[0, 25, 50, 75, 100], title="too close to train")

@@ -1,19 +1,140 @@
-"""`field_maps`: maps of one quantity and of its errors."""
+"""Maps of fields, of differences and errors, and of a field over time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.axes import check_aligned
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.plotting.grids import MapGrid
+from ml4cube.plotting.maps import Scale, check_maps, draw_group, new_map_panels
+from ml4cube.plotting.steps import positions_along, step_name
+from ml4cube.plotting.style import (
+    check_axes,
+    figure_of,
+    label_of,
+    name_of,
+    set_heading,
+    style,
+    units_of,
+    with_units,
+)
 
-GAP_COLOR = "0.82"
+_MOST_STEPS = 6
+
+
+def field_map(
+    field: xr.DataArray,
+    *,
+    center: float | None = None,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a map of one field.
+
+    The axes have the aspect of the place: degrees of longitude are shorter by the cosine of the
+    mid latitude, and lengths on projected grids are equal. Cells on a curvilinear grid are drawn
+    at their 2-D latitudes and longitudes. Longitudes that jump from 360 to 0 or from 180 to -180
+    are joined. Colours change between the 2nd and the 98th percentile of the values; the arrows
+    of the colour bar show that there are values beyond. Missing cells are grey. Coastlines are
+    drawn if cartopy is installed and has them on disk.
+
+    Parameters
+    ----------
+    field : DataArray
+        Dims (row, column); names and units are those of its CF attributes.
+    center : float, optional
+        The value about which colours diverge, such as 0 for anomalies; default: 0 if the CF
+        name of the field is one of an anomaly, else none.
+    title : str
+        Heading.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw, also axes of cartopy; default: in a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure of `ax`.
+
+    Raises
+    ------
+    InvalidValueError
+        If the field does not have two dims.
+    InvalidTypeError
+        If it is no DataArray of numbers, or `ax` are no axes.
+
+    Examples
+    --------
+    >>> sst = xr.DataArray(np.eye(3), {"lat": [59, 60, 61], "lon": [1, 2, 3]}, name="sst")
+    >>> round(field_map(sst).axes[0].get_aspect(), 3)  # 1 / cos 60°
+    2.0
+    """
+    grids = check_maps([("field", field)])
+    if center is None and "anomaly" in f"{name_of(field)} {field.attrs.get('standard_name')}":
+        center = 0.0
+    given = check_axes(ax, 1)
+    scale = Scale.of(grids, label_of(field), center)
+    with style():
+        panels = given or new_map_panels(grids, [1])
+        draw_group(panels, grids, [title], scale)
+    return figure_of(panels[0])
+
+
+def difference_map(
+    field: xr.DataArray,
+    reference: xr.DataArray,
+    *,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a map of a field minus a reference, in colours that diverge at zero.
+
+    Parameters
+    ----------
+    field, reference : DataArray
+        Dims (row, column), on the same cells and in the same units.
+    title : str
+        Heading.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; default: in a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure of `ax`.
+
+    Raises
+    ------
+    InvalidValueError
+        If the fields differ in their cells or units, or do not have two dims.
+
+    Examples
+    --------
+    >>> truth = xr.DataArray(np.eye(3), dims=("lat", "lon"), attrs={"units": "K"})
+    >>> figure = difference_map(truth + 0.5, truth)
+    >>> figure.axes[0].collections[0].get_clim()
+    (-0.5, 0.5)
+    """
+    check_maps([("field", field), ("reference", reference)])
+    check_aligned("reference", reference, field)
+    if (units := units_of(field)) != units_of(reference) and units and units_of(reference):
+        raise InvalidValueError(
+            f"field and reference must have the same units, got {units} and {units_of(reference)}"
+        )
+    bare = reference.transpose(*field.dims).variable
+    difference = field.astype("float64") - xr.DataArray(bare)
+    difference.attrs = {
+        "long_name": f"difference in {name_of(field)}".removesuffix(" in "),
+        "units": field.attrs.get("units", reference.attrs.get("units", "")),
+    }
+    return field_map(difference, center=0.0, title=title, ax=ax)
 
 
 def field_maps(
@@ -21,11 +142,12 @@ def field_maps(
     errors: Mapping[str, xr.DataArray] | None = None,
     *,
     title: str = "",
+    ax: Sequence[Axes] | None = None,
 ) -> Figure:
     """Draw maps of one quantity, and of their errors on a separate colour scale.
 
-    Gaps, such as land, are grey. All fields share one colour scale, and all errors another one
-    that is symmetric about zero.
+    Missing cells, such as land, are grey. All fields share one colour scale, and all errors
+    another one that diverges at zero.
 
     Parameters
     ----------
@@ -34,7 +156,9 @@ def field_maps(
     errors : mapping of str to DataArray, optional
         Heading and map of differences.
     title : str
-        Heading of the figure.
+        Heading of the figure, if it is a new one.
+    ax : sequence of matplotlib.axes.Axes, optional
+        Where to draw: one for each map, fields first; default: in a new figure.
 
     Returns
     -------
@@ -49,80 +173,168 @@ def field_maps(
     Examples
     --------
     >>> truth = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("lat", "lon"))
-    >>> len(field_maps({"truth": truth}, {"error": truth - 2}).axes)  # two maps, two scales
-    4
+    >>> len(field_maps({"truth": truth}, {"error": truth - 2}).axes)
+    2
     """
     errors = errors or {}
     if not fields:
         raise InvalidValueError("fields must have at least one map, got none")
-    for name, field in [*fields.items(), *errors.items()]:
-        if field.ndim != 2:
-            raise InvalidValueError(f"{name!r} must have two dims, got {field.dims}")
-    figure = Figure(figsize=(9, 0.6 + 1.35 * (len(fields) + len(errors))), layout="constrained")
-    panels = figure.subplots(len(fields) + len(errors), 1, squeeze=False, sharex=True)[:, 0]
-    units = next(iter(fields.values())).attrs.get("units", "")
-    low, high = np.nanpercentile(_finite_values(fields), [0.5, 99.5])
-    _draw_group(figure, panels[: len(fields)], fields, units, vmin=low, vmax=high, cmap="viridis")
-    if errors:
-        largest = float(np.nanpercentile(np.abs(_finite_values(errors)), 99.5)) or 1.0
-        _draw_group(
-            figure, panels[len(fields) :], errors, f"error ({units})" if units else "error",
-            vmin=-largest, vmax=largest, cmap="RdBu_r",
-        )  # fmt: skip
-    panels[-1].set_xlabel(axis_name(next(iter(fields.values())), 1))
-    if title:
-        figure.suptitle(title, fontsize=11)
-    return figure
+    first = next(iter(fields.values()))
+    grids, error_grids = check_maps(fields.items()), check_maps(errors.items())
+    given = check_axes(ax, len(fields) + len(errors))
+    scale = Scale.of(grids, label_of(first))
+    error_scale = Scale.of(error_grids, with_units("error", units_of(first)), center=0.0)
+    with style():
+        panels = given or new_map_panels(
+            grids + error_grids, [len(fields), *[len(errors)] * bool(errors)]
+        )
+        draw_group(panels[: len(fields)], grids, list(fields), scale)
+        if errors:
+            draw_group(panels[len(fields) :], error_grids, list(errors), error_scale)
+        if not given:
+            set_heading(figure_of(panels[0]), title)
+    return figure_of(panels[0])
 
 
-def _finite_values(maps: Mapping[str, xr.DataArray]) -> NDArray[np.float64]:
-    """Return all values of maps, with NaN for infinite ones, such as the logarithm of no rain."""
-    values = np.concatenate([np.ravel(field.values) for field in maps.values()])
-    return np.where(np.isfinite(values), values, np.nan)
+def time_maps(
+    field: xr.DataArray,
+    steps: Sequence[int] | None = None,
+    *,
+    center: float | None = None,
+    title: str = "",
+    ax: Sequence[Axes] | None = None,
+) -> Figure:
+    """Draw maps of a field at several time steps, with one colour scale.
+
+    Parameters
+    ----------
+    field : DataArray
+        Dims time and two others.
+    steps : sequence of int, optional
+        Positions along time; default: at most six, evenly spaced.
+    center : float, optional
+        The value about which colours diverge, such as 0 for anomalies; default: none.
+    title : str
+        Heading of the figure, if it is a new one; default: the name of the field.
+    ax : sequence of matplotlib.axes.Axes, optional
+        Where to draw: one for each step; default: in a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per step.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no time dim, a step is out of range, or there are not two other dims.
+
+    Examples
+    --------
+    >>> field = xr.DataArray(np.ones((9, 2, 2)), dims=("time", "lat", "lon"))
+    >>> [axes.get_title("left") for axes in time_maps(field, [0, 8]).axes[:2]]
+    ['step 0', 'step 8']
+    """
+    if not isinstance(field, xr.DataArray):
+        raise InvalidTypeError(f"field must be a DataArray, got {type(field).__name__}")
+    time = find_time_dim(field.coords.values(), field.dims)
+    if time is None:
+        raise InvalidValueError(f"field must have a time dim, got {field.dims}")
+    if steps is None:
+        n = field.sizes[time]
+        steps = np.unique(np.linspace(0, n - 1, min(n, _MOST_STEPS)).round().astype(int)).tolist()
+    positions = positions_along(steps, field, time)
+    if not positions:
+        raise InvalidValueError("steps must have at least one position, got none")
+    names = [step_name(field, time, step) for step in positions]
+    maps = [field.isel({time: step}, drop=True) for step in positions]
+    grids = check_maps(zip(names, maps, strict=True))
+    scale = Scale.of(grids, label_of(field), center)
+    return _small_multiples(names, grids, scale, title or name_of(field), ax)
 
 
-def _draw_group(
-    figure: Figure, panels: Any, maps: Mapping[str, xr.DataArray], label: str, **style: Any
-) -> None:
-    """Draw maps with a common colour scale and colour bar."""
-    for axes, (name, field) in zip(panels, maps.items(), strict=True):
-        mesh = draw_field(axes, field, **style)
-        axes.set_title(name, fontsize=9, loc="left")
-    figure.colorbar(mesh, ax=list(panels), label=label, extend="both", aspect=12 * len(maps))
+def error_maps(
+    maps: xr.Dataset,
+    variable: str | None = None,
+    *,
+    metric: str = "rmse",
+    title: str = "",
+    ax: Sequence[Axes] | None = None,
+) -> Figure:
+    """Draw the error of each cell, or the skill, for each model of a scorecard.
+
+    Parameters
+    ----------
+    maps : Dataset
+        The `map` of a scorecard: ``<variable>_rmse`` with dims ``("model", *cells)`` and
+        ``<variable>_skill`` with dims ``("baseline", *cells)``, on cells of two dims.
+    variable : str, optional
+        The variable; default: the first one.
+    metric : {"rmse", "skill"}
+        What to draw.
+    title : str
+        Heading of the figure, if it is a new one; default: metric and variable.
+    ax : sequence of matplotlib.axes.Axes, optional
+        Where to draw: one for each model or baseline; default: in a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per model, or per baseline.
+
+    Raises
+    ------
+    InvalidValueError
+        If the variable or the metric is unknown, or the cells do not have two dims.
+
+    Examples
+    --------
+    >>> rmse = xr.DataArray(np.ones((2, 3, 4)), dims=("model", "lat", "lon"))
+    >>> maps = xr.Dataset({"t_rmse": rmse.assign_coords(model=["prediction", "climatology"])})
+    >>> [axes.get_title("left") for axes in error_maps(maps).axes[:2]]
+    ['prediction', 'climatology']
+    """
+    check_choice("metric", metric, ("rmse", "skill"))
+    known = [str(name).removesuffix(f"_{metric}") for name in maps if str(name).endswith(metric)]
+    if not known:
+        raise InvalidValueError(f"maps must have a {metric}, got {list(maps.data_vars)}")
+    if variable is not None:
+        check_choice("variable", variable, known)
+    variable = variable or known[0]
+    found = maps[f"{variable}_{metric}"]
+    of = "model" if metric == "rmse" else "baseline"
+    names = [str(name).replace("_", " ") for name in found[of].values]
+    fields = [found.isel({of: i}, drop=True) for i in range(len(names))]
+    grids = check_maps(zip(names, fields, strict=True))
+    if metric == "skill":
+        names = [f"over {name}" for name in names]
+        return _small_multiples(
+            names, grids, skill_scale(grids), title or f"Skill of {variable}", ax
+        )
+    scale = Scale.of(grids, with_units("RMSE", units_of(found)))
+    return _small_multiples(names, grids, scale, title or f"RMSE of {variable}", ax)
 
 
-def draw_field(axes: Axes, field: xr.DataArray, **style: Any) -> Any:
-    """Draw a field of two dims along its coordinates, gaps in grey."""
-    row, column = (str(dim) for dim in field.dims)
-    axes.set_facecolor(GAP_COLOR)
-    # Beside coordinates out of order, such as 90, 180, -90, a cell would cover the others.
-    centers = {dim: _axis_values(field, dim) for dim in (row, column)}
-    field = field.isel({dim: np.argsort(values, kind="stable") for dim, values in centers.items()})
-    x, y = (_edges(np.sort(centers[dim])) for dim in (column, row))
-    mesh = axes.pcolormesh(x, y, np.ma.masked_invalid(field.values), **style)
-    axes.set_ylabel(axis_name(field, 0), fontsize=8)
-    axes.tick_params(labelsize=8)
-    return mesh
+def skill_scale(grids: Sequence[MapGrid]) -> Scale:
+    """Return colours for skill: blue where better than the baseline, red where worse."""
+    scale = Scale.of(grids, "skill", center=0.0, colors="RdBu")
+    if scale.high <= 1:
+        return scale
+    return replace(scale, low=-1.0, high=1.0, extend="min")  # no skill is above 1
 
 
-def _axis_values(field: xr.DataArray, dim: str) -> Any:
-    """Return the coordinates of a dim if they can be drawn, else positions."""
-    coord = field.coords.get(dim)
-    if coord is None or coord.dtype.kind not in "fiuM" or coord.isnull().any():
-        return np.arange(field.sizes[dim])
-    return coord.values
-
-
-def _edges(centers: NDArray[Any]) -> NDArray[Any]:
-    """Return the edges of cells, halfway between centers; a single cell is 1 or a day wide."""
-    one = np.timedelta64(24, "h") if centers.dtype.kind == "M" else 1
-    half = (np.diff(centers) if len(centers) > 1 else np.array([one])) / 2
-    return np.concatenate([centers[:1] - half[:1], centers[:-1] + half, centers[-1:] + half[-1:]])
-
-
-def axis_name(field: xr.DataArray, axis: int) -> str:
-    """Return the name of a dim with its units."""
-    dim = str(field.dims[axis])
-    units = field[dim].attrs.get("units", "") if dim in field.coords else ""
-    sign = {"degrees_north": "°N", "degrees_east": "°E"}.get(units, units)
-    return f"{dim} ({sign})" if sign else dim
+def _small_multiples(
+    names: Sequence[str],
+    grids: Sequence[MapGrid],
+    scale: Scale,
+    title: str,
+    ax: Sequence[Axes] | None,
+) -> Figure:
+    """Draw maps of one quantity with one colour scale."""
+    given = check_axes(ax, len(grids))
+    with style():
+        panels = given or new_map_panels(grids, [len(grids)])
+        draw_group(panels, grids, names, scale)
+        if not given:
+            set_heading(figure_of(panels[0]), title)
+    return figure_of(panels[0])

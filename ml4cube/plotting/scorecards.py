@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.cube.coordinates import LEAD, role_of
-from ml4cube.plotting.fields import axis_name, draw_field
+from ml4cube.plotting.fields import skill_scale
+from ml4cube.plotting.maps import check_maps, draw_group
+from ml4cube.plotting.spectra import draw_spectrum, has_power, lead_axis
+from ml4cube.plotting.style import (
+    COLORS,
+    MARKERS,
+    WIDTH,
+    check_axes,
+    figure_of,
+    legend_below,
+    new_axes,
+    new_figure,
+    style,
+    with_units,
+)
 
-# Okabe and Ito's colours, each with a marker of its own
-_STYLES = (
-    ("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"),
-    ("#56B4E9", "P"),
-)  # fmt: skip
 _GREY = "0.35"
 _MOST_TICKS = 8
+# Height of scores and spectra in inches; maps that are lower for their width get their own row.
+_ROW_HEIGHT, _LEAST_RATIO = 2.7, 0.35
 
 
 def scorecard_figure(
-    scores: xr.Dataset, maps: xr.Dataset, spectra: xr.Dataset, *, baseline: str | None = None
+    scores: xr.Dataset,
+    maps: xr.Dataset,
+    spectra: xr.Dataset,
+    *,
+    baseline: str | None = None,
+    ax: Sequence[Axes] | None = None,
 ) -> Figure:
     """Draw skill by lead time with intervals, the map of skill, and power spectra.
 
@@ -44,6 +60,9 @@ def scorecard_figure(
     baseline : str, optional
         The one whose skill is mapped; default: that with the lowest skill of the prediction
         against it.
+    ax : sequence of matplotlib.axes.Axes, optional
+        Where to draw: for each variable one for scores, one for the map and one for the spectrum,
+        without those that have nothing to show; default: in a new figure.
 
     Returns
     -------
@@ -69,23 +88,70 @@ def scorecard_figure(
     names = [str(name) for name in scores["baseline"].values] if "baseline" in scores else []
     if baseline is not None:
         check_choice("baseline", baseline, names)
-    rows = []
-    for name in variables:
-        mapped = baseline or _hardest(scores, name, names)
-        skill_map = _map_of(maps, name, mapped)
-        rows.append((name, mapped, skill_map, _spectrum_of(spectra, name)))
-    columns = 1 + any(row[2] is not None for row in rows) + any(row[3] is not None for row in rows)
-    figure = Figure(figsize=(1.0 + 3.9 * columns, 0.3 + 3.2 * len(rows)), layout="constrained")
-    for i, (name, mapped, skill_map, spectrum) in enumerate(rows):
-        at = columns * i + 1
-        _draw_scores(figure.add_subplot(len(rows), columns, at), scores.sel(variable=name), name)
-        if skill_map is not None:
-            axes = figure.add_subplot(len(rows), columns, at + 1)
-            _draw_map(figure, axes, skill_map, f"Skill over {_words(mapped)}")
-        if spectrum is not None:
-            axes = figure.add_subplot(len(rows), columns, at + columns - 1)
-            _draw_spectrum(axes, spectrum, name)
-    return figure
+    rows = [_drawings(name, scores, maps, spectra, baseline, names) for name in variables]
+    given = check_axes(ax, sum(map(len, rows)))
+    with style():
+        panels = given or _new_panels(rows)
+        for axes, drawing in zip(panels, chain(*rows), strict=True):
+            drawing.draw(axes)
+    return figure_of(panels[0])
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """A panel of a scorecard."""
+
+    draw: Callable[[Axes], None]
+    # inches of a map that is too wide to share a row
+    height: float | None = None
+
+
+def _drawings(
+    name: str,
+    scores: xr.Dataset,
+    maps: xr.Dataset,
+    spectra: xr.Dataset,
+    baseline: str | None,
+    names: list[str],
+) -> list[_Drawing]:
+    """Return the panels of a variable: scores, and if there are any, map and spectrum."""
+    of_variable = scores.sel(variable=name)
+    found = [_Drawing(lambda axes: _draw_scores(axes, of_variable, name))]
+    mapped = baseline or _hardest(scores, name, names)
+    skill = _map_of(maps, name, mapped)
+    if skill is not None:
+        (grid,) = check_maps([(f"{name}_skill", skill)])
+        scale, title = skill_scale([grid]), f"Skill over {_words(mapped)}"
+        height = None if grid.ratio > _LEAST_RATIO else 6 * grid.ratio + 1.1
+        found.append(_Drawing(lambda axes: draw_group([axes], [grid], [title], scale), height))
+    power = spectra.get(name)
+    if power is not None and has_power(power):
+        found.append(_Drawing(lambda axes: draw_spectrum(axes, power, f"Spectrum of {name}")))
+    return found
+
+
+def _new_panels(rows: Sequence[Sequence[_Drawing]]) -> list[Axes]:
+    """Return axes of a new figure: a row for each variable, and one for its map if this is wide."""
+    columns = max(sum(drawing.height is None for drawing in row) for row in rows)
+    heights = [
+        height
+        for row in rows
+        for height in (_ROW_HEIGHT, *(drawing.height for drawing in row if drawing.height))
+    ]
+    width = 0.3 + 2.9 * columns
+    if len(heights) > len(rows):
+        width = max(width, WIDTH)
+    figure = new_figure(width, 0.2 + sum(heights))
+    cells = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+    panels, i = [], 0
+    for row in rows:
+        narrow = iter(range(columns))
+        panels += [
+            new_axes(figure, cells[i + 1, :] if drawing.height else cells[i, next(narrow)])
+            for drawing in row
+        ]
+        i += 1 + any(drawing.height for drawing in row)
+    return panels
 
 
 def _words(name: str) -> str:
@@ -119,21 +185,15 @@ def _map_of(maps: xr.Dataset, variable: str, baseline: str) -> xr.DataArray | No
     return None if skill.ndim < 2 else skill.mean(others, keep_attrs=True)
 
 
-def _spectrum_of(spectra: xr.Dataset, variable: str) -> xr.DataArray | None:
-    """Return the spectrum of a variable; None without one, as of maps with gaps in all rows."""
-    power = spectra.get(variable)
-    return power if power is not None and bool((power > 0).any()) else None
-
-
 def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     """Draw the skill over each baseline, or the RMSE without one, by lead time."""
     metric, second = ("skill", "baseline") if "skill" in scores else ("rmse", "model")
     units = str(scores.coords["units"].item()) if "units" in scores.coords else ""
     has_leads = LEAD in scores[metric].dims
-    leads, unit = _lead_axis(scores) if has_leads else (np.zeros(1), "")
+    leads, unit = lead_axis(scores[metric]) if has_leads else (np.zeros(1), "")
     labels = [str(label) for label in scores[second].values]
     for i, label in enumerate(labels):
-        color, marker = _STYLES[i % len(_STYLES)]
+        color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
         one = scores.sel({second: label})
         value, low, high = (
             np.atleast_1d(one[metric + end].values) for end in ("", "_low", "_high")
@@ -141,85 +201,20 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
         x = leads if has_leads else np.array([float(i)])
         ends = np.stack([value - low, high - value]).clip(min=0)
         axes.errorbar(
-            x, value, yerr=np.nan_to_num(ends), color=color, marker=marker, ms=4, lw=1.4,
-            capsize=2.5, elinewidth=1, label=_words(label),
+            x, value, yerr=np.nan_to_num(ends), color=color, marker=marker, capsize=2,
+            elinewidth=1, label=_words(label),
         )  # fmt: skip
     if metric == "skill":
         axes.axhline(0, color=_GREY, lw=1, ls="--", zorder=0)
     if has_leads:
         if len(leads) <= _MOST_TICKS:
             axes.set_xticks(leads, [f"{lead:g}" for lead in leads])
-        axes.set_xlabel(f"lead time ({unit})" if unit else "lead time")
-        _legend_below(axes)
+        axes.set_xlabel(with_units("lead time", unit))
+        legend_below(axes)
     else:
         axes.set_xticks(range(len(labels)), [_words(label) for label in labels], rotation=20)
         axes.margins(x=0.3)
     shown = "skill (1 is perfect)" if metric == "skill" else "RMSE"
-    axes.set_ylabel(f"{shown} ({units})" if units and metric == "rmse" else shown)
-    axes.set_title(name, fontsize=10, loc="left", fontweight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-
-
-def _lead_axis(scores: xr.Dataset) -> tuple[NDArray[Any], str]:
-    """Return lead times as numbers, and their unit."""
-    leads = scores[LEAD].values
-    if leads.dtype.kind != "m":
-        return leads, str(scores[LEAD].attrs.get("units", ""))
-    hours = leads / np.timedelta64(1, "h")
-    return (hours / 24, "days") if hours.max() >= 72 else (hours, "hours")
-
-
-def _draw_map(figure: Figure, axes: Axes, skill: xr.DataArray, title: str) -> None:
-    """Draw skill in colours that diverge at zero; limits leave out the worst cells."""
-    values = skill.where(np.isfinite(skill))
-    largest = 1.0
-    if bool(values.notnull().any()):
-        largest = float(np.nanpercentile(np.abs(values), 95)) or 1.0
-    limit = min(1.0, largest)
-    mesh = draw_field(axes, values, cmap="RdBu", vmin=-limit, vmax=limit)
-    axes.set_xlabel(axis_name(skill, 1), fontsize=8)
-    axes.set_title(title, fontsize=9, loc="left")
-    if _is_in_degrees(skill):
-        height, width = (float(np.ptp(skill[dim].values)) for dim in skill.dims)
-        # True proportions, but a narrow band stays wide enough to be seen.
-        axes.set_box_aspect(float(np.clip(height / (width or 1), 0.2, 1.5)))
-    extend = "both" if float(np.abs(values).max()) > limit else "neither"
-    figure.colorbar(
-        mesh, ax=axes, label="skill", extend=extend, shrink=0.8, orientation="horizontal"
-    )
-
-
-def _is_in_degrees(field: xr.DataArray) -> bool:
-    units = [field[dim].attrs.get("units", "") if dim in field.coords else "" for dim in field.dims]
-    return all(str(unit).startswith("degree") for unit in units)
-
-
-def _draw_spectrum(axes: Axes, power: xr.DataArray, name: str) -> None:
-    """Draw the power of the prediction at the shortest and the longest lead, and of the truth."""
-    wavenumbers = np.arange(power.sizes["wavenumber"])[1:]
-    lines = {"truth": power.sel(source="truth"), "prediction": power.sel(source="prediction")}
-    if LEAD in power.dims:
-        leads, unit = _lead_axis(power.to_dataset(name="power"))
-        predicted = lines.pop("prediction")
-        lines["truth"] = lines["truth"].isel({LEAD: 0})
-        for lead in dict.fromkeys((0, len(leads) - 1)):
-            at = f"prediction, {leads[lead]:g} {unit}".rstrip()
-            lines[at] = predicted.isel({LEAD: lead})
-    styles = (("0.1", "-"), (_STYLES[0][0], "-"), (_STYLES[1][0], "--"))
-    for (label, values), (color, line) in zip(lines.items(), styles, strict=False):
-        axes.plot(wavenumbers, values.values[1:], color=color, ls=line, lw=1.4, label=label)
-    units = power.attrs.get("units", "")
-    axes.set(xscale="log", yscale="log", xlabel=f"cycles along {power.attrs.get('rows_along', '')}")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.set_ylabel(f"power ({units})" if units else "power")
-    axes.set_title(f"Spectrum of {name}", fontsize=9, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    _legend_below(axes)
-
-
-def _legend_below(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    axes.set_ylabel(with_units(shown, units if metric == "rmse" else ""))
+    axes.set_title(name, fontweight="bold")
+    axes.grid(visible=True)

@@ -15,13 +15,31 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
-from ml4cube.cube.coordinates import dates_along, find_time_dim
-from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
+from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.plotting.maps import (
+    GAP_COLOR,
+    Scale,
+    check_maps,
+    draw_group,
+    draw_map,
+    new_map_panels,
+)
+from ml4cube.plotting.steps import positions_along, step_name
+from ml4cube.plotting.style import (
+    PART_COLORS,
+    WIDTH,
+    check_axes,
+    figure_of,
+    legend_below,
+    one_panel,
+    style,
+)
 
-PART_COLORS = {"train": "#0072B2", "val": "#E69F00", "test": "#D55E00", "excluded": "#999999"}
 _PART_LABELS = {**PARTS, "excluded": EXCLUDED}
 _ORDER = ("train", "excluded", "val", "test")
-_NO_DATA_HATCH = "////"
+_TIMELINE_HEIGHT = 1.1
+# A label is drawn as the position of its part among the colours.
+_PARTS_SCALE = Scale(ListedColormap(list(PART_COLORS.values())), -0.5, len(PART_COLORS) - 0.5)
 
 
 def split_map(
@@ -31,6 +49,7 @@ def split_map(
     aggregated: bool = False,
     valid: xr.DataArray | None = None,
     title: str = "Split",
+    ax: Sequence[Axes] | None = None,
 ) -> Figure:
     """Draw the parts over time, and maps of single steps or of all steps together.
 
@@ -49,6 +68,8 @@ def split_map(
         Cells with a value, along dims of `label`; the others are grey and do not count.
     title : str
         Heading.
+    ax : sequence of matplotlib.axes.Axes, optional
+        Where to draw: one for the bars over time, and one for each map; default: in a new figure.
 
     Returns
     -------
@@ -70,52 +91,60 @@ def split_map(
     label = _label_of(label, "label")
     time = find_time_dim(label.coords.values(), label.dims)
     map_dims = [str(dim) for dim in label.dims if dim != time]
-    steps = _positions(steps, label, time)
+    steps = positions_along(steps, label, time)
     if (steps or aggregated or time is None) and len(map_dims) != 2:
         raise InvalidValueError(
             f"label must have two dims apart from time for maps, got {map_dims}; select one cell "
             "of the others" + ("" if time is None else ", or leave out steps and aggregated")
         )
     cells = _counting_cells(label, valid)
-    # Heading and field of each map, and the part whose percentages it shows; None: labels.
-    maps: list[tuple[str, xr.DataArray, str | None]]
+    maps = _maps_of(cells, time, map_dims, steps, aggregated)
+    grids = check_maps((heading or "label", field) for heading, field, _ in maps)
+    given = check_axes(ax, (time is not None) + len(maps))
+    present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
+    with style():
+        above = 0.0 if time is None else _TIMELINE_HEIGHT
+        bars = any(scale is not _PARTS_SCALE for _, _, scale in maps)
+        panels = given or (
+            new_map_panels(grids, [len(maps)], above, bars)
+            if maps
+            else [one_panel(None, WIDTH, 1.9)]
+        )
+        of_maps = panels[len(panels) - len(maps) :]
+        for axes, grid, (heading, _, scale) in zip(of_maps, grids, maps, strict=True):
+            if scale is _PARTS_SCALE:
+                draw_map(axes, grid, scale)
+                axes.set_title(heading)
+            else:
+                draw_group([axes], [grid], [heading], scale)
+        if time is not None:
+            _draw_timeline(panels[0], cells, time, map_dims)
+        panels[0].set_title(title)
+        _add_legend(panels[-1], present, has_gaps=bool(maps) and valid is not None, own=not given)
+    return figure_of(panels[0])
+
+
+def _maps_of(
+    cells: xr.DataArray, time: str | None, map_dims: list[str], steps: list[int], aggregated: bool
+) -> list[tuple[str, xr.DataArray, Scale]]:
+    """Return the heading, the field and the colours of each map."""
+    labels: dict[str, xr.DataArray] = {}
+    percentages: dict[str, xr.DataArray] = {}
     if time is None:
-        maps = [("", cells, None)]
-    else:
-        maps = [(_step_name(label, time, step), cells.isel({time: step}), None) for step in steps]
-    if time is not None and aggregated:
+        labels[""] = cells
+    elif aggregated:
         greatest, least = cells.max(time), cells.min(time)
         if bool((greatest == least).where(greatest.notnull(), True).all()):
-            maps.insert(0, ("all steps", greatest, None))
+            labels["all steps"] = greatest
         else:
-            maps += [
-                (f"fraction of time in {part}", percentages, part)
-                for part, percentages in _percentages(cells, [time]).items()
-                if (percentages > 0).any()
-            ]
-    heights = [1.5] * (time is not None) + [1.0] * len(maps)
-    figure = Figure(figsize=(8, 0.6 + 1.35 * sum(heights)), layout="constrained")
-    panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
-    panels[0].set_title(title)
-    if time is not None:
-        _draw_timeline(panels.pop(0), cells, time, map_dims)
-    for axes, (heading, field, part) in zip(panels, maps, strict=True):
-        field = field.transpose(*map_dims)
-        if part is None:
-            _draw_parts(axes, field)
-        else:
-            ramp = LinearSegmentedColormap.from_list(part, ["white", PART_COLORS[part]])
-            mesh = draw_field(axes, field, cmap=ramp, vmin=0, vmax=100)
-            figure.colorbar(mesh, ax=axes, label="%", ticks=[0, 50, 100], aspect=10)
-        axes.set_title(heading, fontsize=9, loc="left")
-        # Hatched, to differ from the grey of excluded cells.
-        axes.patch.set(hatch=_NO_DATA_HATCH, edgecolor="white")
-        axes.tick_params(labelbottom=axes is panels[-1])
-        if axes is panels[-1]:
-            axes.set_xlabel(axis_name(field, 1), fontsize=9)
-    present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
-    _legend(figure, present, has_gaps=bool(maps) and valid is not None)
-    return figure
+            percentages = _percentages(cells, [time])
+    labels |= {step_name(cells, str(time), step): cells.isel({time: step}) for step in steps}
+    found = [(heading, _color_index(field), _PARTS_SCALE) for heading, field in labels.items()]
+    for part, field in percentages.items():
+        ramp = LinearSegmentedColormap.from_list(part, ["white", PART_COLORS[part]])
+        if (field > 0).any():
+            found.append((f"fraction of time in {part}", field, Scale(ramp, 0, 100, "%")))
+    return [(heading, field.transpose(*map_dims), scale) for heading, field, scale in found]
 
 
 def split_timeline(
@@ -123,6 +152,7 @@ def split_timeline(
     *,
     valid: xr.DataArray | None = None,
     title: str = "Split over time",
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw the parts over time.
 
@@ -134,6 +164,8 @@ def split_timeline(
         Cells that count, along dims of `label`.
     title : str
         Heading.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; default: in a new figure.
 
     Returns
     -------
@@ -154,7 +186,7 @@ def split_timeline(
     label = _label_of(label, "label")
     if find_time_dim(label.coords.values(), label.dims) is None:
         raise InvalidValueError(f"label must have a time dim, got {label.dims}")
-    return split_map(label, valid=valid, title=title)
+    return split_map(label, valid=valid, title=title, ax=None if ax is None else [ax])
 
 
 def fold_bars(
@@ -162,6 +194,7 @@ def fold_bars(
     *,
     valid: xr.DataArray | None = None,
     title: str = "Cells of each fold",
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw the fraction of cells in each part, for every fold.
 
@@ -173,6 +206,8 @@ def fold_bars(
         Cells that count, along dims of the labels.
     title : str
         Heading.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; default: in a new figure.
 
     Returns
     -------
@@ -203,27 +238,27 @@ def fold_bars(
         label = _label_of(fold, name)
         found = _percentages(_counting_cells(label, valid), label.dims)
         shares[name] = {part: float(share.fillna(0)) for part, share in found.items()}
-    figure = Figure(figsize=(7, 1.3 + 0.36 * len(named)), layout="constrained")
-    axes = figure.add_subplot()
-    rows = np.arange(len(named))
-    left = np.zeros(len(named))
     present = [part for part in _ORDER if any(share[part] for share in shares.values())]
-    for part in present:
-        width = np.array([share[part] for share in shares.values()])
-        bars = axes.barh(
-            rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8
-        )
-        # The number does not fit a smaller bar.
-        numbers = [f"{value:.0f} %" if value >= 5 else "" for value in width]
-        color = "black" if part in ("val", "excluded") else "white"
-        axes.bar_label(bars, numbers, label_type="center", color=color, fontsize=8)
-        left = left + width
-    axes.set(xlim=(0, 100), xlabel="fraction of cells (%)", title=title)
-    axes.set_yticks(rows, list(named))
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    _legend(figure, present, has_gaps=False)
-    return figure
+    check_axes(ax, 1)
+    with style():
+        axes = one_panel(ax, 5.0, 0.9 + 0.28 * len(named))
+        rows = np.arange(len(named))
+        left = np.zeros(len(named))
+        for part in present:
+            width = np.array([share[part] for share in shares.values()])
+            bars = axes.barh(
+                rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8
+            )
+            # The number does not fit a smaller bar.
+            numbers = [f"{value:.0f} %" if value >= 5 else "" for value in width]
+            color = "black" if part == "val" else "white"
+            axes.bar_label(bars, numbers, label_type="center", color=color, fontsize=7)
+            left = left + width
+        axes.set(xlim=(0, 100), xlabel="fraction of cells (%)", title=title)
+        axes.set_yticks(rows, list(named))
+        axes.invert_yaxis()
+        _add_legend(axes, present, has_gaps=False, own=ax is None)
+    return figure_of(axes)
 
 
 def _label_of(fold: xr.DataArray | xr.Dataset, name: str) -> xr.DataArray:
@@ -249,21 +284,6 @@ def _counting_cells(label: xr.DataArray, valid: object) -> xr.DataArray:
     return label.where((bare != 0) & bare.notnull())
 
 
-def _positions(steps: Sequence[int], label: xr.DataArray, time: str | None) -> list[int]:
-    """Return the positions along time; refuse those out of range."""
-    positions = np.asarray(steps)
-    if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
-        raise InvalidTypeError(f"steps must be a list of integers, as [0, 6], got {steps!r}")
-    n = 0 if time is None else label.sizes[time]
-    if beyond := [int(step) for step in positions if not -n <= step < n]:
-        raise InvalidValueError(
-            f"steps must be from 0 to {n - 1}, got {beyond}"
-            if n
-            else f"steps must be left out because the label has no time dim, got {beyond}"
-        )
-    return [int(step) for step in positions]
-
-
 def _percentages(cells: xr.DataArray, dims: Collection[Hashable]) -> dict[str, xr.DataArray]:
     """Return the percentage of the cells along dims in each part; NaN where none counts."""
     known = cells.notnull().sum(dims)
@@ -273,13 +293,12 @@ def _percentages(cells: xr.DataArray, dims: Collection[Hashable]) -> dict[str, x
     }
 
 
-def _draw_parts(axes: Axes, field: xr.DataArray) -> None:
-    """Draw a map of labels, each in the colour of its part."""
-    color_index = xr.full_like(field, np.nan, dtype="float64")
-    for index, part in enumerate(PART_COLORS):
-        color_index = color_index.where(field != _PART_LABELS[part], index)
-    colors = ListedColormap(list(PART_COLORS.values()))
-    draw_field(axes, color_index, cmap=colors, vmin=0, vmax=len(PART_COLORS) - 1)
+def _color_index(field: xr.DataArray) -> xr.DataArray:
+    """Return the position of each cell's part among the colours; NaN where none counts."""
+    index = xr.full_like(field, np.nan, dtype="float64")
+    for position, part in enumerate(PART_COLORS):
+        index = index.where(field != _PART_LABELS[part], position)
+    return index
 
 
 def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[str]) -> None:
@@ -298,31 +317,17 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[st
     axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), ylabel="cells (%)")
     axes.set_yticks([0, 50, 100])
     ticks = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
-    names = [_step_name(cells, time, i) for i in ticks]
+    names = [step_name(cells, time, i) for i in ticks]
     # The hour is written below the day.
     axes.set_xticks(ticks, [name.replace(" ", "\n") if ":" in name else name for name in names])
 
 
-def _step_name(array: xr.DataArray, time: str, step: int) -> str:
-    """Return the date of a step, as precise as tells steps apart; else its value or position."""
-    coord = dates_along(array.coords.values(), time)
-    if coord is None:
-        return f"{array.coords[time].values[step]}" if time in array.coords else f"step {step}"
-    if coord.isnull()[step]:
-        return f"step {step}"
-    dates = {str(date) for date in coord.values[coord.notnull().values][:1000]}
-    to_month, to_day, to_minute, to_second = 7, 10, 16, 19
-    lengths = (to_month, to_day, to_minute) if len(dates) > 1 else (to_day,)
-    length = next((n for n in lengths if len({d[:n] for d in dates}) == len(dates)), to_second)
-    return str(coord.values[step])[:length].replace("T", " ")
-
-
-def _legend(figure: Figure, parts: Sequence[str], *, has_gaps: bool) -> None:
-    no_data = Patch(facecolor=GAP_COLOR, hatch=_NO_DATA_HATCH, edgecolor="white", label="no data")
-    figure.legend(
-        handles=[Patch(color=PART_COLORS[part], label=part) for part in parts]
-        + ([no_data] if has_gaps else []),
-        loc="outside lower center",
-        ncols=5,
-        frameon=False,
-    )
+def _add_legend(axes: Axes, parts: Sequence[str], *, has_gaps: bool, own: bool) -> None:
+    """Draw the colours of parts below a figure of our own, or below the last axes given."""
+    handles = [Patch(color=PART_COLORS[part], label=part) for part in parts]
+    if has_gaps:
+        handles.append(Patch(color=GAP_COLOR, label="no data"))
+    if own:
+        figure_of(axes).legend(handles=handles, loc="outside lower center", ncols=5)
+    else:
+        legend_below(axes, handles=handles, ncols=5)

@@ -216,12 +216,7 @@ class LossPlot(Callback):
         # Imported here: drawing libraries are loaded by those who draw.
         from ml4cube.plotting import loss_curve
 
-        history = loop.history.to_dict()
-        # With validations between steps, several rows belong to one epoch, and all have a step.
-        # Only some have one if this setting was changed when the run was resumed.
-        by = "epoch" if None in history.get("step", [None]) else "step"
-        curves = history["train_loss"], history.get("val_loss")
-        figure = loss_curve(*curves, x=history[by], xlabel=by)
+        figure = loss_curve(loop.history)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(self.path, dpi=150)
 

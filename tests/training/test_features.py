@@ -7,10 +7,10 @@ import time
 from datetime import timedelta
 from functools import partial, reduce
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from matplotlib.figure import Figure
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import (
@@ -28,6 +28,7 @@ from torchmetrics.classification import BinaryAUROC
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
+from ml4cube.plotting import loss_curve
 from ml4cube.training.callbacks import Callback, ModelCheckpoint, RankReport
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.losses import MaskedLoss
@@ -174,17 +175,19 @@ def test_fast_dev_run_tries_everything_and_writes_nothing(several, tmp_path):
 
 def test_losses_are_drawn_by_epoch_where_only_a_later_run_counts_steps(tmp_path, monkeypatch):
     files = {"snapshot_path": tmp_path / "s.pt", "best_model_path": tmp_path / "b.pt"}
-    drawn = {}
+    drawn = []
     monkeypatch.setattr(
-        "ml4cube.plotting.loss_curve", lambda *_, **by: drawn.update(by) or Figure()
+        "ml4cube.plotting.loss_curve",
+        lambda history: drawn.append(loss_curve(history)) or drawn[-1],
     )
     trainer(val=batches(2), epochs=1, **files).train()
     later = {"val": batches(2), "validate_every_steps": 2, "create_loss_plot": True}
     trainer(epochs=2, **later, **files).train()
-    assert drawn["xlabel"] == "epoch"
-    assert None not in drawn["x"]
     trainer(epochs=1, **later, best_model_path=tmp_path / "c.pt").train()
-    assert drawn["xlabel"] == "step"
+    by_epoch, by_step = (figure.axes[0] for figure in drawn)
+    assert by_epoch.get_xlabel() == "epoch"
+    assert np.isfinite(by_epoch.lines[0].get_xdata()).all()
+    assert by_step.get_xlabel() == "step"
 
 
 # ------------------------------------------------------------------------- time limit
