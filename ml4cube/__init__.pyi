@@ -2,12 +2,14 @@
 
 from . import datasets as datasets
 from . import errors as errors
+from . import insights as insights
 from . import postprocessing as postprocessing
 from . import preprocessing as preprocessing
 from . import splits as splits
 from .datasets.multiproc_sampler import MultiProcSampler as MultiProcSampler
 from .datasets.store import open_store as open_store
 from .datasets.xr_dataset import XrDataset as XrDataset
+from .insights import get_insights as get_insights
 from .postprocessing import undo_normalizing as undo_normalizing
 from .postprocessing import undo_standardizing as undo_standardizing
 from .preprocessing import CubeScaler as CubeScaler
