@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.grid import Grid
-from ml4cube.cube.chunks.blocks import file_chunks
+from ml4cube.cube.chunks.blocks import chunk_sizes
 
 
 class WindowReads(NamedTuple):
@@ -19,12 +19,6 @@ class WindowReads(NamedTuple):
     chunks_per_window: float
     most_chunks_per_window: float
     read_amplification: float
-
-
-def chunk_sizes(variable: xr.Variable) -> dict[str, int]:
-    """Return the largest chunk along each dim: of the file, else of dask; none in memory."""
-    in_dask = {str(dim): max(chunks) for dim, chunks in variable.chunksizes.items()}
-    return file_chunks(variable) or in_dask
 
 
 def window_reads(

@@ -14,10 +14,11 @@ from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.scaling import GROUPS, group_numbers
 from ml4cube.core.sums.fields import Moments
 from ml4cube.core.sums.quantiles import Histogram
+from ml4cube.cube.chunks.blocks import chunk_sizes
 from ml4cube.cube.coordinates import dates_along, is_category
 from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
-from ml4cube.insights.chunks import chunk_sizes, window_reads
+from ml4cube.insights.chunks import window_reads
 from ml4cube.insights.classes import class_fractions
 from ml4cube.insights.sums import Floats, Pair, VariableSums, sum_up
 from ml4cube.preprocessing.statistics import chosen_variables
