@@ -29,7 +29,7 @@ Box = dict[str, slice]
 #: Variables of a filler's reader: the values, and flags and weights of cells.
 VALUES, ALLOWED, USED, SCORED, WEIGHT = "values", "allowed", "used", "scored", "weight"
 # Cells of a block: many, because blocks that are whole along time cut chunks that are not.
-_BLOCK_CELLS = 2**23
+_BLOCK_CELLS = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,8 @@ class GapFiller:
 
     def hide(self, box: Box) -> NDArray[Any]:
         """Return the values of a block with artificial gaps."""
-        values, hidden, _ = self._with_artificial(box)
+        cells, hidden, *_ = self._with_artificial(box)
+        values = cells[VALUES]
         return self._as_read(np.where(hidden, np.array(np.nan, values.dtype), values))
 
     def flags(self, filled: NDArray[Any], box: Box) -> NDArray[np.uint8]:
@@ -108,39 +109,46 @@ class GapFiller:
         gaps = find_gaps(self.reader.only([VALUES]).read(box)[VALUES])
         return (gaps * np.where(find_gaps(filled), 2, 1)).astype(np.uint8)
 
-    def score(self, method: Method, box: Box) -> PairSums | None:
-        """Return the errors of a block's artificial gaps by the class of their length."""
-        if self.time_dim is not None and (self.artificial.source[box[self.time_dim]] < 0).all():
-            return None
-        values, hidden, lengths = self._with_artificial(box)
-        cells = self._read(box)
+    def score(self, method: Method, box: Box) -> tuple[PairSums, NDArray[np.int64]]:
+        """Return the errors of artificial gaps, and cells in real ones, by length."""
+        cells, hidden, real_lengths, lengths = self._with_artificial(box)
+        values = _with_nan(cells[VALUES])
+        real = np.isnan(values) & cells[ALLOWED]
+        counts = np.bincount(real_lengths[real], minlength=len(LENGTHS))
         scored = hidden & cells[SCORED]
         if not scored.any():
-            return None
-        known = np.where(hidden, np.nan, _with_nan(values))
-        found = method.estimate(known, scored, cells[USED], box)
-        truth, weight = _with_nan(values)[scored], cells[WEIGHT][scored]
-        return PairSums.of(found[scored], truth, weight, lengths[scored], len(LENGTHS))
+            return PairSums.empty(len(LENGTHS)), counts
+        known = np.where(hidden, np.nan, values)
+        found = method.estimate(known, scored, cells[USED], box)[scored]
+        weight, group = cells[WEIGHT][scored], lengths[scored]
+        return PairSums.of(found, values[scored], weight, group, len(LENGTHS)), counts
 
-    def _with_artificial(self, box: Box) -> tuple[NDArray[Any], Flags, NDArray[np.intp]]:
-        """Return the values of a block, its hidden cells, and the classes of lengths of gaps."""
-        if self.time_dim is None:
-            values = self._read(box)[VALUES]
-            return values, np.zeros(values.shape, bool), np.zeros(values.shape, np.intp)
+    def _with_artificial(
+        self, box: Box
+    ) -> tuple[dict[str, NDArray[Any]], Flags, NDArray[np.intp], NDArray[np.intp]]:
+        """Return a block, its hidden cells, and classes of gap lengths without and with them."""
         # steps around the block too, for the lengths of its gaps
-        inner, n = box[self.time_dim], len(self.artificial.source)
-        around = slice(max(inner.start - REACH, 0), min(inner.stop + REACH, n))
-        cells = self._read({**box, self.time_dim: around})
-        values, source = cells[VALUES], self.artificial.source[around]
-        gaps = find_gaps(values)
+        inner = slice(0, 1) if self.time_dim is None else box[self.time_dim]
+        around = slice(max(inner.start - REACH, 0), inner.stop + REACH)
+        source = self.artificial.source[around]
+        cells = self._read(self._at(box, slice(around.start, around.start + len(source))))
+        gaps = find_gaps(cells[VALUES])
         copied = np.zeros_like(gaps)
         for steps in _runs(source):
-            rows = {**box, self.time_dim: slice(source[steps[0]], source[steps[-1]] + 1)}
+            rows = self._at(box, slice(source[steps[0]], source[steps[-1]] + 1))
             copied[steps] = find_gaps(self._read(rows, VALUES)[VALUES])
         hidden = copied & ~gaps & cells[ALLOWED]
-        lengths = length_classes(gaps | hidden)
         part = slice(inner.start - around.start, inner.stop - around.start)
-        return values[part], hidden[part], lengths[part]
+        return (
+            {name: values[part] for name, values in cells.items()},
+            hidden[part],
+            length_classes(gaps)[part],
+            length_classes(gaps | hidden)[part],
+        )
+
+    def _at(self, box: Box, steps: slice) -> Box:
+        """Return a box at other time steps."""
+        return box if self.time_dim is None else {**box, self.time_dim: steps}
 
     def _read(self, box: Box, *names: str) -> dict[str, NDArray[Any]]:
         """Read a block, with an axis for time also without a time dim."""

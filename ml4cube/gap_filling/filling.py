@@ -115,7 +115,8 @@ def fill_gaps(
         method. ``scores``: a Dataset with the dims ``variable`` and ``gap_length`` (all, and by
         the length of the gap along time in steps, real and artificial ones together), of
         ``rmse``, ``mae`` and ``bias`` in the variable's units, weighted by area if it is known;
-        ``count``: cells scored, and ``unpredicted``: hidden cells that the method cannot fill.
+        ``count``: cells scored, ``unpredicted``: hidden cells that the method cannot fill, and
+        ``gaps``: cells in real gaps of that length, which may be weights of the errors.
 
     Raises
     ------
@@ -343,27 +344,30 @@ def _filled(
     return {key: variable.transpose(*array.dims) for key, variable in made.items()}
 
 
-def _score(filler: GapFiller, method: Method, array: xr.DataArray) -> PairSums:
-    """Return the errors on artificial gaps by the class of their length."""
-    total = PairSums.empty(len(LENGTHS))
+def _score(
+    filler: GapFiller, method: Method, array: xr.DataArray
+) -> tuple[PairSums, NDArray[np.int64]]:
+    """Return the errors on artificial gaps, and the cells in real ones, by length."""
+    total, gaps = PairSums.empty(len(LENGTHS)), np.zeros(len(LENGTHS), np.int64)
     for block in filler.blocks(chunk_sizes(array.variable), method.whole):
-        found = filler.score(method, block.slices)
-        if found is not None:
-            total = total.merge(found)
-    return total
+        found, counts = filler.score(method, block.slices)
+        total, gaps = total.merge(found), gaps + counts
+    return total, gaps
 
 
-def _scores(cube: xr.Dataset, sums: Mapping[str, PairSums]) -> xr.Dataset:
+def _scores(cube: xr.Dataset, sums: Mapping[str, tuple[PairSums, NDArray[np.int64]]]) -> xr.Dataset:
     """Return the scores of all variables, over all gaps and by their length."""
-    by_metric: dict[str, list[Any]] = {metric: [] for metric in _METRICS}
-    for found in sums.values():
+    by_metric: dict[str, list[Any]] = {metric: [] for metric in (*_METRICS, "gaps")}
+    for found, gaps in sums.values():
         classes = [
             PairSums(**{key: values[[i]] for key, values in vars(found).items()})
             for i in range(len(LENGTHS))
         ]
         overall = reduce(PairSums.merge, classes)
-        for metric, rows in by_metric.items():
-            rows.append([FORMULAS[metric](one).item() for one in (overall, *classes)])
+        for metric in _METRICS:
+            scores = [FORMULAS[metric](one).item() for one in (overall, *classes)]
+            by_metric[metric].append(scores)
+        by_metric["gaps"].append([gaps.sum(), *gaps])
     units = [str(cube[name].attrs.get("units", "")) for name in sums]
     weights = {
         name: cell_weights("area", cube[name], cube[name], cube.variables)[1] for name in sums
