@@ -232,12 +232,18 @@ def twice(batch):
     return batch[:, :1] * 2
 
 
-def test_a_model_fills_what_it_predicts_and_is_scored_outside_train():
-    pytest.importorskip("torch")
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["function", "module"])
+def test_a_model_fills_what_it_predicts_and_is_scored_outside_train(kind):
+    torch = pytest.importorskip("torch")
+    model = twice
+    if kind == "module":
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(model.weight, 2.0)
     ds = gappy_cube()
     ds["x"] = ds["t"].copy(data=np.random.default_rng(1).normal(size=ds["t"].shape).astype("f4"))
     ds = assign_time_split(ds, 0.5)
-    filled, scores = fill_gaps(ds, "t", twice, predict={"progress": False})
+    filled, scores = fill_gaps(ds, "t", model, predict={"progress": False})
     gaps = ~np.isfinite(ds["t"].values)
     np.testing.assert_allclose(filled["t"].values[gaps], 2 * ds["x"].values[gaps], rtol=1e-6)
     np.testing.assert_array_equal(filled["t"].values[~gaps], ds["t"].values[~gaps])
@@ -248,7 +254,7 @@ def test_a_model_fills_what_it_predicts_and_is_scored_outside_train():
     error = (2 * ds["x"] - ds["t"]).where(scored).weighted(area_weights(ds))
     np.testing.assert_allclose(one["bias"], error.mean(), rtol=1e-5)
     with pytest.warns(UserWarning, match="has no split label"):
-        fill_gaps(ds.drop_vars("split"), "t", twice, predict={"progress": False})
+        fill_gaps(ds.drop_vars("split"), "t", model, predict={"progress": False})
 
 
 @pytest.mark.slow

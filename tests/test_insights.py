@@ -242,6 +242,12 @@ def test_cubes_without_time_without_places_and_without_values():
     plot_insights(found).savefig(io.BytesIO(), dpi=40)
 
 
+def test_a_climatology_may_have_a_dim_of_months():
+    found = get_insights(xr.Dataset({"normal": (("month", "x"), np.arange(24.0).reshape(12, 2))}))
+    assert found["normal_gaps_by_place"].dims == ("month", "x")
+    assert "mean_by_month" not in found
+
+
 def test_the_result_can_be_stored(tmp_path):
     found = get_insights(random_cube(), sample_size={"time": 3})
     found.to_netcdf(tmp_path / "insights.nc")
@@ -259,6 +265,8 @@ def test_what_cannot_be_described_is_refused():
         get_insights(ds, sample_size={"level": 2})
     with pytest.raises(InvalidValueError, match=r"must not be named 'bin'.*rename"):
         get_insights(ds.rename(lat="bin"))
+    with pytest.raises(InvalidValueError, match="must not be named 'month'"):
+        get_insights(ds.assign(normal=("month", np.arange(12.0))))
     with pytest.raises(InvalidValueError, match="must have dims and cells, got 'warm'"):
         get_insights(ds.isel(time=slice(0)))
     with pytest.raises(InvalidValueError, match="at most 6, got 7"):

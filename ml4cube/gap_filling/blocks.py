@@ -27,7 +27,8 @@ from ml4cube.preprocessing.cubes import as_flags, cells_of_part
 
 Box = dict[str, slice]
 #: Variables of a filler's reader: the values, and flags and weights of cells.
-VALUES, ALLOWED, USED, SCORED, WEIGHT = "values", "allowed", "used", "scored", "weight"
+VALUES, ALLOWED, USED = "cell values", "may be filled", "used by climatology"
+SCORED, WEIGHT = "may be scored", "weight of cells"
 # Cells of a block: many, because blocks that are whole along time cut chunks that are not.
 _BLOCK_CELLS = 2**22
 

@@ -173,7 +173,7 @@ class MethodOptions(NamedTuple):
         if not (np.diff(keys) > 0).all():
             raise InvalidValueError(
                 f"method={self.method!r} needs increasing dates along {time_dim!r}; sort them, as "
-                f"with ds.sortby({time_dim!r}), and drop those that repeat"
+                f"with ds.sortby({time_dim!r}), and drop those that repeat or are missing"
             )
         if self.method != "climatology":
             is_linear = self.method == "linear"

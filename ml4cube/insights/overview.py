@@ -15,7 +15,7 @@ from ml4cube.core.scaling import GROUPS, group_numbers
 from ml4cube.core.sums.fields import Moments
 from ml4cube.core.sums.quantiles import Histogram
 from ml4cube.cube.chunks.blocks import chunk_sizes
-from ml4cube.cube.coordinates import dates_along, is_category
+from ml4cube.cube.coordinates import dates_along, find_time_dim, is_category
 from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 from ml4cube.insights.chunks import window_reads
@@ -31,8 +31,8 @@ PROBABILITIES = (0.0, 0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995, 1.0)
 _BINS, _LOWEST, _HIGHEST = 40, 0.005, 0.995
 # Names of the result's own coordinates.
 _COORDS = (
-    "variable", "other_variable", "dim", "probability", "bin", "edge", "class", "month", "season",
-    "units", "long_name",
+    "variable", "other_variable", "dim", "probability", "bin", "edge", "class", "units",
+    "long_name",
 )  # fmt: skip
 # The longest step of each cycle, in days.
 _LONGEST_STEP = {"month": 45.0, "season": 135.0}
@@ -164,16 +164,19 @@ def get_insights(
 
 def _check(cube: xr.Dataset, names: Iterable[str]) -> None:
     """Refuse variables without cells, and names that the result needs for its own coordinates."""
-    for name in names:
-        if not cube[name].size or not cube[name].ndim:
+    arrays = [cube[name] for name in names]
+    for array in arrays:
+        if not array.size or not array.ndim:
             raise InvalidValueError(
-                f"variables must have dims and cells, got {name!r} with {dict(cube[name].sizes)}"
+                f"variables must have dims and cells, got {array.name!r} with {dict(array.sizes)}"
             )
-        if taken := [c for c in (*cube[name].dims, *cube[name].coords) if c in _COORDS]:
-            raise InvalidValueError(
-                f"dims and coordinates must not be named {listed(taken)}, which the result has; "
-                f"rename them, as with ds.rename({taken[0]}='{taken[0]}_')"
-            )
+    used = {str(name) for array in arrays for name in (*array.dims, *array.coords)}
+    cycles = {_cycle(a, find_time_dim(a.coords.values(), a.dims))[0] for a in arrays}
+    if taken := sorted(used & {*_COORDS, *cycles}):
+        raise InvalidValueError(
+            f"dims and coordinates must not be named {listed(taken, 'or')}, which the result has; "
+            f"rename them, as with ds.rename({taken[0]}='{taken[0]}_')"
+        )
 
 
 def _values(found: VariableSums) -> dict[str, Any]:
@@ -240,7 +243,7 @@ def _no_bins() -> tuple[Floats, Floats]:
 
 def _season(found: VariableSums) -> dict[str, Any]:
     """Return the mean of each month or season, and the spread of the steps' means in it."""
-    by, groups = _groups(found)
+    by, groups = _cycle(found.array, found.time_dim)
     if by is None:
         return {}
     means, spreads = [], []
@@ -252,10 +255,9 @@ def _season(found: VariableSums) -> dict[str, Any]:
     return {by: (by, GROUPS[by]), f"mean_by_{by}": (by, means), f"std_by_{by}": (by, spreads)}
 
 
-def _groups(found: VariableSums) -> tuple[str | None, NDArray[Any]]:
+def _cycle(array: xr.DataArray, time_dim: str | None) -> tuple[str | None, NDArray[Any]]:
     """Return the cycle that the time steps show, if any, and the group of each step."""
-    coords = found.array.coords.values()
-    dates = None if found.time_dim is None else dates_along(coords, found.time_dim)
+    dates = None if time_dim is None else dates_along(array.coords.values(), time_dim)
     if dates is not None and dates.size > 1 and not bool(dates.isnull().any()):
         step = np.median(np.abs(np.diff(microseconds(dates)))) / _MICROSECONDS_PER_DAY
         for by, longest in _LONGEST_STEP.items():
