@@ -196,6 +196,18 @@ def test_lazy_cubes_stay_lazy_and_long_blocks_do_not_matter(method, monkeypatch)
     xr.testing.assert_allclose(found.scores, expected.scores)
 
 
+def test_a_fraction_of_the_steps_gets_artificial_gaps():
+    ds = gappy_cube(n=40)
+    all_hidden, some_hidden = (
+        (hide_cells(ds, fraction=f)["t"].isnull() & np.isfinite(ds["t"])).values for f in (1.0, 0.3)
+    )
+    steps = some_hidden.any((1, 2))
+    assert 0 < steps.sum() <= 12  # three of ten stretches of four steps
+    np.testing.assert_array_equal(some_hidden[steps], all_hidden[steps])
+    others = hide_cells(ds, fraction=0.3, seed=1)["t"].isnull() & np.isfinite(ds["t"])
+    assert (some_hidden != others.values).any()
+
+
 def test_levels_are_filled_one_by_one():
     ds = gappy_cube().expand_dims(level=[1.0, 2.0]).copy(deep=True)
     ds["level"].attrs["axis"] = "Z"

@@ -62,8 +62,9 @@ def get_insights(
 ) -> xr.Dataset:
     """Describe what a cube holds: gaps, distribution, season, correlation, range and chunks.
 
-    Each variable is read once, a few blocks at a time, and a sample of at most 2 million cells for
-    each range of autocorrelation. Memory grows with the number of places and of time steps, not
+    Each variable is read once, a few blocks at a time; one with fewer dims than others again beside
+    these, for correlations; and a sample of at most 2 million cells for each range of
+    autocorrelation. Memory grows with the number of places and of time steps, not
     with their product. All cells count, whatever their part.
 
     Parameters
