@@ -77,7 +77,10 @@ def plot_insights(insights: xr.Dataset, variables: str | Iterable[str] | None = 
     _draw_tables(lower, chosen)
     sizes = ", ".join(f"{dim} {insights.sizes[dim]}" for dim in insights["dim"].values)
     figure.suptitle(f"{insights.attrs.get('title', 'Contents of the cube')} ({sizes})", fontsize=9)
-    notes = "Grey: no value at any time. Bands: one standard deviation of the time steps."
+    notes = (
+        "Grey: no value at any time. Bands: one standard deviation of the time steps. "
+        "–: no correlation or no sill; chunks: in memory."
+    )
     if rows < len(known):
         notes += f" Shown are {rows} of {len(known)} variables."
     figure.supxlabel(notes, fontsize=_TINY, color=_GREY)
