@@ -2,12 +2,17 @@
 
 from . import datasets as datasets
 from . import errors as errors
+from . import gap_filling as gap_filling
+from . import insights as insights
 from . import postprocessing as postprocessing
 from . import preprocessing as preprocessing
 from . import splits as splits
 from .datasets.multiproc_sampler import MultiProcSampler as MultiProcSampler
 from .datasets.store import open_store as open_store
 from .datasets.xr_dataset import XrDataset as XrDataset
+from .gap_filling import fill_gaps as fill_gaps
+from .gap_filling import hide_cells as hide_cells
+from .insights import get_insights as get_insights
 from .postprocessing import undo_normalizing as undo_normalizing
 from .postprocessing import undo_standardizing as undo_standardizing
 from .preprocessing import CubeScaler as CubeScaler

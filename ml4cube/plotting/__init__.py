@@ -14,6 +14,7 @@ from ml4cube.plotting.fields import error_maps as error_maps
 from ml4cube.plotting.fields import field_map as field_map
 from ml4cube.plotting.fields import field_maps as field_maps
 from ml4cube.plotting.fields import time_maps as time_maps
+from ml4cube.plotting.insights import plot_insights as plot_insights
 from ml4cube.plotting.losses import loss_curve as loss_curve
 from ml4cube.plotting.scorecards import scorecard_figure as scorecard_figure
 from ml4cube.plotting.spectra import spectrum_plot as spectrum_plot

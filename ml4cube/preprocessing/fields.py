@@ -152,7 +152,7 @@ def _sum_block(
         if steps is not None:
             arrays = [a if a is None else np.take(a, steps, time_axis) for a in arrays]
         moments = Moments.of(arrays[0], axes, *arrays[1:])
-        histogram = None if bins is None else _histogram(axes, bins, *arrays)
+        histogram = None if bins is None else block_histogram(axes, bins, *arrays)
         sums.append((group, moments, histogram))
     return sums
 
@@ -170,14 +170,14 @@ def _steps_by_group(
         yield int(group), None if len(steps) == len(group_of_step) else steps
 
 
-def _histogram(
+def block_histogram(
     axes: tuple[int, ...],
     bins: int,
     values: NDArray[Any],
-    cells: NDArray[Any] | None,
-    weights: NDArray[Any] | None,
+    cells: NDArray[Any] | None = None,
+    weights: NDArray[Any] | None = None,
 ) -> Histogram:
-    """Return the histogram of one group in a block."""
+    """Return the histogram along `axes` of one group in a block."""
     counted = values
     if values.dtype not in (np.float32, np.float64):
         with np.errstate(invalid="ignore", over="ignore"):

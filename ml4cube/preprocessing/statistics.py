@@ -134,7 +134,7 @@ class Statistics(core.Statistics):
             )
         if variables is None and isinstance(ds, xr.DataArray):
             variables = map(str, cube.data_vars)
-        chosen = _chosen(cube, variables, exclude_vars)
+        chosen = chosen_variables(cube, variables, exclude_vars)
         cells, part = cubes.cells_of_part(cube, split)
         options = FieldOptions.of(cube, chosen, reduced_dims, by, weights, len(quantiles) > 0)
         statistics = {}
@@ -205,7 +205,7 @@ def _check_quantiles(quantiles: Sequence[float]) -> None:
             raise InvalidValueError(f"quantiles must be numbers from 0 to 1, got {quantiles!r}")
 
 
-def _chosen(
+def chosen_variables(
     cube: xr.Dataset, variables: Iterable[str] | None, exclude_vars: Iterable[str]
 ) -> list[str]:
     """Return the variables to use, checked before any cell is read."""

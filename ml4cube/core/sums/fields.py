@@ -61,7 +61,7 @@ class Moments(NamedTuple):
         check_real("values", values.dtype)
         kept = tuple(n for axis, n in enumerate(values.shape) if axis not in axes)
         total: Moments | None = None
-        for slab in _slabs(values.shape, axes):
+        for slab in slabs(values.shape, axes):
             where_here = None if where is None else where[slab]
             weights_here = None if weights is None else weights[slab]
             found = _slab_moments(values[slab], axes, where_here, weights_here)
@@ -85,7 +85,7 @@ class Moments(NamedTuple):
         return Moments(*map(np.asarray, merged))
 
 
-def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+def slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     """Cut a block along a summed axis into slabs of a size that is fast to process."""
     size = math.prod(shape)
     entries = size // max(math.prod(shape[axis] for axis in axes), 1)

@@ -26,6 +26,12 @@ def file_chunks(variable: xr.Variable) -> dict[str, int]:
     return {str(dim): int(np.max(sizes)) for dim, sizes in chunks.items()}
 
 
+def chunk_sizes(variable: xr.Variable) -> dict[str, int]:
+    """Return the largest chunk along each dim: of the file, else of dask; none in memory."""
+    in_dask = {str(dim): max(chunks) for dim, chunks in variable.chunksizes.items()}
+    return file_chunks(variable) or in_dask
+
+
 def block_shape(variable: xr.Variable) -> dict[str, int]:
     """Return the shape of the blocks in which an array without dask chunks is read."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
