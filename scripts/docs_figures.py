@@ -1,6 +1,7 @@
 """Make the pictures of docs/figures: from the output of the demo, and of all plots on real data.
 
-The pictures of docs/honest_splits.md come with its numbers, from ``make bench-splits_honesty``.
+The pictures of docs/explanation/honest_splits.md come with its numbers, from
+``make bench-splits_honesty``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from ml4cube.evaluation import evaluate
-from ml4cube.plotting import difference_map, field_map, split_map, time_maps
+from ml4cube.insights import get_insights
+from ml4cube.plotting import difference_map, field_map, plot_insights, split_map, time_maps
 from ml4cube.splits import assign_block_split, assign_time_split, leakage_report
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
@@ -39,8 +41,15 @@ def open_ocean() -> xr.DataArray:
     return sst.where(sst != 0)
 
 
+def open_sea() -> xr.Dataset:
+    """Open monthly sea surface temperatures along the equator."""
+    return xr.open_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc")[
+        ["surface_temperature"]
+    ]
+
+
 def plots() -> dict[str, Callable[[], Figure]]:
-    """Return what draws each picture of docs/plotting.md."""
+    """Return what draws each picture of docs/how_to/plotting.md and insights.md."""
     air = open_air()
     cube = air.to_dataset(name="air")
     blocks = {"latitude": 8, "longitude": 8, "time": 40}
@@ -67,6 +76,9 @@ def plots() -> dict[str, Callable[[], Figure]]:
         "split": lambda: split_map(in_blocks, steps=[0, 80, 160], title="Blocks in space and time"),
         "leakage": leakage_report(in_blocks, var="air").plot,
         "scorecard": card.plot,
+        "insights": lambda: plot_insights(
+            get_insights(open_sea(), sample_size={"time": 12, "latitude": 6, "longitude": 6})
+        ),
     }  # fmt: skip
 
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_choice, names_of
 from ml4cube.cube.coordinates import role_of
-from ml4cube.plotting.fields import axis_name, draw_field
+from ml4cube.plotting.maps import Scale, check_maps, draw_map
+from ml4cube.plotting.style import BLUE, ORANGE, label_of, new_figure, style
 
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "0.4"
+_GREY = "0.4"
 # Variables on a page, and bars of classes in a panel.
 _MOST_VARIABLES, _MOST_BARS = 6, 6
 _SMALL, _TINY = 7, 6
@@ -62,9 +63,16 @@ def plot_insights(insights: xr.Dataset, variables: str | Iterable[str] | None = 
     if len(names) > _MOST_VARIABLES:
         raise InvalidValueError(f"variables must be at most {_MOST_VARIABLES}, got {len(names)}")
     chosen = insights.sel(variable=names, other_variable=names)
+    with style():
+        return _draw_page(insights, chosen, len(known) - len(names))
+
+
+def _draw_page(insights: xr.Dataset, chosen: xr.Dataset, n_others: int) -> Figure:
+    """Draw the chosen variables; so many others are not shown."""
+    names = [str(name) for name in chosen["variable"].values]
     rows = len(names)
     heights = [1.55 * rows + 0.2, 0.24 * rows + 0.75]  # in inches: at most those of A4
-    figure = Figure(figsize=(8.27, sum(heights) + 0.45), layout="constrained")
+    figure = new_figure(8.27, sum(heights) + 0.45)
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
     panels = upper.subplots(rows, 4, squeeze=False, width_ratios=[1.6, 1.1, 1.0, 1.0])
     for row, name in zip(panels, names, strict=True):
@@ -81,8 +89,8 @@ def plot_insights(insights: xr.Dataset, variables: str | Iterable[str] | None = 
         "Grey: no value at any time. Bands: one standard deviation of the time steps. "
         "–: no correlation or no sill; chunks: in memory."
     )
-    if rows < len(known):
-        notes += f" Shown are {rows} of {len(known)} variables."
+    if n_others:
+        notes += f" Shown are {rows} of {rows + n_others} variables."
     figure.supxlabel(notes, fontsize=_TINY, color=_GREY)
     return figure
 
@@ -103,21 +111,25 @@ def _draw_gap_map(figure: Any, axes: Axes, one: xr.Dataset, name: str) -> None:
         return
     percent = 100 * _mean_over_levels(gaps)
     if percent.ndim == 1:
-        axes.plot(_numbers(percent, str(percent.dims[0])), percent, color=_BLUE, lw=1)
+        axes.plot(_numbers(percent, str(percent.dims[0])), percent, color=BLUE, lw=1)
         axes.set(ylim=(0, _top(percent.values)), ylabel="gaps (%)")
-        axes.set_xlabel(axis_name(percent, 0), fontsize=_SMALL)
+        dim = str(percent.dims[0])
+        axes.set_xlabel(label_of(percent[dim]) or dim, fontsize=_SMALL)
         _tidy(axes)
         return
     partly = percent.where(percent < 100)  # the others are grey
-    mesh = draw_field(axes, partly, cmap="YlGnBu", vmin=0, vmax=_top(partly.values))
-    mesh.set_rasterized(True)
-    _set_aspect(axes, percent)
+    (grid,) = check_maps([(name, partly)])
+    mesh = draw_map(axes, grid, Scale("YlGnBu", 0.0, _top(partly.values), "gaps (%)"))
+    if grid.aspect is None:
+        axes.set_box_aspect(0.6)
     has_scale = bool((partly > 0).any())
-    note = "" if has_scale else "\nno other gaps" if bool(partly.isnull().any()) else "\nno gaps"
-    axes.set_xlabel(axis_name(percent, 1) + note, fontsize=_SMALL)
-    axes.yaxis.label.set_fontsize(_SMALL)
+    if not has_scale:
+        has_other_gaps = bool(partly.isnull().any())
+        note = "no other gaps" if has_other_gaps else "no gaps"
+        axes.set_xlabel("\n".join(filter(None, (axes.get_xlabel(), note))))
     axes.tick_params(labelsize=_TINY)
     for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_fontsize(_SMALL)
         axis.get_offset_text().set_fontsize(_TINY)
     if not has_scale:
         return
@@ -141,21 +153,6 @@ def _top(values: NDArray[Any]) -> float:
     return max(1.05 * float(np.percentile(known, 99.5)), 1.0) if known.size else 1.0
 
 
-def _set_aspect(axes: Axes, field: xr.DataArray) -> None:
-    """Draw a kilometre, or a cell, as long along both axes; a narrow band stays visible."""
-    coords = [field.coords.get(dim) for dim in field.dims]
-    units = [None if coord is None else coord.attrs.get("units") for coord in coords]
-    height, width = (
-        float(n) if coord is None or coord.dtype.kind not in "fiu" else float(np.ptp(coord.values))
-        for n, coord in zip(field.shape, coords, strict=True)
-    )
-    if coords[0] is not None and role_of(coords[0]) == "latitude":
-        width *= float(np.cos(np.deg2rad(np.mean(coords[0].values))))
-    elif units[0] != units[1]:
-        return
-    axes.set_box_aspect(float(np.clip(height / (width or 1.0), 0.25, 1.2)))
-
-
 def _draw_gaps_in_time(axes: Axes, one: xr.Dataset, name: str) -> None:
     """Draw the gaps of each time step, in percent."""
     gaps = one.get(f"{name}_gaps_by_time")
@@ -167,8 +164,8 @@ def _draw_gaps_in_time(axes: Axes, one: xr.Dataset, name: str) -> None:
     if not percent.any():
         _leave_empty(axes, "no gaps")
         return
-    axes.fill_between(x, percent, step="mid", color=_BLUE, alpha=0.25, lw=0, rasterized=True)
-    axes.step(x, percent, where="mid", color=_BLUE, lw=0.8, rasterized=True)
+    axes.fill_between(x, percent, step="mid", color=BLUE, alpha=0.25, lw=0, rasterized=True)
+    axes.step(x, percent, where="mid", color=BLUE, lw=0.8, rasterized=True)
     axes.set(ylim=(0, _top(percent)), ylabel="gaps (%)")
     if x.dtype.kind == "M":
         locator: Any = AutoDateLocator(minticks=2, maxticks=5)  # type: ignore[no-untyped-call]
@@ -205,11 +202,11 @@ def _draw_values(axes: Axes, one: xr.Dataset) -> None:
     if not np.isfinite(edges).all():
         _leave_empty(axes, "no value")
         return
-    axes.stairs(100 * one["histogram"].values, edges, fill=True, color=_BLUE, alpha=0.55)
+    axes.stairs(100 * one["histogram"].values, edges, fill=True, color=BLUE, alpha=0.55)
     median = float(one["quantile"].sel(probability=0.5))
-    axes.axvline(median, color=_ORANGE, lw=1)
+    axes.axvline(median, color=ORANGE, lw=1)
     axes.set(xlim=(edges[0], edges[-1]), ylabel="cells (%)")
-    axes.set_xlabel(f"median {median:.4g}", fontsize=_SMALL, color=_ORANGE)
+    axes.set_xlabel(f"median {median:.4g}", fontsize=_SMALL, color=ORANGE)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     _tidy(axes)
 
@@ -225,7 +222,7 @@ def _draw_classes(axes: Axes, one: xr.Dataset) -> None:
         names.append(f"{rest} others")
         percent.append(100 - sum(percent))
     rows = np.arange(len(names))
-    bars = axes.barh(rows, percent, color=_BLUE, alpha=0.55)
+    bars = axes.barh(rows, percent, color=BLUE, alpha=0.55)
     axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=_TINY)
     axes.set_yticks(rows, [textwrap.shorten(name, 16, placeholder="…") for name in names])
     axes.invert_yaxis()
@@ -242,8 +239,8 @@ def _draw_season(axes: Axes, one: xr.Dataset) -> None:
             continue
         x = np.arange(mean.size)
         spread = one[f"std_by_{by}"].values
-        axes.fill_between(x, mean - spread, mean + spread, color=_BLUE, alpha=0.25, lw=0)
-        axes.plot(x, mean, color=_BLUE, lw=1.2, marker="o", ms=2)
+        axes.fill_between(x, mean - spread, mean + spread, color=BLUE, alpha=0.25, lw=0)
+        axes.plot(x, mean, color=BLUE, lw=1.2, marker="o", ms=2)
         axes.set_xticks(x, names or mean[by].values.tolist())
         units = str(one["units"].item())
         axes.set_ylabel("mean" if units in ("", "1") else f"mean ({units})")
@@ -273,8 +270,8 @@ def _draw_tables(figure: Any, insights: xr.Dataset) -> None:
     ][len(names) == 1 :]
     widths = [len(columns) + 1 for _, columns, *_ in tables]
     panels = figure.subplots(1, len(tables), squeeze=False, width_ratios=widths, sharey=True)[0]
-    for axes, (title, columns, values, style, is_colored) in zip(panels, tables, strict=True):
-        _draw_table(axes, columns, values, style, is_colored)
+    for axes, (title, columns, values, form, is_colored) in zip(panels, tables, strict=True):
+        _draw_table(axes, columns, values, form, is_colored)
         axes.set_title(title, fontsize=8, loc="left", fontweight="bold")
     panels[0].set_yticks(range(len(names)), names)
     if window := insights.attrs.get("sample_size"):
