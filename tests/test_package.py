@@ -1,8 +1,12 @@
 """The package as a whole: light to import, plain about what it needs, tidy examples."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -57,3 +61,44 @@ for module in {modules}:
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_examples_are_short(example):
     assert len(example.read_text().splitlines()) <= 80
+
+
+@pytest.mark.slow
+def test_a_wheel_of_the_sdist_runs_what_the_readme_says_first(tmp_path):
+    pytest.importorskip("setuptools", "77")
+    project, made, site = (tmp_path / name for name in ("project", "made", "site"))
+    shutil.copytree(ROOT / "ml4cube", project / "ml4cube")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, project)
+
+    def run(folder, code, *args, **environment):
+        command = [sys.executable, "-P", "-c", code, *map(str, args)]
+        done = subprocess.run(
+            command, cwd=folder, env=os.environ | environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    build = (
+        "import sys; from setuptools import build_meta as backend\n"
+        "getattr(backend, sys.argv[1])(sys.argv[2])"
+    )
+    run(project, build, "build_sdist", made)
+    with tarfile.open(next(made.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path / "sdist", filter="data")
+    (unpacked,) = (tmp_path / "sdist").iterdir()
+    run(unpacked, build, "build_wheel", made)
+    with zipfile.ZipFile(next(made.glob("*.whl"))) as archive:
+        archive.extractall(site)
+    assert "ml4cube = ml4cube.cli.main:main" in next(site.glob("*/entry_points.txt")).read_text()
+    assert (site / "ml4cube" / "py.typed").exists()
+    # what the wheel lacks is missing here, because the installed package comes after it
+    for source in (ROOT / "ml4cube").rglob("*.py"):
+        assert (site / source.relative_to(ROOT)).exists()
+    script = (ROOT / "docs/tutorials/quickstart.md").read_text().split("```python\n")[1]
+    run(tmp_path, script.partition("```")[0], PYTHONPATH=str(site))
+    main = "from ml4cube.cli.main import main; import ml4cube, sys; print(ml4cube.__file__); main()"
+    first = next(x for x in (ROOT / "README.md").read_text().splitlines() if "ml4cube split" in x)
+    told = run(tmp_path, main, *first.split()[1:], PYTHONPATH=str(site))
+    assert str(site) in told
+    assert (tmp_path / "split.json").exists()
