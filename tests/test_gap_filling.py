@@ -309,3 +309,31 @@ def test_what_cannot_be_filled_is_refused():
         fill_gaps(ds, fraction=0)
     with pytest.raises(InvalidValueError, match="mask has the dim 'x'"):
         fill_gaps(ds, mask=xr.DataArray([True], dims="x"))
+
+
+@pytest.mark.filterwarnings("ignore:.*artificial")  # too few steps for one
+@pytest.mark.parametrize("dim", ["time", "record"])
+def test_dates_need_not_be_the_index_of_the_time_dim(dim):
+    days = np.array(["2000-01-01", "2000-01-02", "2000-01-11"], "M8[ns]")
+    ds = xr.Dataset({"t": (dim, [0.0, np.nan, 10.0])}, {"time": (dim, days)})
+    assert fill_gaps(ds).cube.t.values.tolist() == [0, 1, 10]
+
+
+def test_cells_as_far_away_as_the_last_neighbour_count_too():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(3, 20, 20))
+    values[rng.random(values.shape) < 0.4] = np.nan
+    ds = xr.Dataset({"t": (("time", "y", "x"), values)}, {"time": np.arange(3)})
+    filled = fill_gaps(ds, method="spatial").cube.t
+    mirrored = fill_gaps(ds.isel(x=slice(None, None, -1)), method="spatial").cube.t
+    np.testing.assert_allclose(mirrored.values[:, :, ::-1], filled.values)
+
+
+def test_scores_say_how_cells_are_weighted_and_what_cannot_be_filled_is_refused():
+    values = np.random.default_rng(0).normal(size=(12, 4))
+    values[3:5, 1] = np.nan
+    coords = {"time": np.arange(12), "lat": np.arange(4.0)}
+    ds = xr.Dataset({"t": (("time", "lat"), values)}, coords)
+    assert fill_gaps(ds).scores.attrs["weights"] == "t: area of the bands of lat"
+    with pytest.raises(InvalidTypeError, match=r"floating-point numbers, the cube has \['t'\]"):
+        fill_gaps(ds.fillna(0).astype(int))

@@ -303,3 +303,43 @@ def test_real_cubes(name):
         assert one["pairs"][0] == cells.notnull().sum()
         figure = plot_insights(found)
         figure.savefig(io.BytesIO(), dpi=40)
+
+
+def test_coordinates_along_several_dims_are_kept_where_all_are():
+    starts = np.datetime64("2000-01-01", "ns") + np.arange(5) * np.timedelta64(1, "D")
+    leads = np.arange(3) * np.timedelta64(1, "D")
+    coords = {"init_time": starts, "lead_time": leads, "lat": np.arange(4.0)}
+    coords["valid_time"] = (("init_time", "lead_time"), starts[:, None] + leads)
+    values = np.random.default_rng(0).normal(size=(5, 3, 4))
+    found = get_insights(xr.Dataset({"t": (("init_time", "lead_time", "lat"), values)}, coords))
+    assert found["mean"].item() == pytest.approx(values.mean(), rel=1e-2)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e17, 9.96921e36])
+def test_equal_values_have_one_full_bin(value):
+    found = get_insights(xr.Dataset({"t": (("time", "x"), np.full((4, 5), value))}))
+    assert found["mean"].item() == pytest.approx(value)
+    assert sorted(found["histogram"].values.ravel())[-1] == 1
+
+
+def test_names_of_the_result_are_refused_before_the_work():
+    ds = xr.Dataset({"z": (("time", "range"), np.zeros((4, 5)))}, {"range": np.arange(5.0)})
+    with pytest.raises(InvalidValueError, match="must not be named 'range'"):
+        get_insights(ds)
+
+
+def test_large_integers_name_their_classes_whole():
+    days = np.random.default_rng(0).integers(20200101, 20200104, (24, 6))
+    found = get_insights(xr.Dataset({"d": (("time", "x"), days)}))
+    assert set(found["class_name"].values.ravel()) == {"20200101", "20200102", "20200103"}
+
+
+def test_a_page_shows_the_places_of_a_curvilinear_grid_with_levels_last():
+    lat, lon = np.meshgrid(np.linspace(50, 60, 6), np.linspace(0, 10, 7), indexing="ij")
+    values = np.random.default_rng(0).normal(size=(24, 6, 7, 3))
+    values[:, 2, 3] = np.nan
+    values[3, 4, 5] = np.nan
+    coords = {"lat": (("y", "x"), lat), "lon": (("y", "x"), lon)}
+    found = get_insights(xr.Dataset({"t": (("time", "y", "x", "depth"), values)}, coords))
+    mesh = plot_insights(found).axes[0].collections[0]
+    assert mesh.get_array().shape == (6, 7)

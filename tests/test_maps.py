@@ -563,3 +563,12 @@ def test_axes_of_cartopy_keep_their_projection(cartopy):
 def test_what_cannot_be_drawn_is_refused(draw, error, says):
     with pytest.raises(error, match=says):
         draw()
+
+
+def test_colours_of_half_precision_do_not_overflow():
+    field = xr.DataArray(np.array([[-60000, 60000], [30000, -30000]], "f2"), dims=["lat", "lon"])
+    colors = []
+    for dtype in ("f2", "f8"):
+        mesh = field_map(field.astype(dtype)).axes[0].collections[0]
+        colors.append(mesh.to_rgba(mesh.get_array()))
+    np.testing.assert_array_equal(*colors)

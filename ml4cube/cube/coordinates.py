@@ -124,6 +124,29 @@ def _is_time_without_dates(dim: Any, index: Any) -> bool:
     return index is not None and index.dtype.kind in "fiu" and _by_cf("time", index.attrs)
 
 
+def map_dims(array: Any, time_dim: str | None) -> tuple[str, ...]:
+    """Return the dims of a map: of latitude and longitude, else neither time nor vertical."""
+    places = latitude_and_longitude(array, time_dim)
+    if places is not None:
+        return tuple(d for d in map(str, array.dims) if any(d in coord.dims for coord in places))
+    return tuple(
+        dim
+        for dim in map(str, array.dims)
+        if dim != time_dim
+        and not is_category(dim, array.coords.get(dim))
+        and (dim not in array.coords or role_of(array[dim]) != "vertical")
+    )
+
+
+def latitude_and_longitude(array: Any, time_dim: str | None) -> tuple[Any, Any] | None:
+    """Return latitude and longitude of the places of a variable, or None."""
+    coords = [c for c in array.coords.values() if c.ndim and time_dim not in c.dims]
+    by_role = {role_of(c): c for c in sorted(coords, key=lambda c: c.name in c.dims)}
+    if {"latitude", "longitude"} <= by_role.keys():
+        return by_role["latitude"], by_role["longitude"]
+    return None
+
+
 def dates_along(coords: Iterable[Any], dim: str) -> Any:
     """Return the coordinate of dates that identifies the steps along a dim, or None."""
     dated = [c for c in coords if c.dims == (dim,) and is_time(c)]

@@ -15,14 +15,13 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import find_gaps
-from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.cube.coordinates import find_time_dim, map_dims
 from ml4cube.cube.reader import CubeReader
 from ml4cube.evaluation.cells.climatology import flags_along
 from ml4cube.evaluation.cube_scores import cell_weights
 from ml4cube.evaluation.pair_sums import PairSums
 from ml4cube.gap_filling.artificial import LENGTHS, REACH, ArtificialGaps, Flags, length_classes
 from ml4cube.gap_filling.methods import Floats, Method
-from ml4cube.gap_filling.places import map_dims
 from ml4cube.preprocessing.cubes import as_flags, cells_of_part
 
 Box = dict[str, slice]

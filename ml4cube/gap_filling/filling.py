@@ -250,7 +250,11 @@ def _checked(
             f"variables must hold floating-point numbers, got {wrong[0]!r} of dtype "
             f"{cube[wrong[0]].dtype}, which has no gaps"
         )
-    return cube, [name for name in names if name not in wrong]
+    if not (names := [name for name in names if name not in wrong]):
+        raise InvalidTypeError(
+            f"variables must hold floating-point numbers, the cube has {list(cube.data_vars)}"
+        )
+    return cube, names
 
 
 def _predicted(
@@ -265,10 +269,11 @@ def _predicted(
 
     options = {"keep_gaps": False, **({} if data is not None else {"targets": list(fillers)})}
     predicted = predict_cube(model, cube, data, **{**options, **predict})
-    if missing := [name for name in fillers if name not in predicted]:
+    wanted = {name: set(cube[name].dims) for name in fillers}
+    found = {str(name): set(array.dims) for name, array in predicted.data_vars.items()}
+    if wrong := {name: found.get(name) for name in wanted if found.get(name) != wanted[name]}:
         raise InvalidValueError(
-            f"the model must predict the variables to fill, got {list(predicted.data_vars)} "
-            f"without {missing}"
+            f"the model must predict the variables to fill, with dims {wanted}, got {wrong}"
         )
     readers = {n: CubeReader.of(predicted, [n], f.reader.dims) for n, f in fillers.items()}
     return {n: Predicted((), readers[n], n, f.time_dim) for n, f in fillers.items()}
@@ -379,5 +384,5 @@ def _scores(cube: xr.Dataset, sums: Mapping[str, tuple[PairSums, NDArray[np.int6
             "units": ("variable", units),
             "gap_length": ("gap_length", ["all", *LENGTHS], {"long_name": "time steps of the gap"}),
         },
-        {"weights": "; ".join(weights)},
+        {"weights": "; ".join(f"{name}: {how}" for name, how in weights.items())},
     )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.cube.coordinates import dates_along
 from ml4cube.cube.reader import CubeReader
 from ml4cube.evaluation.cells.climatology import CYCLES, cycle_of, groups_of
 from ml4cube.evaluation.cells.timing import date_keys
@@ -22,6 +23,8 @@ Floats = NDArray[np.float64]
 
 #: Methods by name.
 METHODS = ("linear", "nearest", "climatology", "spatial")
+# Cells of a grid that may be as far away as the last neighbour.
+_TIES = 16
 
 
 class Method(Protocol):
@@ -120,15 +123,17 @@ class Spatial:
             k = min(self.neighbours, int(known.sum()))
             if k == 0:
                 continue
-            found = KDTree(self.points[known]).query(
-                self.points[wanted_fields[i]], k=[*range(1, k + 1)]
+            # more than that, because all cells at the distance of the last one count
+            most = min(k + _TIES, int(known.sum()))
+            distance, index = KDTree(self.points[known]).query(
+                self.points[wanted_fields[i]], k=[*range(1, most + 1)]
             )
-            distance, index = found
+            is_near = distance <= distance[:, k - 1 : k] * (1 + 1e-9)
             if self.is_sphere:
                 distance = 2 * np.arcsin(np.minimum(distance / 2, 1.0))
             # cells at one place count alone
             distance = np.maximum(distance, 1e-9)
-            weight = (distance.min(axis=1, keepdims=True) / distance) ** 2
+            weight = is_near * (distance.min(axis=1, keepdims=True) / distance) ** 2
             near = fields[i][known][index]
             result[i, wanted_fields[i]] = (weight * near).sum(axis=1) / weight.sum(axis=1)
         return result.reshape(values.shape)
@@ -168,7 +173,8 @@ class MethodOptions(NamedTuple):
                 f"method={self.method!r} needs a time dim, {array.name!r} has {array.dims}; use "
                 "'spatial'"
             )
-        dates = array[time_dim]
+        dates = dates_along(array.coords.values(), time_dim)
+        dates = array[time_dim] if dates is None else dates
         keys, _ = date_keys(dates.values)
         if not (np.diff(keys) > 0).all():
             raise InvalidValueError(

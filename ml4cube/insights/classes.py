@@ -27,10 +27,14 @@ def class_fractions(array: xr.DataArray, histogram: Histogram) -> xr.Dataset | N
     return xr.Dataset(
         {
             "class_fraction": ("class", counts / (counts.sum() or math.nan)),
-            "class_name": ("class", [names.get(value, f"{value:g}") for value in values.tolist()]),
+            "class_name": ("class", [names.get(v, _as_text(v)) for v in values.tolist()]),
         },
         {"class": values},
     )
+
+
+def _as_text(value: float) -> str:
+    return str(int(value)) if value.is_integer() else f"{value:g}"
 
 
 def _class_names(array: xr.DataArray) -> dict[float, str]:

@@ -34,6 +34,8 @@ _COORDS = (
     "variable", "other_variable", "dim", "probability", "bin", "edge", "class", "units",
     "long_name",
 )  # fmt: skip
+# Variables of the result in the units of each variable.
+_IN_UNITS = ("mean", "std", "quantile", "bin_edge", "class_name")
 # The longest step of each cycle, in days.
 _LONGEST_STEP = {"month": 45.0, "season": 135.0}
 _MICROSECONDS_PER_DAY = 86_400_000_000
@@ -164,7 +166,7 @@ def get_insights(
 
 
 def _check(cube: xr.Dataset, names: Iterable[str]) -> None:
-    """Refuse variables without cells, and names that the result needs for its own coordinates."""
+    """Refuse variables without cells, and names that the result has itself."""
     arrays = [cube[name] for name in names]
     for array in arrays:
         if not array.size or not array.ndim:
@@ -173,7 +175,7 @@ def _check(cube: xr.Dataset, names: Iterable[str]) -> None:
             )
     used = {str(name) for array in arrays for name in (*array.dims, *array.coords)}
     cycles = {_cycle(a, find_time_dim(a.coords.values(), a.dims))[0] for a in arrays}
-    if taken := sorted(used & {*_COORDS, *cycles}):
+    if taken := sorted(used & {*_COORDS, *_ATTRS, *_IN_UNITS, *cycles}):
         raise InvalidValueError(
             f"dims and coordinates must not be named {listed(taken, 'or')}, which the result has; "
             f"rename them, as with ds.rename({taken[0]}='{taken[0]}_')"
@@ -229,8 +231,10 @@ def _gap_fraction(found: Moments, weight: Any) -> Floats:
 
 def _in_equal_bins(histogram: Histogram, low: float, high: float) -> tuple[Floats, Floats]:
     """Return the fractions of cells in equal bins, and the edges of these."""
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    least = 4 * _BINS * np.spacing(max(abs(low), abs(high)))
+    if high - low <= least:
+        half = max(0.5, least)
+        low, high = low - half, high + half
     used = ~np.isnan(histogram.edges)
     counts = histogram.counts[used]
     centers = histogram.edges[used] + histogram.width / 2
@@ -339,10 +343,12 @@ def _like(
     array: xr.DataArray, dims: list[str], values: Floats, attrs: Mapping[str, str]
 ) -> xr.DataArray:
     """Return values along some dims of an array, with its coordinates along them."""
-    others = {dim: 0 for dim in array.dims if dim not in dims}
-    along = array.isel(others, drop=True).transpose(*dims)
-    scalars = [name for name, coord in along.coords.items() if not coord.ndim]
-    return xr.DataArray(values, along.drop_vars(scalars).coords, dims, attrs=attrs)
+    coords = {
+        name: coord
+        for name, coord in array.coords.items()
+        if coord.ndim and set(coord.dims) <= set(dims)
+    }
+    return xr.DataArray(values, coords, dims, attrs=attrs)
 
 
 def _documented(

@@ -49,7 +49,7 @@ class MapGrid:
     @classmethod
     def of(cls, field: xr.DataArray) -> MapGrid:
         """Find the cells of a field of two dims, by its coordinates."""
-        field = _upright(field)
+        field = _upright(field.astype(np.float64))  # float16 overflows in matplotlib
         y, x = (_along(field, dim) for dim in field.dims)
         curved = None if _side(x) and _side(y) else _curvilinear(field)
         if curved:

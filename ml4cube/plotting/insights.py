@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_choice, names_of
-from ml4cube.cube.coordinates import role_of
+from ml4cube.cube.coordinates import map_dims
 from ml4cube.plotting.maps import Scale, check_maps, draw_map
 from ml4cube.plotting.style import BLUE, ORANGE, label_of, new_figure, style
 
@@ -140,11 +140,9 @@ def _draw_gap_map(figure: Any, axes: Axes, one: xr.Dataset, name: str) -> None:
 
 def _mean_over_levels(field: xr.DataArray) -> xr.DataArray:
     """Return the mean over all dims but two: latitude by longitude, else the last two."""
-    roles = {role_of(field[dim]): dim for dim in field.dims if dim in field.coords}
-    geographic = [roles.get("latitude"), roles.get("longitude")]
-    kept = list(field.dims[-2:]) if None in geographic else geographic
+    kept = map_dims(field, None)[-2:] or field.dims[-2:]
     others = [dim for dim in field.dims if dim not in kept]
-    return field.mean(others, keep_attrs=True).transpose(*kept)
+    return field.mean(others, keep_attrs=True)
 
 
 def _top(values: NDArray[Any]) -> float:

@@ -55,7 +55,7 @@ class Scale:
         colors: str = DIVERGING,
     ) -> Scale:
         """Return a scale with robust limits, the same for all maps, symmetric about a center."""
-        flat = [np.ravel(grid.values).astype(np.float64) for grid in grids]
+        flat = [np.ravel(grid.values) for grid in grids]
         values = np.concatenate([np.empty(0), *flat])
         values = values[np.isfinite(values)]
         if not values.size:
