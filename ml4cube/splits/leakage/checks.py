@@ -31,6 +31,8 @@ _NEARLY_ALL = 0.95
 # If values were filled forward, the fraction of unchanged held-out cells exceeds that of train
 # cells by more than this.
 _MAX_CARRIED = 0.02
+# Most test cells at the location of a train cell: those of a pole, or of a fold of the grid.
+_MAX_SAME = 0.02
 # A test part that is so many times nearer to train than the deployment, or farther, is another
 # task. In synthetic fields, blocks beyond this factor promise 1.2 to 1.8 times the true error, and
 # random cells are within a tenth of 1 in 20 of 20 draws.
@@ -244,6 +246,20 @@ class Checks:
             for name, values in curves.items():
                 meaning = f"median distance to the nearest train {nearest[domain]}"
                 self.row(f"{name}, {domain}", float(np.median(values)), unit, meaning)
+        self._same_places({d: next(iter(curves.values())) for d, (_, curves) in by_domain.items()})
+
+    def _same_places(self, found: dict[str, NDArray[np.float64]]) -> None:
+        """Judge test cells at the location of a train cell, as at poles and folds of a grid."""
+        if len({values.size for values in found.values()}) != 1 or "space" not in found:
+            return  # not measured, or not of the same cells
+        fraction = float(np.logical_and.reduce([values == 0 for values in found.values()]).mean())
+        unit, meaning = f"fraction of {self.part} cells", "at the location and time of a train cell"
+        status = "ok"
+        if fraction and not self.rows["shared cells"]["found"]:
+            status = "leak" if fraction > _MAX_SAME else "warning"
+            text = f"{percent(fraction)} of the {self.part} cells are {meaning}"
+            (self.leaks if status == "leak" else self.warnings).append(text)
+        self.row("cells at train locations", fraction, unit, meaning, _MAX_SAME, status)
 
     def deployment(
         self,
