@@ -8,6 +8,7 @@ from typing import Any
 
 import xarray as xr
 
+from ml4cube.core.display import Summarized, Summary
 from ml4cube.core.errors import check_choice
 
 _METHODS = ("block", "time", "region", "rand")
@@ -38,7 +39,7 @@ def _method(module: str, name: str, position: int = 0) -> Callable[..., Any]:
 
 
 @xr.register_dataset_accessor("ml4cube")  # type: ignore[no-untyped-call]
-class CubeAccessor:
+class CubeAccessor(Summarized):
     """The functions of ml4cube that take a cube, as methods of a Dataset.
 
     `split` calls one of the functions ``assign_<method>_split`` of `ml4cube.splits`; `leakage`,
@@ -63,6 +64,10 @@ class CubeAccessor:
 
     def __init__(self, ds: xr.Dataset) -> None:
         self._ds = ds
+
+    def _summary(self) -> Summary:
+        methods = [name for name in dir(self) if not name.startswith("_")]
+        return Summary(facts={"Cube": dict(self._ds.sizes), "Methods": methods})
 
     def split(self, method: str = "block", /, *args: Any, **kwargs: Any) -> xr.Dataset:
         """Return the cube with a label of its train, validation and test part.

@@ -40,11 +40,11 @@ from ml4cube.training.state import History
 from tests.cubes import no_compute
 from tests.samplestores import paths, write_store
 
-API = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+API = (Path(__file__).parent.parent / "docs/reference/api.md").read_text()
 
 
 def public_classes() -> list[type]:
-    """All classes that docs/api.md publishes, with the classes that its modules list."""
+    """All classes that docs/reference/api.md publishes, with the classes that its modules list."""
     found = {}
     entry = r"\.\. auto(module|class):: (ml4cube[\w.]*)(\n   :imported-members:)?"
     for kind, name, imported in re.findall(entry, API):
@@ -341,16 +341,19 @@ def test_text_is_aligned_and_cut():
         "Names: a, b, c, d, e, f, g, h, i, j, k, … (14 in all)\n"
         "Inner: an inner one\n"
         "Table:\n"
-        "    name      n\n"
-        "    v0        1\n"
-        "    v1       10\n"
-        "    v2      100\n"
-        "    v3    1,000\n"
-        "    …         …\n"
-        "    v26   1e+26\n"
-        "    v27   1e+27\n"
-        "    v28   1e+28\n"
-        "    v29   1e+29"
+        "    name       n\n"
+        "    v0         1\n"
+        "    v1        10\n"
+        "    v2       100\n"
+        "    v3     1,000\n"
+        "    v4    10,000\n"
+        "    …          …\n"
+        "    v24    1e+24\n"
+        "    v25    1e+25\n"
+        "    v26    1e+26\n"
+        "    v27    1e+27\n"
+        "    v28    1e+28\n"
+        "    v29    1e+29"
     )
 
 

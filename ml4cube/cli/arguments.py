@@ -26,8 +26,13 @@ class Argument:
 
     @property
     def is_flag(self) -> bool:
-        """True if the default is True or False."""
-        return isinstance(self.default, bool)
+        """True if the default is True or False, and it is no mapping either."""
+        return isinstance(self.default, bool) and "mapping" not in self.kind
+
+    @property
+    def is_path(self) -> bool:
+        """True if it is a path, which is no YAML."""
+        return self.kind.startswith("path")
 
 
 def arguments_of(function: Callable[..., Any]) -> dict[str, Argument]:

@@ -66,6 +66,8 @@ def make(argument: str, recipe: Any, *first: Any, call: bool = False) -> Any:
         arguments = {name: _nested(argument, v) for name, v in recipe.items() if name != "class"}
         return _made(argument, recipe["class"], arguments, first, call)
     if isinstance(recipe, Mapping):
+        if call:
+            raise InvalidValueError(f"{argument} needs the key 'class', a name, got {recipe!r}")
         return {name: make(argument, one) for name, one in recipe.items()}
     return [make(argument, one) for one in recipe] if isinstance(recipe, list | tuple) else recipe
 

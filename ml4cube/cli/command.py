@@ -22,7 +22,7 @@ from ml4cube.cli.configuration import (
     read_file,
     read_value,
 )
-from ml4cube.cli.files import write_text
+from ml4cube.cli.files import MADE_BY, write_text
 from ml4cube.cli.task import FAILED, WRONG, Task
 from ml4cube.core.errors import (
     CubeError,
@@ -36,7 +36,7 @@ _COMMON = {
     "config": "YAML file of arguments; options and --set have precedence.",
     "set": "One argument, or one key of it: --set overlap.lat=0.5. May be repeated.",
     "print_config": "Write the complete configuration to stdout, and do nothing.",
-    "dry_run": "Check the arguments and write the plan to stdout; make nothing.",
+    "dry_run": "Write the plan to stdout; make nothing, and check only what the plan needs.",
     "json": "Report in JSON.",
     "debug": "Show the traceback of an error.",
 }
@@ -138,8 +138,10 @@ class Command(click.Command):
         given |= dict(zip(self._positional, positional, strict=True))
 
         def keep(path: str, **replaced: Any) -> None:
+            # who uses it again has not asked to replace anything
+            made = {n: v for n, v in given.items() if n not in ("overwrite", "append")}
             if is_main():
-                write_text(path, self._as_yaml({**given, **replaced}, arguments))
+                write_text(path, self._as_yaml({**made, **replaced}, arguments))
 
         report = task.plan() if common["dry_run"] else task.run(keep)
         if not is_main():
@@ -154,9 +156,10 @@ class Command(click.Command):
         self, options: Mapping[str, Any], file: str | None, settings: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, Argument]]:
         """Return the values that are given, and all arguments that apply."""
+        known = self.arguments()
         read = {
             name: read_value(name, value)
-            if isinstance(value, str) and name not in self._positional
+            if isinstance(value, str) and not known[name].is_path
             else value
             for name, value in options.items()
             if value is not None
@@ -175,7 +178,7 @@ class Command(click.Command):
         defaults = {n: None if a.is_required else a.default for n, a in arguments.items()}
         kinds = {n: f"{a.kind}{'; required' * a.is_required}" for n, a in arguments.items()}
         text = as_yaml(str(self.name), {**defaults, **given}, kinds)
-        return f"# made by ml4cube {ml4cube.__version__}\n{text}"
+        return f"{MADE_BY} {ml4cube.__version__}\n{text}"
 
 
 def _common_options() -> Iterator[click.Option]:

@@ -29,6 +29,13 @@ _RESOLVERS = {
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012, PyYAML's own attribute
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Refuse keys that are given twice."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is given twice")
+        return super().construct_mapping(node, deep)
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes what YAML 1.1 or 1.2 would read as something else."""
@@ -99,7 +106,11 @@ def set_value(values: dict[str, Any], setting: str, named: Collection[str]) -> N
         found = inside.get(name)
         if isinstance(found, str) and names[0] in named:
             found = {"class": found}
-        inside[name] = dict(found) if isinstance(found, Mapping) else {}
+        if not isinstance(found, Mapping | None):
+            raise InvalidValueError(
+                f"--set {path}: {name} is {found!r}, which has no keys; give the whole of it"
+            )
+        inside[name] = dict(found or {})
         inside = inside[name]
     inside[last] = read_value(path, text)
 

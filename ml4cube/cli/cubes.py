@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ml4cube.cli.by_name import load, make
 from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import check_known
-from ml4cube.cli.files import check_free, read_text, write_text
+from ml4cube.cli.files import check_free, check_ours, read_text, write_text
 from ml4cube.cli.task import NOTHING, Keep, Report, Task, as_table
 from ml4cube.core.errors import names_of
 
@@ -209,6 +209,8 @@ def sample(
     )
 
     stores = {part: str(target) for part, target in sampler.targets.items()}
+    for store in stores.values():
+        check_ours(f"{store}.yaml")
 
     def run(keep: Keep) -> Report:
         summary = sampler.run()

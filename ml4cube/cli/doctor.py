@@ -168,8 +168,8 @@ def _mixing(target: str) -> Finding:
     """Say how well batches of 32 are mixed by a loader with default arguments."""
     from ml4cube.datasets.pytorch import prep_dataloader
 
-    data = samples_of(target, None)
     try:
+        data = samples_of(target, {"to_pred": None})
         loader = prep_dataloader(data, batch_size=min(32, len(data)))
         report = str(loader.shuffle_report())
     except InvalidValueError as error:

@@ -8,6 +8,9 @@ from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
 from ml4cube.store.folders import Folder
 from ml4cube.store.locations import folder_of
 
+#: How a configuration begins that a command wrote.
+MADE_BY = "# made by ml4cube"
+
 
 def read_text(path: str) -> str:
     """Return the text in a file."""
@@ -27,8 +30,18 @@ def write_text(path: str, text: str) -> None:
         raise StoreError(f"{path} cannot be written: {error}") from error
 
 
+def check_ours(path: str) -> None:
+    """Refuse the path of a configuration where there is a file that no command wrote."""
+    folder, name = _split(path)
+    if folder.size(name) is not None and not read_text(path).startswith(MADE_BY):
+        raise StoreExistsError(
+            f"{path} exists, and no command of ml4cube made it; move it away or choose another path"
+        )
+
+
 def check_free(out: str, overwrite: bool) -> None:
     """Refuse a path for JSON that exists, unless it may be overwritten, or cannot be written."""
+    check_ours(f"{out}.yaml")
     if not str(out).endswith(".json"):
         raise InvalidValueError(f"out must end in .json, got {out!r}")
     folder, name = _split(out)

@@ -12,9 +12,9 @@ from ml4cube.cli.by_name import make
 from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import check_known, read_file
 from ml4cube.cli.cubes import open_cube, read_statistics
-from ml4cube.cli.files import check_free, write_text
+from ml4cube.cli.files import check_free, check_ours, write_text
 from ml4cube.cli.task import NOTHING, Keep, Report, Task
-from ml4cube.core.errors import InvalidTypeError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 
 if TYPE_CHECKING:
     from ml4cube.datasets.pytorch import PTXrDataset
@@ -65,6 +65,7 @@ def train(
     data: Mapping[str, Any] | None = None,
     loader: Mapping[str, Any] | None = None,
     seed: int | None = 42,
+    save_every: int = 1,
     early_stopping: bool | Recipe = True,
     callbacks: Recipe | Sequence[Recipe] = (),
     loggers: Recipe | Sequence[Recipe] = (),
@@ -104,6 +105,8 @@ def train(
         Further arguments of ml4cube.datasets.pytorch.prep_dataloader, such as augment.
     seed : int, optional
         Seed of the initial weights, of dropout, and of loaders without a seed of their own.
+    save_every : int
+        Epochs between snapshots.
     early_stopping : bool, or mapping with class and arguments
         Whether to stop when the validation loss no longer improves.
     callbacks : name, mapping with class and arguments, or list of these
@@ -114,6 +117,7 @@ def train(
     from ml4cube.training.pytorch_distributed import Trainer, ddp_init, dist_train
     from ml4cube.training.seeding import seed_everything
 
+    _check_folder(run, {"model": model, "data": data})
     world = ddp_init()
     train_data = samples_of(train_store, data)
     val_data = None if val_store is None else samples_of(val_store, data)
@@ -135,6 +139,7 @@ def train(
         metrics=make("metrics", metrics),
         scheduler=None if scheduler is None else make("scheduler", scheduler, stepped, call=True),
         seed=seed,
+        save_every=save_every,
         early_stopping=make("early_stopping", early_stopping),
         callbacks=[*(others if isinstance(others, list) else [others]), recorder],
         loggers=make("loggers", loggers),
@@ -207,9 +212,9 @@ def _recorder(run: str, stores: Mapping[str, str | None]) -> Any:
         epochs = 0
         keep: Keep
 
-        def on_train_start(self, loop: Any) -> None:
+        def on_epoch_start(self, loop: Any) -> None:
             """Write it only now: a snapshot of another run would have been refused."""
-            if loop.world.is_main:
+            if loop.world.is_main and not self.epochs:
                 os.makedirs(run, exist_ok=True)
                 self.keep(f"{run}/{CONFIG}", **{n: _absolute(path) for n, path in stores.items()})
 
@@ -217,6 +222,23 @@ def _recorder(run: str, stores: Mapping[str, str | None]) -> Any:
             self.epochs += 1
 
     return Recorder()
+
+
+def _check_folder(run: str, recipes: Mapping[str, Any]) -> None:
+    """Refuse a folder of another model or other data, or one that would lose its weights."""
+    has = {name: os.path.exists(f"{run}/{name}") for name in (CONFIG, BEST, SNAPSHOT)}
+    check_ours(f"{run}/{CONFIG}")
+    if has[BEST] and not has[SNAPSHOT]:
+        raise StoreExistsError(
+            f"{run} has {BEST}, but no {SNAPSHOT} to go on from; delete it or give another --run"
+        )
+    before = read_file(f"{run}/{CONFIG}") if has[CONFIG] and has[SNAPSHOT] else recipes
+    for name, recipe in recipes.items():
+        if before.get(name) != recipe:
+            raise InvalidValueError(
+                f"{run} was trained with {name} {before.get(name)!r}, got {recipe!r}; give another "
+                "--run"
+            )
 
 
 def _absolute(store: str | None) -> str | None:
@@ -265,9 +287,15 @@ def predict(
     if run is not None:
         trained = read_file(f"{run}/{CONFIG}")
         model, weights = model or trained["model"], weights or f"{run}/{BEST}"
-        source = trained["train_store"] if source is None else source
+        if not isinstance(source, str | None):
+            raise InvalidTypeError(
+                "store_or_stats must be a sample store with run, whose features and windows "
+                f"statistics lack, got {store_or_stats}"
+            )
+        source = source or trained["train_store"]
         if isinstance(source, str):
             source = samples_of(source, trained["data"])
+    check_ours(f"{out}.yaml")
     if model is None or weights is None:
         raise InvalidTypeError("predict needs run, or model and weights; see --help")
     ddp_init()
@@ -319,7 +347,7 @@ def evaluate(
     recipe : path or URL, optional
         Recipe of the split label of the truth, as ml4cube split writes it.
     out : path or URL, ending in .json, optional
-        Where to write the scorecard; ml4cube.evaluation.Scorecard.from_json reads it.
+        Where to write the scorecard; ml4cube.evaluation.Scorecard.from_json reads its text.
     overwrite : bool
         Replace a scorecard at out.
     """

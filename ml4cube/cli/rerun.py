@@ -16,7 +16,7 @@ from ml4cube.cli.by_name import make
 from ml4cube.cli.command import Command
 from ml4cube.cli.cubes import read_statistics
 from ml4cube.cli.task import FAILED, Keep, Report, Task
-from ml4cube.core.errors import InvalidValueError, StoreError, prefixed
+from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError, prefixed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,7 +61,7 @@ def rerun(
     """
     from ml4cube.datasets.multiproc_sampler import MultiProcSampler
     from ml4cube.datasets.store import StoreMetadata
-    from ml4cube.store.format import read_manifest
+    from ml4cube.store.format import read_manifest, verify_store
 
     metadata = StoreMetadata.of(store)
     files = read_manifest(store)
@@ -82,10 +82,15 @@ def rerun(
 
     def work(keep: Keep) -> Report:
         with _folder(store, out) as folder:
-            sampler(folder).run()
+            if sampler(folder).run() is None:
+                raise StoreExistsError(f"{folder} has these stores already; give another --out")
             again = read_manifest(f"{folder}/{metadata.part}.zarr")
         differing = sorted(n for n in {*files, *again} if files.get(n) != again.get(n))
         values = {"store": store, "out": out, "files": len(files), "differing": differing}
+        try:
+            verify_store(store)
+        except StoreError as error:
+            return Report(values, f"{store} is damaged, and should be replaced: {error}", FAILED)
         if differing:
             shown = ", ".join(differing[:5])
             text = f"{store}: {len(differing)} of {len(files)} files differ: {shown}"

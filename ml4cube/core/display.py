@@ -16,7 +16,7 @@ from numbers import Integral, Real
 from typing import Any
 
 # Of a text: about how many lines, the most letters of a line, and rows that a table has at least.
-_LINES, _LETTERS, _LEAST_ROWS = 15, 100, 5
+_LINES, _LETTERS, _LEAST_ROWS = 15, 100, 12
 # Most rows of a table in HTML.
 _HTML_ROWS = 100
 # Most names of a list, and letters of an argument.

@@ -31,7 +31,8 @@ def time_dim_of(truth: xr.Dataset) -> str:
     found = find_time_dim(truth.coords.values(), truth.dims)
     if found is None:
         raise InvalidValueError(
-            f"truth must have one time dim, got {[str(dim) for dim in truth.dims]}; name it 'time'"
+            f"truth must have one time dim, got {[str(dim) for dim in truth.dims]}; name it "
+            "'time', or score maps without one with score_cube"
         )
     return found
 

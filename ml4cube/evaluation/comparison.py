@@ -249,8 +249,13 @@ def _warn_of_cells_left_out(card: Scorecard) -> None:
                 f"no cell of {variable!r} can be scored: {card.attrs['scored']} have no value at "
                 "the dates of the prediction; split=None scores all cells"
             )
+        model = str(rows["model"].values[missing.argmax()])
+        if not scored:
+            raise InvalidValueError(
+                f"no cell of {variable!r} can be scored: {model!r} has no value in any cell with a "
+                "truth, as a climatology where a split in space leaves no train cell; leave it out"
+            )
         if most:
-            model = str(rows["model"].values[missing.argmax()])
             warnings.warn(
                 f"{variable!r}: no model is scored where one lacks a value: {model!r} does in "
                 f"{most:,} cells with a truth, {scored:,} are scored; see `unpredicted`",

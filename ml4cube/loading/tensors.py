@@ -535,6 +535,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
             filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
         else:
             filled, advice = self.metadata.invented(options.scored), _SAMPLE_ANEW
+            if self.shifted:  # a fill that was meant for the inputs is in the targets too
+                given = self.metadata.filled
+                filled |= {name: given[name] for name in options.scored if name in given}
         warn_of_filled(
             "weights" if options.weights_variable in filled else "to_pred", filled, advice
         )

@@ -81,8 +81,18 @@ def test_later_ones_win():
     assert file["c"] == {"x": 1, "y": 1}
 
 
-def test_set_replaces_a_number_by_a_mapping():
-    assert merged({"overlap": 0.5}, {}, ["overlap.lat=0.25"], ()) == {"overlap": {"lat": 0.25}}
+def test_set_does_not_drop_what_a_number_said():
+    with pytest.raises(InvalidValueError, match=r"overlap is 0\.5, which has no keys"):
+        merged({"overlap": 0.5}, {}, ["overlap.lat=0.25"], ())
+
+
+def test_keys_given_twice_are_refused(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("seed: 1\nsize: {lat: 2}\nseed: 2\n")
+    with pytest.raises(InvalidValueError, match="'seed' is given twice"):
+        read_file(str(path))
+    with pytest.raises(InvalidValueError, match="'lat' is given twice"):
+        read_value("size", "{lat: 2, lat: 3}")
 
 
 def test_print_config_is_complete_and_read_again(cube):

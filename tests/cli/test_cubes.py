@@ -194,6 +194,23 @@ def test_rerun_gives_the_same_bytes(stores):
     assert sorted(Path().rglob("*")) == before
 
 
+def test_rerun_finds_damage_and_writes_beside_no_other_store(stores):
+    invoke("rerun train.zarr --out again")
+    assert "has these stores already" in invoke("rerun train.zarr --out again", code=2).stderr
+    chunk = next(path for path in Path("train.zarr").rglob("c/**/*") if path.is_file())
+    chunk.write_bytes(bytes([chunk.read_bytes()[0] ^ 1]) + chunk.read_bytes()[1:])
+    assert "train.zarr is damaged" in invoke("rerun train.zarr", code=1).stdout
+
+
+def test_a_stored_configuration_replaces_nothing(stores):
+    assert "overwrite: false" in Path("train.zarr.yaml").read_text()
+    invoke("sample --config train.zarr.yaml --seed 7 --overwrite")
+    assert "overwrite: false" in Path("train.zarr.yaml").read_text()
+    error_of("sample --config train.zarr.yaml --seed 8")
+    Path("stats.json.yaml").write_text("mine\n")
+    assert "no command of ml4cube made it" in error_of("stats cube.zarr --out stats.json")
+
+
 OPTIONS = [
     "--data-split 0.6 --val-split 0.2 --block-size '{time: 3}' --data-fraq 0.7 --rand-chunk",
     "--overlap '{lat: 0.5}' --sample-size '{lat: 2, time: 2}' --drop-nan if_all_nan --bitround 10",

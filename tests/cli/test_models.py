@@ -166,6 +166,29 @@ def test_dry_runs_of_training_make_nothing(run):
     assert after == before
 
 
+@pytest.mark.slow
+def test_a_run_keeps_its_configuration_and_its_weights(run):
+    invoke(f"{TRAIN} --epochs 1 --run run")
+    kept = Path("run/config.yaml").read_text()
+    # nothing is left to train, and another model is refused before that
+    invoke(f"{TRAIN} --epochs 1 --run run", code=3)
+    told = error_of(f"{TRAIN} --epochs 1 --run run --set model.width=8")
+    assert "run was trained with model" in told
+    assert Path("run/config.yaml").read_text() == kept
+    invoke("stats sst.zarr --recipe split.json --out stats.json")
+    told = error_of("predict sst.zarr --run run --store-or-stats stats.json --out x.zarr")
+    assert "must be a sample store with run" in told
+    Path("run/snapshot.pt").unlink()
+    weights = Path("run/best_model.pt").read_bytes()
+    assert "has best_model.pt, but no snapshot.pt" in error_of(f"{TRAIN} --run run")
+    assert Path("run/best_model.pt").read_bytes() == weights
+    Path("mine").mkdir()
+    Path("mine/config.yaml").write_text("# my notes\nrun: mine\n")
+    assert "no command of ml4cube made it" in error_of(f"{TRAIN} --run mine")
+    stopping = "--early-stopping '{class: EarlyStopping, patience: 3}'"
+    assert "parameters" in invoke(f"{TRAIN} --run 0123 {stopping} --dry-run").stdout
+
+
 WRONG = [
     ("--model my_models:NextMont", "has no 'NextMont'; did you mean 'NextMonth'"),
     ("--model NextMonth", "a name must be module:name"),

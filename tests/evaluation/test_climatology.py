@@ -113,3 +113,13 @@ def test_invalid_climatologies():
     numbers = truth.assign_coords(time=np.arange(72))
     with pytest.raises(InvalidValueError, match="climatology='month' needs dates along 'time'"):
         evaluate(numbers, numbers, climatology="month")
+
+
+def test_nothing_that_can_be_scored_is_an_error():
+    """A split in space leaves no train cells where test cells are."""
+    truth = truth_cube()
+    part = xr.zeros_like(truth["split"].broadcast_like(truth["t"]))
+    dim = next(str(dim) for dim in part.dims if dim != "time")
+    part = part.where(part[dim] != part[dim][0], 1).astype("uint8")
+    with pytest.raises(InvalidValueError, match="'climatology' has no value in any cell"):
+        evaluate(truth, truth.assign(split=part), baselines="climatology", progress=False)

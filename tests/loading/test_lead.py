@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import CubeError, InvalidValueError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from tests.cubes import cell_id_cube
 from tests.samplestores import sampled
@@ -325,3 +326,17 @@ def test_steps_of_unequal_length_are_named(
     said = [str(w.message) for w in found if "target_offset" in str(w.message)]
     assert len(said) == (kind not in ("even", "monthly"))
     assert all("steps along 'time' differ or go back" in text for text in said)
+
+
+def test_a_store_warns_of_targets_whose_gaps_were_filled_for_the_inputs(tmp_path):
+    values = np.random.default_rng(0).normal(size=(40, 4, 4))
+    values[::7, 1, 1] = np.nan
+    ds = xr.Dataset({"t": (("time", "lat", "lon"), values)})
+    paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+    sampler = MultiProcSampler(
+        ds, sample_size={"time": 2, "lat": 4, "lon": 4}, to_pred="t", data_split=0.8,
+        block_size={"time": 10}, fill_method={"t": "mean"}, drop_nan="if_all_nan", **paths,
+    )  # fmt: skip
+    sampler.run()
+    with pytest.warns(UserWarning, match="gaps of 't' .* were filled"):
+        PTXrDataset(paths["train_cube"], to_pred="t", target_offset={"time": 1})

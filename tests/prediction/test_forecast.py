@@ -502,3 +502,12 @@ def test_two_ranks_forecast_what_one_does(tmp_path, suffix):
         result = xr.DataArray.from_dict(launch(forecast_on_rank, 2, path))
     alone = xr.DataArray.from_dict(forecast_on_rank(None))
     np.testing.assert_array_equal(result, alone)
+
+
+def test_targets_beyond_the_inputs_in_space_are_no_forecast():
+    lat, lon = np.meshgrid(np.linspace(50, 60, 12), np.linspace(0, 10, 14), indexing="ij")
+    coords = {"lat": (("y", "x"), lat), "lon": (("y", "x"), lon)}
+    ds = xr.Dataset({"t": (("y", "x"), np.random.default_rng(0).normal(size=lat.shape))}, coords)
+    data = PTXrDataset(ds, to_pred="t", sample_size={"x": 2}, target_offset={"x": 2})
+    with pytest.raises(InvalidValueError, match="target_offset along 'x' is no lead time"):
+        predict_cube(torch.nn.Identity(), ds, data, progress=False)

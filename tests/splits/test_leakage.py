@@ -912,3 +912,20 @@ def test_copies_in_many_small_fields_are_not_more_than_there_are():
     found = leakage_report(cube).table.found["duplicate cells"]
     held_out = int((split == 0).sum())
     assert 0.9 * held_out < found <= held_out
+
+
+def test_cells_at_one_place_in_two_parts_are_found():
+    """The first row of a grid with a fold has each place twice, in blocks of two parts."""
+    lat, lon = np.meshgrid(np.linspace(80, 10, 12), np.linspace(0, 110, 24), indexing="ij")
+    lon[0, 12:], lat[0, 12:] = lon[0, 11::-1], lat[0, 11::-1]
+    values = np.random.default_rng(0).normal(size=(12, 24)).cumsum(0).cumsum(1)
+    values[0, 12:] = values[0, 11::-1]
+    part = np.repeat(np.array([[1, 0]], np.uint8), 12, axis=1).repeat(12, axis=0)
+    coords = {"lat": (("y", "x"), lat), "lon": (("y", "x"), lon)}
+    ds = xr.Dataset({"t": (("y", "x"), values), "split": (("y", "x"), part)}, coords)
+    report = leakage_report(ds)
+    assert report.leaks
+    assert report.table.loc["cells at train locations", "found"] == pytest.approx(1 / 12)
+    assert "8.3 % of the test cells are at the location and time of a train cell" in report.verdict
+    few = leakage_report(ds.isel(y=slice(1, None)))
+    assert few.table.loc["cells at train locations", "found"] == 0

@@ -11,6 +11,7 @@ from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import parse_overlap, parse_sizes
 from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.cube.coordinates import find_time_dim, role_of
 from ml4cube.cube.variables import cube_dims
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.prediction.options import PredictionOptions
@@ -76,6 +77,7 @@ def place_windows(
     size, overlap = _sizes(shape, trained, options)
     axes = {dim: cube[dim].variable for dim in shape if dim in cube.coords}
     lead_dim = _lead_dim(trained, size, axes)
+    _check_is_time(lead_dim, cube, shape)
     if lead_dim is None and options.init_times is not None:
         raise InvalidValueError(
             "init_times needs a data set with target_offset along time, got none"
@@ -162,6 +164,20 @@ def _lead_dim(
             f"targets may lie beyond windows of inputs along one dim, got {found}"
         )
     return found[0] if found else None
+
+
+def _check_is_time(lead_dim: str | None, cube: xr.Dataset, shape: Mapping[str, int]) -> None:
+    """Refuse targets that lie beyond the inputs in space."""
+    coords = list(cube.coords.values())
+    time_dim = find_time_dim(coords, tuple(shape))
+    if lead_dim in (None, time_dim):
+        return
+    is_place = any(lead_dim in c.dims and role_of(c) in ("latitude", "longitude") for c in coords)
+    if time_dim is not None or is_place:
+        raise InvalidValueError(
+            f"target_offset along {lead_dim!r} is no lead time: targets must lie beyond the inputs "
+            "along time, or in their cells"
+        )
 
 
 def _lead_windows(
