@@ -112,7 +112,7 @@ def lengths_of_gaps(known):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 99),
     dims=st.permutations(("time", "lat", "lon")),

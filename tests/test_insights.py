@@ -56,7 +56,7 @@ def weighted(values, weights):
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 99),
     dims=st.permutations(("time", "lat", "lon")),
@@ -95,7 +95,7 @@ def test_numbers_are_those_of_numpy(seed, dims, calendar, chunks, gaps):
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 99), dims=st.permutations(("time", "lat", "lon")))
 def test_distribution_is_that_of_the_known_cells(seed, dims):
     ds = random_cube(seed, dims).drop_vars(["lat", "lon"])  # so that each cell counts alike
@@ -111,7 +111,7 @@ def test_distribution_is_that_of_the_known_cells(seed, dims):
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 99), dims=st.permutations(("time", "lat", "lon")))
 def test_correlations_are_over_the_cells_where_both_are_known(seed, dims):
     ds = random_cube(seed, dims)

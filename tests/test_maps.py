@@ -167,7 +167,7 @@ def curved(shape, lat0, lon0, turn):
     return xr.DataArray(np.arange(rows.size).reshape(shape), coords, ("y", "x"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.tuples(st.integers(2, 5), st.integers(2, 5)),
     st.floats(-60, 60),
@@ -210,7 +210,7 @@ def test_a_global_ocean_grid_covers_the_earth_once():
 # ------------------------------------------------------------------------ colours and names
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     hnp.arrays(
         np.float64,
@@ -332,7 +332,7 @@ def test_errors_of_models_share_limits_and_skill_is_at_most_one():
     assert mesh_of(axes).colorbar.extend == "min"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_sample_density_counts_windows_one_by_one(data):
     shape, size = (6, 7), (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))

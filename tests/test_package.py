@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -84,8 +83,7 @@ def test_a_wheel_of_the_sdist_runs_what_the_readme_says_first(tmp_path):
         "getattr(backend, sys.argv[1])(sys.argv[2])"
     )
     run(project, build, "build_sdist", made)
-    with tarfile.open(next(made.glob("*.tar.gz"))) as archive:
-        archive.extractall(tmp_path / "sdist", filter="data")
+    shutil.unpack_archive(next(made.glob("*.tar.gz")), tmp_path / "sdist")
     (unpacked,) = (tmp_path / "sdist").iterdir()
     run(unpacked, build, "build_wheel", made)
     with zipfile.ZipFile(next(made.glob("*.whl"))) as archive:

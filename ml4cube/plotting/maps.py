@@ -68,7 +68,8 @@ class Scale:
                 low, high = least, largest
         else:
             distance = np.abs(values - center)
-            half = float(np.percentile(distance, _ROBUST[1]) or distance.max())
+            # a little more, or rounding leaves the farthest value beyond
+            half = float(np.percentile(distance, _ROBUST[1]) or distance.max()) * (1 + 1e-9)
             low, high = center - half, center + half
         if low == high:
             low, high = low - 0.5, high + 0.5

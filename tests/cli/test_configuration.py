@@ -22,16 +22,14 @@ VALUES = st.recursive(
 )
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.dictionaries(st.sampled_from("abc"), VALUES, min_size=1))
 def test_a_configuration_that_was_written_is_read_again(values, folder):
     Path("x.yaml").write_text(as_yaml("sample", values, {}), encoding="utf-8")
     assert read_file("x.yaml") == values
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS)
 def test_texts_are_quoted_where_other_readers_would_see_something_else(text):
     assert yaml.safe_load(as_yaml("sample", {"a": text}, {})) == {"a": text}
