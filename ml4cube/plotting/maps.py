@@ -68,9 +68,10 @@ class Scale:
                 low, high = least, largest
         else:
             distance = np.abs(values - center)
-            # a little more, or rounding leaves the farthest value beyond
-            half = float(np.percentile(distance, _ROBUST[1]) or distance.max()) * (1 + 1e-9)
+            half = float(np.percentile(distance, _ROBUST[1]) or distance.max())
             low, high = center - half, center + half
+            if half == distance.max():  # what is beyond is so by rounding
+                least, largest = max(least, low), min(largest, high)
         if low == high:
             low, high = low - 0.5, high + 0.5
         ends = {(False, False): "neither", (True, False): "min", (False, True): "max"}
