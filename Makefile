@@ -8,7 +8,7 @@ JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 .PHONY: help setup demo test test-quick test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-prediction bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers bench-against
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
-	@echo "make test    linters, types, docs and the whole test suite (10 minutes on two cores)"
+	@echo "make test    linters, types, docs and the whole test suite (a quarter of an hour on two cores)"
 	@echo "make test-quick   tests of about a second or less, while working (90 seconds)"
 	@echo "make test-faults  faults in real processes, and all tests that make test leaves out (an hour)"
 	@echo "make test-newest  tests that need no torch, on the newest Python of this machine"
