@@ -70,12 +70,12 @@ class Scale:
             distance = np.abs(values - center)
             half = float(np.percentile(distance, _ROBUST[1]) or distance.max())
             low, high = center - half, center + half
-            if half == distance.max():  # what is beyond is so by rounding
-                least, largest = max(least, low), min(largest, high)
         if low == high:
             low, high = low - 0.5, high + 0.5
+        tiny = 1e-12 * (abs(low) + abs(high))  # the limits are rounded
+        beyond = least < low - tiny, largest > high + tiny
         ends = {(False, False): "neither", (True, False): "min", (False, True): "max"}
-        return cls(colors, low, high, label, ends.get((least < low, largest > high), "both"))
+        return cls(colors, low, high, label, ends.get(beyond, "both"))
 
 
 def check_maps(fields: Iterable[tuple[str, xr.DataArray]]) -> list[MapGrid]:

@@ -233,6 +233,7 @@ def test_inference_is_in_order_on_the_cpu_and_without_dropout():
     run.model.train()
     found = run.inference(loader(9))
     assert found.device.type == "cpu"
+    # batches of another size round differently on some processors
     torch.testing.assert_close(found, expected)
     assert not found.requires_grad
     assert run.log_test == {}  # nothing of it is logged
