@@ -124,24 +124,26 @@ def _is_time_without_dates(dim: Any, index: Any) -> bool:
     return index is not None and index.dtype.kind in "fiu" and _by_cf("time", index.attrs)
 
 
-def map_dims(array: Any, time_dim: str | None) -> tuple[str, ...]:
-    """Return the dims of a map: of latitude and longitude, else neither time nor vertical."""
-    places = latitude_and_longitude(array, time_dim)
-    if places is not None:
-        return tuple(d for d in map(str, array.dims) if any(d in coord.dims for coord in places))
+def map_dims(coords: Collection[Any], dims: Iterable[Any]) -> tuple[str, ...]:
+    """Return the dims of a map: of latitude and longitude, else the last two of places."""
+    dims = [str(dim) for dim in dims]
+    time_dim = find_time_dim(coords, dims)
+    if places := latitude_and_longitude(coords, time_dim):
+        return tuple(dim for dim in dims if any(dim in coord.dims for coord in places))
+    index = {coord.name: coord for coord in coords if coord.dims == (coord.name,)}
     return tuple(
         dim
-        for dim in map(str, array.dims)
+        for dim in dims
         if dim != time_dim
-        and not is_category(dim, array.coords.get(dim))
-        and (dim not in array.coords or role_of(array[dim]) != "vertical")
-    )
+        and not is_category(dim, index.get(dim))
+        and (dim not in index or role_of(index[dim]) != "vertical")
+    )[-2:]
 
 
-def latitude_and_longitude(array: Any, time_dim: str | None) -> tuple[Any, Any] | None:
-    """Return latitude and longitude of the places of a variable, or None."""
-    coords = [c for c in array.coords.values() if c.ndim and time_dim not in c.dims]
-    by_role = {role_of(c): c for c in sorted(coords, key=lambda c: c.name in c.dims)}
+def latitude_and_longitude(coords: Iterable[Any], time_dim: str | None) -> tuple[Any, Any] | None:
+    """Return latitude and longitude of places, or None."""
+    found = [c for c in coords if c.ndim and time_dim not in c.dims]
+    by_role = {role_of(c): c for c in sorted(found, key=lambda c: c.name in c.dims)}
     if {"latitude", "longitude"} <= by_role.keys():
         return by_role["latitude"], by_role["longitude"]
     return None

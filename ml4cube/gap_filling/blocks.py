@@ -66,7 +66,7 @@ class GapFiller:
             WEIGHT: xr.Variable((), 1.0) if weights is None else weights.variable,
         }
         # cells of a map come last
-        last = map_dims(array, time_dim)
+        last = map_dims(array.coords.values(), array.dims)
         first = [str(dim) for dim in array.dims if dim not in (time_dim, *last)]
         dims = (*([] if time_dim is None else [time_dim]), *first, *last)
         reader = CubeReader.of(xr.Dataset(variables), variables, dims)

@@ -15,13 +15,13 @@ Floats = NDArray[np.float64]
 
 def map_points(array: xr.DataArray, time_dim: str | None) -> tuple[tuple[str, ...], Floats, bool]:
     """Return the dims of a map, the points of its cells, and whether these lie on a sphere."""
-    dims = map_dims(array, time_dim)
+    dims = map_dims(array.coords.values(), array.dims)
     if not dims:
         raise InvalidValueError(
             f"method='spatial' needs dims of places, {array.name!r} has {array.dims}"
         )
     sizes = {dim: array.sizes[dim] for dim in dims}
-    places = latitude_and_longitude(array, time_dim)
+    places = latitude_and_longitude(array.coords.values(), time_dim)
     if places is None:
         cells = np.indices(tuple(sizes.values())).reshape(len(dims), -1).T
         return dims, cells.astype(np.float64), False

@@ -140,7 +140,7 @@ def _draw_gap_map(figure: Any, axes: Axes, one: xr.Dataset, name: str) -> None:
 
 def _mean_over_levels(field: xr.DataArray) -> xr.DataArray:
     """Return the mean over all dims but two: latitude by longitude, else the last two."""
-    kept = map_dims(field, None)[-2:] or field.dims[-2:]
+    kept = map_dims(field.coords.values(), field.dims) or field.dims[-2:]
     others = [dim for dim in field.dims if dim not in kept]
     return field.mean(others, keep_attrs=True)
 

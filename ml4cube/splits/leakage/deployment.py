@@ -18,7 +18,7 @@ from ml4cube.core.axes import has_distances, is_time
 from ml4cube.core.distance.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
-from ml4cube.cube.coordinates import dates_along, find_time_dim, role_of
+from ml4cube.cube.coordinates import dates_along, find_time_dim, map_dims, role_of
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView, check_degrees, microseconds
 from ml4cube.splits.leakage.label_layout import SAMPLE, Layout
@@ -49,7 +49,7 @@ class Axes:
     steps: int
 
     @classmethod
-    def of(cls, view: CubeView, map_dims: tuple[str, ...] = ()) -> Axes:
+    def of(cls, view: CubeView) -> Axes:
         """Find the locations and times of a cube."""
         time_dim = find_time_dim(view.ds.coords.values(), view.dims)
         times = None if time_dim is None else _times(view, time_dim)
@@ -57,7 +57,8 @@ class Axes:
         degrees = _degrees(view, time_dim)
         if degrees is None:
             _refuse_degrees_as_data(view)
-            sizes = {dim: view.sizes[dim] for dim in map_dims if dim != time_dim}
+            on_map = map_dims(view.ds.coords.values(), view.dims)
+            sizes = {dim: view.sizes[dim] for dim in sorted(on_map)}
             return cls(sizes, None, time_dim, times, steps)
         lat, lon = xr.broadcast(*degrees)
         sizes = {dim: view.sizes[dim] for dim in sorted(map(str, lat.dims))}

@@ -27,7 +27,7 @@ from ml4cube.core.fingerprint import (
     fingerprint_columns,
 )
 from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
-from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.cube.coordinates import find_time_dim, map_dims
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.splits.cube import CubeView, in_chunks
 from ml4cube.splits.label import read_recipe
@@ -123,8 +123,9 @@ class _Tiling:
     def of(cls, view: CubeView, blocks: Mapping[str, int]) -> _Tiling:
         """Choose tiles of some hundred cells, or the blocks of the split if these are smaller."""
         sizes = view.sorted_sizes
-        inner = map_dims(view)
-        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
+        coords = view.ds.coords.values()
+        time_dim = find_time_dim(coords, view.dims)
+        inner = tuple(sorted(map_dims(coords, view.dims)))
         outer = [dim for dim in sizes if dim not in inner]
         outer.sort(key=lambda dim: (dim != time_dim, -sizes[dim], dim))
         field_cells = math.prod(sizes[dim] for dim in inner)
@@ -173,19 +174,6 @@ def _blocks_of(label: xr.DataArray) -> dict[str, int]:
     if not isinstance(plan, SplitPlan):
         return {}
     return dict(zip(plan.grid.dims, plan.grid.tile, strict=True))
-
-
-def map_dims(view: CubeView) -> tuple[str, ...]:
-    """Return the dims of a map: latitude and longitude, or else the last two except time."""
-    lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
-    if lat is not None and lon is not None:
-        found = {str(lat.dims[0]), str(lon.dims[0])}
-    else:
-        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
-        if time_dim is None and len(view.dims) > 2:
-            time_dim = view.dims[0]  # without any hint, the first dim counts fields
-        found = set([dim for dim in view.dims if dim != time_dim][-2:])
-    return tuple(dim for dim in view.sorted_sizes if dim in found)
 
 
 def _equal_tile_sizes(sizes: dict[str, int], cells: int) -> dict[str, int]:

@@ -33,7 +33,7 @@ from ml4cube.splits.leakage.deployment import (
     spacing,
     stations_near_train,
 )
-from ml4cube.splits.leakage.duplicates import find_duplicates, map_dims
+from ml4cube.splits.leakage.duplicates import find_duplicates
 from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
 from ml4cube.splits.leakage.stores import is_store, part_of_pair
 from ml4cube.splits.ranges import estimate_range
@@ -220,7 +220,7 @@ def leakage_report(
     view = CubeView.of(ds)
     label = _label(view, name)
     names = _variables(view, var)
-    axes = Axes.of(view, map_dims(view))
+    axes = Axes.of(view)
     time_dim = axes.time_dim
     layout = Layout.of(label, tuple(axes.sizes))
     part = _part_to_judge(layout, name)
