@@ -62,41 +62,73 @@ def test_examples_are_short(example):
     assert len(example.read_text().splitlines()) <= 80
 
 
-@pytest.mark.slow
-def test_a_wheel_of_the_sdist_runs_what_the_readme_says_first(tmp_path):
+def run(folder, *command, **environment):
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel, built from the unpacked sdist."""
     pytest.importorskip("setuptools", "77")
-    project, made, site = (tmp_path / name for name in ("project", "made", "site"))
+    folder = tmp_path_factory.mktemp("built")
+    project, made = folder / "project", folder / "made"
     shutil.copytree(ROOT / "ml4cube", project / "ml4cube")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
-
-    def run(folder, code, *args, **environment):
-        command = [sys.executable, "-P", "-c", code, *map(str, args)]
-        done = subprocess.run(
-            command, cwd=folder, env=os.environ | environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     build = (
         "import sys; from setuptools import build_meta as backend\n"
         "getattr(backend, sys.argv[1])(sys.argv[2])"
     )
-    run(project, build, "build_sdist", made)
-    shutil.unpack_archive(next(made.glob("*.tar.gz")), tmp_path / "sdist")
-    (unpacked,) = (tmp_path / "sdist").iterdir()
-    run(unpacked, build, "build_wheel", made)
-    with zipfile.ZipFile(next(made.glob("*.whl"))) as archive:
+    run(project, sys.executable, "-P", "-c", build, "build_sdist", made)
+    shutil.unpack_archive(next(made.glob("*.tar.gz")), folder / "sdist")
+    (unpacked,) = (folder / "sdist").iterdir()
+    run(unpacked, sys.executable, "-P", "-c", build, "build_wheel", made)
+    return next(made.glob("*.whl"))
+
+
+def block(page, language):
+    """The first block of a page in a language."""
+    return (ROOT / page).read_text().split(f"```{language}\n")[1].partition("```")[0]
+
+
+@pytest.mark.slow
+def test_a_wheel_of_the_sdist_runs_what_the_readme_says_first(wheel, tmp_path):
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     assert "ml4cube = ml4cube.cli.main:main" in next(site.glob("*/entry_points.txt")).read_text()
     assert (site / "ml4cube" / "py.typed").exists()
     # what the wheel lacks is missing here, because the installed package comes after it
     for source in (ROOT / "ml4cube").rglob("*.py"):
         assert (site / source.relative_to(ROOT)).exists()
-    script = (ROOT / "docs/tutorials/quickstart.md").read_text().split("```python\n")[1]
-    run(tmp_path, script.partition("```")[0], PYTHONPATH=str(site))
+    python = (sys.executable, "-P", "-c")
+    run(tmp_path, *python, block("docs/tutorials/quickstart.md", "python"), PYTHONPATH=str(site))
     main = "from ml4cube.cli.main import main; import ml4cube, sys; print(ml4cube.__file__); main()"
     first = next(x for x in (ROOT / "README.md").read_text().splitlines() if "ml4cube split" in x)
-    told = run(tmp_path, main, *first.split()[1:], PYTHONPATH=str(site))
+    told = run(tmp_path, *python, main, *first.split()[1:], PYTHONPATH=str(site))
     assert str(site) in told
     assert (tmp_path / "split.json").exists()
+
+
+@pytest.mark.soak  # pip installs all that the wheel needs
+@pytest.mark.timeout(900)
+def test_the_wheel_in_an_empty_environment_runs_the_five_commands_of_the_readme(wheel, tmp_path):
+    environment, work = tmp_path / "venv", tmp_path / "work"
+    install = "import sys, setup_env as s; s.install_with_torch(s.Path(sys.argv[1]), sys.argv[2])"
+    run(ROOT / "scripts", sys.executable, "-c", install, environment, wheel)
+    assert not (environment / "bin" / "pytest").exists()
+    work.mkdir()
+    (work / "my_models.py").write_text(block("README.md", "python"))
+    own = {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
+    run(work, "python", "-c", block("docs/tutorials/quickstart.md", "python"), **own)
+    told = run(work, "bash", "-euc", block("README.md", "bash"), **own)
+    assert "climatology" in told
+    assert (work / "prediction.zarr" / "zarr.json").exists()
