@@ -29,8 +29,10 @@ from ml4cube.demo.downscaling import (
     TARGET,
     baselines,
     build_cube,
-    interpolate,
+    first_guess,
+    keep_means,
     open_truth,
+    train_steps,
 )
 from ml4cube.demo.report import (
     CODES_IN_TIME_ORDER,
@@ -42,7 +44,7 @@ from ml4cube.demo.report import (
 )
 from ml4cube.demo.train import build_model
 from ml4cube.errors import StoreExistsError
-from ml4cube.evaluation.metrics import score_cube
+from ml4cube.evaluation import evaluate
 from ml4cube.plotting import loss_curve
 from ml4cube.prediction import predict_cube
 from ml4cube.preprocessing import get_statistics
@@ -134,20 +136,19 @@ def run(folder: Path, *, ranks: int, epochs: int) -> dict[str, Any]:
         detail = predict_cube(
             model, cube, folder / "train.zarr", out=folder / "detail.zarr", mask=sea
         )
-        predicted = interpolate(truth) + cube["mean_detail"] + detail[TARGET]
+        guess = first_guess(truth, train_steps(label["split"]))
+        predicted = keep_means(guess + detail[TARGET], truth)
         predicted = write_cube(predicted, truth, folder)
     with stage("scores", seconds):
         part_of_month = label["split"].max([LAT, LON]).values
         is_test = part_of_month == CODES_IN_TIME_ORDER["test"]
-        test_truth = truth.isel(time=is_test)
-        predictions = baseline_cube.assign(network=predicted)
-        scores = score_cube(
-            predictions.isel(time=is_test).where(test_truth.notnull()),
-            xr.Dataset(dict.fromkeys(predictions, test_truth)),
+        card = evaluate(
+            predicted,
+            cube.assign(sst=truth),
+            baselines={str(name): field.rename("sst") for name, field in baseline_cube.items()},
             metrics="rmse",
         )
-        rmse = {str(name): scores.rmse.sel(variable=name).item() for name in predictions}
-        verdict = judge(rmse)
+        verdict = judge(card.table)
         history = json.loads((folder / "history.json").read_text())
         best_epoch = int(np.argmin(history["val_loss"]))
         loss_curve(
@@ -166,7 +167,6 @@ def run(folder: Path, *, ranks: int, epochs: int) -> dict[str, Any]:
         )
     report = {
         **verdict,
-        "rmse_k": dict(sorted(rmse.items(), key=lambda item: item[1])),
         "grid": " × ".join(str(n) for n in truth.sizes.values()),
         "months": {
             part: int((part_of_month == code).sum()) for part, code in CODES_IN_TIME_ORDER.items()

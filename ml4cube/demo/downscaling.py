@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
+from sklearn.linear_model import RidgeCV
 
 from ml4cube.core.split_plan import TRAIN
 
@@ -54,6 +55,19 @@ def interpolate(truth: xr.DataArray) -> xr.DataArray:
     return result.assign_coords({LAT: truth[LAT], LON: truth[LON]})
 
 
+def keep_means(field: xr.DataArray, truth: xr.DataArray) -> xr.DataArray:
+    """Shift each block of a field to the mean of its sea cells, which the coarse field tells."""
+    missing = (truth.astype("float64") - field).coarsen({LAT: FACTOR, LON: FACTOR}).mean()
+    on_cells = missing.sel({LAT: truth[LAT], LON: truth[LON]}, method="nearest")
+    return field + on_cells.assign_coords({LAT: truth[LAT], LON: truth[LON]}).fillna(0.0)
+
+
+def first_guess(truth: xr.DataArray, train: xr.DataArray) -> xr.DataArray:
+    """Return the interpolated means plus the mean detail of train months, with the means kept."""
+    coarse = interpolate(truth)
+    return keep_means(coarse + (truth - coarse).where(train).mean("time"), truth)
+
+
 def season(truth: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     """Return the sine and cosine of the time of year."""
     angle = 2 * np.pi * truth["time"].dt.month / 12
@@ -70,15 +84,14 @@ def build_cube(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
     coarse = interpolate(truth)
     train = train_steps(label)
     sine, cosine = season(truth)
-    mean_detail = (truth - coarse).where(train).mean("time")
     cube = xr.Dataset(
         {
             "coarse_anomaly": coarse - coarse.where(train).mean("time"),
-            "mean_detail": mean_detail,
+            "mean_detail": (truth - coarse).where(train).mean("time"),
             "ocean": truth.notnull().all("time"),
             "season_sin": sine,
             "season_cos": cosine,
-            TARGET: truth - coarse - mean_detail,
+            TARGET: truth - first_guess(truth, train),
         }
     ).astype("float32")
     for name in ("coarse_anomaly", "mean_detail", TARGET):
@@ -87,37 +100,43 @@ def build_cube(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
 
 
 def baselines(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
-    """Return simple predictions of the fine field, each fitted to train months only."""
+    """Return simple predictions of the fine field, each fitted to train months only.
+
+    All but the climatology know the coarse field, and keep its means.
+    """
     train = train_steps(label)
     past = truth.astype("float64").where(train)
-    coarse = interpolate(truth)  # on the fine grid
-    detail = (truth - coarse).where(train)
-    mean_detail = detail.mean("time")
-    sine, cosine = season(truth)
-    anomaly = coarse - coarse.where(train).mean("time")
-    train_anomaly = anomaly.where(train)
-    slope = (train_anomaly * (detail - mean_detail)).sum("time") / (train_anomaly**2).sum("time")
+    guess = first_guess(truth, train)
+    from_coarse = {
+        "bilinear": interpolate(truth),
+        "bilinear + mean detail": guess,
+        "ridge regression": guess + _regress(truth - guess, truth, train),
+    }
+    climatology = past.groupby("time.month").mean().sel(month=truth["time"].dt.month)
     return xr.Dataset(
-        {
-            "monthly climatology": past.groupby("time.month")
-            .mean()
-            .sel(month=truth["time"].dt.month)
-            .drop_vars("month"),
-            "bilinear": coarse,
-            "bilinear + mean detail": coarse + mean_detail,
-            "bilinear + seasonal detail": coarse
-            + _fit(detail, [sine, cosine], train).where(truth.notnull().all("time")),
-            "bilinear + regressed detail": coarse + mean_detail + slope * anomaly,
-        }
+        {"monthly climatology": climatology.drop_vars("month")}
+        | {name: keep_means(field, truth) for name, field in from_coarse.items()}
     ).transpose(*truth.dims)
 
 
-def _fit(detail: xr.DataArray, terms: list[xr.DataArray], train: xr.DataArray) -> xr.DataArray:
-    """Fit a constant and `terms` to train months by least squares, and return all months."""
-    design = xr.concat([xr.ones_like(terms[0]), *terms], "term").transpose("time", "term")
-    inverse = np.linalg.pinv(design.values[train.values])
-    solver = xr.DataArray(inverse, dims=("term", "time")).assign_coords(
-        time=detail["time"][train.values]
-    )
-    values = detail.isel(time=train.values).fillna(0.0)
-    return design.dot((solver * values).sum("time"), dim="term")
+def _regress(detail: xr.DataArray, truth: xr.DataArray, train: xr.DataArray) -> xr.DataArray:
+    """Predict detail by ridge regression on the season and nine neighbouring coarse anomalies.
+
+    One regression for each block, with the penalty that does best if one train month is left out.
+    """
+    means = truth.astype("float64").coarsen({LAT: FACTOR, LON: FACTOR}).mean()
+    anomaly = (means - means.where(train).mean("time")).fillna(0.0).transpose("time", LAT, LON)
+    padded = np.pad(anomaly, ((0, 0), (1, 1), (0, 0)), mode="edge")
+    padded = np.pad(padded, ((0, 0), (0, 0), (1, 1)), mode="wrap")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    cycle = np.stack(season(truth), axis=1)
+    known = detail.fillna(0.0).transpose("time", LAT, LON).values
+    result = np.empty_like(known)
+    for row, column in np.ndindex(anomaly.shape[1:]):
+        inputs = np.concatenate([windows[:, row, column].reshape(len(cycle), -1), cycle], axis=1)
+        block = np.s_[:, row * FACTOR : (row + 1) * FACTOR, column * FACTOR : (column + 1) * FACTOR]
+        cells = known[block]
+        ridge = RidgeCV(alphas=(0.1, 0.3, 1.0, 3.0, 10.0))
+        ridge.fit(inputs[train.values], cells[train.values].reshape(int(train.sum()), -1))
+        result[block] = ridge.predict(inputs).reshape(cells.shape)
+    return detail.transpose("time", LAT, LON).copy(data=result)
