@@ -213,7 +213,7 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     if metric == "rmse" and "accuracy" in scores and not bool(scores["rmse"].notnull().any()):
         metric = "accuracy"  # of classes
     units = str(scores.coords["units"].item()) if "units" in scores.coords else ""
-    has_leads = LEAD in scores[metric].dims
+    has_leads = scores[metric].sizes.get(LEAD, 1) > 1
     leads, unit = lead_axis(scores[metric]) if has_leads else (np.zeros(1), "")
     labels = [str(label) for label in scores[second].values]
     for i, label in enumerate(labels):
