@@ -137,7 +137,7 @@ class Statistics(core.Statistics):
             variables = map(str, cube.data_vars)
         chosen = chosen_variables(cube, variables, exclude_vars)
         if variables is None:
-            chosen = _without_labels(cube, chosen)
+            chosen = _without_classes(cube, chosen)
         cells, part = cubes.cells_of_part(cube, split)
         options = FieldOptions.of(cube, chosen, reduced_dims, by, weights, len(quantiles) > 0)
         statistics = {}
@@ -235,17 +235,17 @@ def chosen_variables(
     return chosen
 
 
-def _without_labels(cube: xr.Dataset, names: list[str]) -> list[str]:
-    """Leave out variables that hold labels by their CF attributes."""
-    labels = [name for name in names if is_flagged(cube[name].attrs)]
-    if labels == names:
+def _without_classes(cube: xr.Dataset, names: list[str]) -> list[str]:
+    """Leave out variables that hold classes by their CF attributes."""
+    classes = [name for name in names if is_flagged(cube[name].attrs)]
+    if classes == names:
         raise InvalidValueError(
-            f"no variable is left: {labels} hold classes by flag_values or flag_meanings, which "
+            f"no variable is left: {classes} hold classes by flag_values or flag_meanings, which "
             "have no mean; name them in variables= if you want one"
         )
-    if labels:
-        logger.info("%s hold classes by their flags, and have no statistics", labels)
-    return [name for name in names if name not in labels]
+    if classes:
+        logger.info("%s hold classes by their flags, and have no statistics", classes)
+    return [name for name in names if name not in classes]
 
 
 def _statistics(

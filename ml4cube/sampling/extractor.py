@@ -82,8 +82,8 @@ class Extractor:
     # Called with all samples of one part of a tile.
     callback: Callback | None = None
     seed: int = 0
-    # Variables that hold labels, which are not scaled, although they are floats.
-    labels: frozenset[str] = frozenset()
+    # Variables that hold classes, which are not scaled, although they may be floats.
+    classes: frozenset[str] = frozenset()
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
         """Return the cells that a tile's windows cover."""
@@ -306,9 +306,9 @@ class Extractor:
         return result
 
     def to_scale(self, dtypes: Mapping[str, Any]) -> list[str]:
-        """Return the variables of samples that are scaled: floats that are no labels."""
+        """Return the variables of samples that are scaled: floats that are no classes."""
         floats = (name for name, dtype in dtypes.items() if np.dtype(dtype).kind == "f")
-        return [name for name in floats if name not in self.labels]
+        return [name for name in floats if name not in self.classes]
 
     def statistics(self, samples: Arrays) -> Statistics:
         """Return the statistics of the variables that are scaled."""

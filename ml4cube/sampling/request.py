@@ -184,8 +184,9 @@ class Sampling:
         )
         if options.callback is None:
             check_targets(spec, names)
-        labels = frozenset(name for name in names if is_flagged(ds[name].attrs))
-        _refuse_means_of_labels(spec, [name for name in labels if ds[name].dtype.kind == "f"])
+        # integers are known by the dtype of the samples, which a callback may change
+        classes = frozenset(name for name in names if is_flagged(ds[name].attrs))
+        _refuse_means_of_classes(spec, [name for name in classes if ds[name].dtype.kind == "f"])
         methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in names if name in spec.targets}
         filled = {name: method for name, method in methods.items() if method is not None}
         warn_of_filled("to_pred", filled, FILL_FEATURES)
@@ -203,7 +204,7 @@ class Sampling:
             used_blocks=_used_blocks(blocks, options),
             callback=options.callback,
             seed=options.seed,
-            labels=labels,
+            classes=classes,
         )
         if mask and extractor.spec.mask_makes_gaps:
             _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
@@ -356,9 +357,9 @@ def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> No
             )
 
 
-def _refuse_means_of_labels(spec: SampleSpec, labels: Iterable[str]) -> None:
-    """Refuse to fill the gaps of labels with numbers that are none of them."""
-    for name in sorted(labels):
+def _refuse_means_of_classes(spec: SampleSpec, classes: Iterable[str]) -> None:
+    """Refuse to fill the gaps of classes with numbers that are none of them."""
+    for name in sorted(classes):
         if (method := spec.fill_of(name)) not in (None, "constant"):
             raise InvalidValueError(
                 f"fill_method: {name!r} holds classes by its flags, and {method!r} would fill its "

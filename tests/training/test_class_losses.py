@@ -159,6 +159,26 @@ def test_balanced_weights_are_those_of_scikit_learn():
         balanced_weights(PTXrDataset(cube, "x", features="cover", **WINDOW))
 
 
+def test_torchs_own_loss_trains_on_targets_with_gaps_as_ours_does():
+    cube = cover_cube()
+    cube["cover"] = (cube.cover / 10 - 1).assign_attrs(cube.cover.attrs)
+    found = []
+    for loss in (nn.CrossEntropyLoss(), CrossEntropy([0, 1, 2])):
+        data = PTXrDataset(cube, "cover", **WINDOW)
+        torch.manual_seed(0)
+        model = nn.Conv2d(1, 3, 1)
+        loaders = (
+            prep_dataloader(data, batch_size=32, seed=0),
+            prep_dataloader(data, batch_size=7),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = Trainer(model, *loaders, optimizer, loss=loss, epochs=2, progress=False)
+        trainer.train()
+        found.append(trainer.history.to_dict()["val_loss"])
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
 def test_labels_with_flags_are_not_scaled_and_train():
     data = PTXrDataset(cover_cube(), "cover", **WINDOW)
     labels = data.take(range(len(data)))[1]
