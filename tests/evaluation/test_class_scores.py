@@ -203,6 +203,21 @@ def test_many_integers_and_predicted_numbers_are_quantities():
     assert "rmse" in evaluate(many[["cover"]].isel(time=slice(12, 24)), many, **QUICK).scores
 
 
+def test_a_cell_without_the_probability_of_a_class_is_not_predicted():
+    prediction, truth = cubes(gaps=0.0)
+    prediction.cover[0, 1, 0, 0] = np.nan
+    with pytest.warns(
+        UserWarning, match="'prediction' does in 1 cells with a truth, 143 are scored"
+    ):
+        card = evaluate(prediction, truth, **QUICK)
+    scores = card.scores.sel(variable="cover", model="prediction")
+    assert (scores["count"], scores.unpredicted) == (143, 1)
+    prediction.cover[0, :, 0, 0] = np.nan
+    with pytest.warns(UserWarning, match="143 are scored"):
+        same = evaluate(prediction, truth, **QUICK)
+    np.testing.assert_array_equal(same.table.value, card.table.value)
+
+
 def test_what_is_no_class_is_refused():
     prediction, truth = cubes()
     other = as_map(prediction)
@@ -216,6 +231,10 @@ def test_what_is_no_class_is_refused():
         evaluate(lacking, truth, **QUICK)
     with pytest.raises(InvalidValueError, match=r"must have the classes \[3, 7, 9\], got \[3, 7\]"):
         evaluate(prediction, truth, baselines={"b": lacking}, **QUICK)
+    with pytest.raises(
+        InvalidValueError, match="must have probabilities from 0 to 1 along 'class'"
+    ):
+        evaluate(prediction * 4 - 2, truth, **QUICK)
     members = as_map(prediction).expand_dims(member=2)
     with pytest.raises(InvalidValueError, match="must have probabilities along 'class' if it has"):
         evaluate(members, truth, **QUICK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from ml4cube.core.errors import InvalidValueError, check_real
 from ml4cube.cube.classes import MOST_CLASSES, class_names, is_flagged
 from ml4cube.evaluation.cells.cell_reader import CLASS, Floats
 from ml4cube.evaluation.cube_scores import blocks
+
+# Of probabilities in bfloat16.
+_ROUNDING = 1e-2
 
 
 def class_labels(prediction: xr.DataArray, truth: xr.DataArray) -> NDArray[Any] | None:
@@ -53,6 +57,16 @@ def in_order(array: xr.DataArray, truth: xr.DataArray, labels: NDArray[Any]) -> 
     return array.isel({CLASS: [own.index(label) for label in labels.tolist()]})
 
 
+def refuse_logits(name: Hashable, values: NDArray[Any]) -> None:
+    """Refuse numbers that are no probabilities, up to rounding."""
+    wrong = values[(values < -_ROUNDING) | (values > 1 + _ROUNDING)]
+    if wrong.size:
+        raise InvalidValueError(
+            f"{name!r} must have probabilities from 0 to 1 along {CLASS!r}, got {wrong[0]:g}; turn "
+            "logits into probabilities by a softmax, as predict_cube does"
+        )
+
+
 def _labels_in(*arrays: xr.DataArray) -> Floats:
     """Return the different values of arrays, no more than show that there are too many."""
     found = np.zeros(0)
@@ -63,6 +77,12 @@ def _labels_in(*arrays: xr.DataArray) -> Floats:
             if len(found) > MOST_CLASSES:
                 return found
     return found
+
+
+def known_in_all(probabilities: Floats, axis: int) -> Floats:
+    """Return probabilities as NaN where that of a class is unknown."""
+    is_known = np.isfinite(probabilities).all(axis, keepdims=True)
+    return np.where(is_known, probabilities, np.nan)
 
 
 def most_likely(probabilities: Floats, axis: int) -> Floats:

@@ -15,7 +15,7 @@ from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Floats, LoadedCells, Steps, Tile
-from ml4cube.evaluation.cells.classes import in_order
+from ml4cube.evaluation.cells.classes import in_order, refuse_logits
 from ml4cube.evaluation.cells.probabilities import MEMBER, QUANTILE, Outputs
 from ml4cube.evaluation.cells.timing import Timing, date_keys, positions, valid_times
 
@@ -28,6 +28,8 @@ class Predicted:
     # Where the values of each sample and lead are, along each dim of the steps; -1 is nowhere.
     steps: Mapping[str, Steps]
     outputs: Outputs | None
+    # Whether the values are probabilities of classes.
+    are_probabilities: bool = False
 
     @classmethod
     def of(
@@ -42,9 +44,9 @@ class Predicted:
 
         Labels of classes, rather than their probabilities, are read as 1 for the class.
         """
-        outputs = Outputs.of(array, truth.dims)
+        outputs, are_probabilities = Outputs.of(array, truth.dims), False
         if classes is not None and CLASS in array.dims:
-            array, classes = in_order(array, truth, classes), None
+            array, classes, are_probabilities = in_order(array, truth, classes), None, True
         elif classes is not None:
             cell_dims = tuple(dim for dim in cell_dims if dim != CLASS)
             if outputs is not None:
@@ -63,11 +65,15 @@ class Predicted:
             check_decoded(str(array.name), one)
         first = {dim: 0 for dim in array.dims if dim in steps or dim not in truth.dims}
         check_aligned(f"prediction of {array.name!r}", array.isel(first, drop=True), truth)
-        return cls(CellReader.of(array, tuple(steps), cell_dims, classes), steps, outputs)
+        reader = CellReader.of(array, tuple(steps), cell_dims, classes)
+        return cls(reader, steps, outputs, are_probabilities)
 
     def load(self, samples: Steps, tile: Tile) -> LoadedCells:
         """Read the values of some samples."""
-        return self.reader.load(self._steps(samples), tile)
+        loaded = self.reader.load(self._steps(samples), tile)
+        if self.are_probabilities:
+            refuse_logits(self.reader.array.name, loaded.values)
+        return loaded
 
     def at(self, samples: Steps, loaded: LoadedCells) -> Floats:
         """Return loaded values, shape (samples, leads, [outputs], *cells)."""

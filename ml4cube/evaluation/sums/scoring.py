@@ -16,7 +16,7 @@ from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
 from ml4cube.evaluation.cells.baselines import DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
-from ml4cube.evaluation.cells.classes import class_labels, most_likely
+from ml4cube.evaluation.cells.classes import class_labels, known_in_all, most_likely
 from ml4cube.evaluation.cells.climatology import (
     Climatology,
     ClimatologyOptions,
@@ -227,8 +227,10 @@ class _Tile:
             points |= baseline_values(
                 self._names, some, timing, truth, self._climatology, self._damping
             )
-            if scored.is_map:  # compared with labels, baselines are labels too
-                points = {name: most_likely(values, 2) for name, values in points.items()}
+            if scored.n_classes:
+                # compared with labels, baselines are labels too
+                as_one = most_likely if scored.is_map else known_in_all
+                points = {name: as_one(values, 2) for name, values in points.items()}
             labels = self._labels.in_tile(steps, time_dim, dims, tile)
             is_date = (steps >= 0).reshape(*steps.shape, *(1,) * len(dims))
             labels = np.where(is_date, labels, -1)
