@@ -154,7 +154,8 @@ def evaluate(
     - If the prediction has labels alone, baselines are labels too. Then ``skill`` is 1 - error rate
       / error rate of the baseline, and ``brier`` and ``log_loss`` are NaN.
     - Intervals are percentiles of a circular block bootstrap [4]_, expanded for few blocks [5]_.
-    - The sums by date hold 96 bytes for each variable, model, date, lead time and label.
+    - The sums by date hold 96 bytes for each variable, model, date, lead time and label, with
+      classes 8 more, and 24 for each class.
 
     References
     ----------
