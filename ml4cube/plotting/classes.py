@@ -11,7 +11,7 @@ from ml4cube.plotting.style import BLUE, ORANGE, figure_of, legend_below
 # More classes have no numbers in the matrix.
 _MOST_NUMBERS = 8
 _GREY, _LIGHT = "0.6", 0.55
-_SMALL = 6.5
+_SMALL, _TILTED = 6.5, 40
 
 
 def draw_scores_of_classes(axes: Axes, scores: xr.Dataset, baseline: str) -> None:
@@ -43,7 +43,10 @@ def draw_scores_of_classes(axes: Axes, scores: xr.Dataset, baseline: str) -> Non
                 zorder=1,
             )
     share = own["frequency"].values
-    axes.set_yticks(rows, [f"{n}\n{_percent(s)}" for n, s in zip(names, share, strict=True)])
+    many = len(names) > _MOST_NUMBERS
+    between, size = ("  ", _SMALL) if many else ("\n", 7)
+    shown = [f"{n}{between}{_percent(s)}" for n, s in zip(names, share, strict=True)]
+    axes.set_yticks(rows, shown, size=size)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(-0.03, 1.03)
     axes.set_xlabel("score (1 is perfect)")
@@ -67,10 +70,11 @@ def draw_confusion(axes: Axes, shares: xr.DataArray) -> None:
                     column, row, f"{value:.0f}", ha="center", va="center", color=color, size=7
                 )
     ticks = range(len(names))
-    rotation = 0 if max(map(len, names)) * len(names) < 20 else 40
-    size = _SMALL if len(names) > _MOST_NUMBERS else 7
+    many = len(names) > _MOST_NUMBERS
+    rotation = 90 if many else 0 if max(map(len, names)) * len(names) < 20 else _TILTED
+    size = _SMALL if many else 7
     axes.set_xticks(
-        ticks, names, rotation=rotation, ha="right" if rotation else "center", size=size
+        ticks, names, rotation=rotation, ha="right" if rotation == _TILTED else "center", size=size
     )
     axes.set_yticks(ticks, names, size=size)
     axes.set_xlabel("predicted class")

@@ -116,6 +116,8 @@ class _Drawing:
     draw: Callable[[Axes], None]
     # inches of a map that is too wide to share a row
     height: float | None = None
+    # inches of a row with this panel, at least
+    row_height: float = _ROW_HEIGHT
 
 
 def _drawings(
@@ -146,9 +148,10 @@ def _drawings_of_classes(
     scores: xr.Dataset, confusion: xr.DataArray, baseline: str
 ) -> list[_Drawing]:
     """Return the panels of the classes of a variable."""
+    height = max(_ROW_HEIGHT, 1.2 + 0.17 * scores.sizes["class"])
     return [
-        _Drawing(lambda axes: draw_scores_of_classes(axes, scores, baseline)),
-        _Drawing(lambda axes: draw_confusion(axes, confusion)),
+        _Drawing(lambda axes: draw_scores_of_classes(axes, scores, baseline), row_height=height),
+        _Drawing(lambda axes: draw_confusion(axes, confusion), row_height=height),
     ]
 
 
@@ -158,9 +161,14 @@ def _new_panels(rows: Sequence[Sequence[_Drawing]]) -> list[Axes]:
     heights = [
         height
         for row in rows
-        for height in (_ROW_HEIGHT, *(drawing.height for drawing in row if drawing.height))
+        for height in (
+            max(drawing.row_height for drawing in row),
+            *(drawing.height for drawing in row if drawing.height),
+        )
     ]
     width = 0.3 + 2.9 * columns
+    if max(drawing.row_height for row in rows for drawing in row) > _ROW_HEIGHT:
+        width *= 1.6  # the names of many classes
     if len(heights) > len(rows):
         width = max(width, WIDTH)
     figure = new_figure(width, 0.2 + sum(heights))

@@ -1,5 +1,7 @@
 """Scores of classes, held to scikit-learn: weights, gaps, baselines, parts, intervals."""
 
+import itertools
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -258,3 +260,22 @@ def test_the_figure_has_the_scores_of_each_class_and_the_confusion_matrix():
     np.testing.assert_allclose(matrix, 100 * expected)
     recalls = figure.axes[2].containers[0][0].get_xdata()
     np.testing.assert_allclose(recalls, np.diag(expected))
+
+
+def test_the_names_of_many_classes_do_not_overlap():
+    rng = np.random.default_rng(0)
+    time = xr.date_range("2000-01-01", periods=10, freq="MS")
+    flags = {
+        "flag_values": np.arange(20),
+        "flag_meanings": " ".join(f"closed_forest_{i}" for i in range(20)),
+    }
+    labels = rng.integers(0, 20, (10, 4, 40))
+    coords = {"time": time, "lat": np.arange(4.0), "lon": np.arange(40.0)}
+    truth = xr.Dataset({"cover": (DIMS, labels, flags)}, coords)
+    figure = evaluate(truth, truth, **QUICK).plot()
+    figure.draw_without_rendering()
+    scores, matrix = figure.axes[1:3]
+    for texts in (scores.get_yticklabels(), matrix.get_yticklabels(), matrix.get_xticklabels()):
+        assert len(texts) == 20
+        boxes = [text.get_window_extent() for text in texts]
+        assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
