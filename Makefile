@@ -5,13 +5,14 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-quick test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-prediction bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers bench-against
+.PHONY: help setup demo test test-quick test-faults test-newest lint docs notebooks clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-prediction bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers bench-against
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite (a quarter of an hour on two cores)"
 	@echo "make test-quick   tests of about a second or less, while working (90 seconds)"
 	@echo "make test-faults  faults in real processes, and all tests that make test leaves out (an hour)"
 	@echo "make test-newest  tests that need no torch, on the newest Python of this machine"
+	@echo "make notebooks    run the notebooks and keep their outputs (NOTEBOOKS=notebooks/NAME.ipynb: only one)"
 	@echo "make setup   only build $(VENV)/"
 	@echo "make bench-NAME    measure (statistics, loading, training, prediction, codecs, sampling,"
 	@echo "             sampling_speedup, splits_honesty, gpu_feed), into benchmarks/results/"
@@ -94,6 +95,9 @@ lint: setup
 
 docs: setup
 	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+notebooks: setup
+	$(PY) scripts/run_notebooks.py $(NOTEBOOKS)
 
 clean:
 	rm -rf $(VENV) $(NEWEST) $(OUT) docs/_build docs/api/generated .mypy_cache .ruff_cache .pytest_cache

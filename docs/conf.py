@@ -1,4 +1,4 @@
-"""Sphinx configuration: pages in MyST Markdown, API reference from the docstrings."""
+"""Sphinx configuration: pages in MyST Markdown and notebooks, API reference from the docstrings."""
 
 import re
 
@@ -8,7 +8,7 @@ project = "ml4cube"
 author = "The ml4cube developers"
 version = release = ml4cube.__version__
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
@@ -29,6 +29,7 @@ numpydoc_show_class_members = False
 autodoc_default_options = {"members": True, "undoc-members": False}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # `make notebooks` runs them
 
 
 def skip_what_is_not_ours(app, what, name, obj, skip, options):

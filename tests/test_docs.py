@@ -7,6 +7,7 @@ an odd order. Scripts are unguarded, as people write them.
 import re
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import xarray as xr
@@ -16,6 +17,7 @@ from tests.seeds.running import run_scripts
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)])
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROMISES = (DOCS / "reference" / "promises.md").read_text()
 # The page that should be found first by a word.
 FIRST = {
@@ -33,8 +35,15 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def markdown(page: Path) -> str:
+    if page.suffix == ".md":
+        return page.read_text()
+    cells = nbformat.read(page, as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
 def headings(page: Path) -> list[str]:
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```.*?^```", "", markdown(page), flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"^#+ (.+)", text, re.MULTILINE)
 
 
@@ -115,7 +124,8 @@ def test_every_picture_is_in_the_gallery():
 def test_a_search_finds_the_right_page_first(word):
     """Searches rank titles and headings first, so no other page may have the word in one."""
     right = DOCS / FIRST[word]
-    found = {page for page in PAGES if any(word in heading.lower() for heading in headings(page))}
+    pages = [*PAGES, *NOTEBOOKS]
+    found = {page for page in pages if any(word in heading.lower() for heading in headings(page))}
     assert found == {right}
     assert word in headings(right)[0].lower()
 

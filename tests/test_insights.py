@@ -148,6 +148,14 @@ def test_classes_are_counted_by_name():
     assert "wetness_mean_by_time" not in found
 
 
+def test_a_cube_of_classes_alone_has_no_means():
+    found = get_insights(random_cube()[["cover"]])
+    for name in ("mean", "std", "quantile"):
+        assert found[name].isnull().all()
+    assert "histogram" not in found
+    assert len(plot_insights(found).axes) > 0
+
+
 def test_classes_with_gaps_are_floats_with_flags_and_many_integers_are_numbers():
     ds = random_cube()
     ds["cover"] = ds["cover"].astype("f4").where(ds["cover"] > 0).assign_attrs(ds["cover"].attrs)

@@ -1,27 +1,37 @@
-"""Notebooks are stored without outputs, and run from top to bottom in a folder of their own."""
+"""Notebooks have the outputs of their present code, and run in a short form."""
 
-import os
-from pathlib import Path
+import ast
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+from scripts.run_notebooks import NOTEBOOKS, code_cells, execute, fingerprint, shorten
+
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
-def test_notebooks_are_stored_without_outputs(path):
+@each
+def test_outputs_are_of_the_present_code(path):
     notebook = nbformat.read(path, as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    code = code_cells(notebook)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert all(output.output_type != "error" for cell in code for output in cell.outputs)
+    assert notebook.metadata.get("fingerprint") == fingerprint(notebook), "run `make notebooks`"
+    assert path.stat().st_size < 500_000
+
+
+@each
+def test_short_values_are_of_parameters(path):
+    notebook = nbformat.read(path, as_version=4)
+    (cell,) = [c for c in code_cells(notebook) if "parameters" in c.metadata.get("tags", [])]
+    assigned = {s.targets[0].id: ast.literal_eval(s.value) for s in ast.parse(cell.source).body}
+    assert cell.metadata["short"].keys() <= assigned.keys()
+    assert all(type(assigned[name]) is type(v) for name, v in cell.metadata["short"].items())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
-def test_notebook_runs(path, tmp_path):
+@each
+def test_short_form_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute(env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert list(tmp_path.iterdir()) == []  # it writes into a folder of its own, not beside itself
+    shorten(notebook)
+    execute(notebook, tmp_path)

@@ -330,3 +330,7 @@ def test_steps_without_dates_are_labelled_by_position(kind, missing):
     found = ticks(rendered(split_timeline(label)))
     assert found[0] == "2000-01-01"
     assert (found[1] == "step 2") == (missing > 1)
+
+
+def test_notebooks_show_figures_without_pyplot():
+    assert loss_curve([1.0, 0.5], [2.0, 1.0])._repr_png_().startswith(b"\x89PNG")

@@ -23,7 +23,7 @@ from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.sample_facts import outcome_table
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.sampling.extractor import OUTCOMES, Arrays, Callback, Extractor, float_statistics
+from ml4cube.sampling.extractor import OUTCOMES, Arrays, Callback, Extractor
 from ml4cube.sampling.plan import (
     accounting_of,
     fill_statistics,
@@ -295,19 +295,18 @@ class XrDataset(Summarized):
 
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""
+        extractor = self._sampling.extractor
+        scaled = extractor.to_scale({name: values.dtype for name, values in samples.items()})
         if (given := self._sampling.given) is not None:
-            return select_statistics(
-                given, [n for n, values in samples.items() if values.dtype.kind == "f"]
-            )
+            return select_statistics(given, scaled)
         train, scale_fn = self._labels == PARTS["train"], self._sampling.spec.scale_fn
-        is_scaled = scale_fn and any(values.dtype.kind == "f" for values in samples.values())
-        if is_scaled and not train.any():
+        if scale_fn and scaled and not train.any():
             raise EmptyPartError(
                 "the blocks used hold no train sample, so there are no statistics for "
                 f"scale_fn={scale_fn!r}; use more blocks (num_chunks, chunk_indices), or give "
                 "statistics= or scale_fn=None"
             )
-        return float_statistics({name: values[train] for name, values in samples.items()})
+        return extractor.statistics({name: values[train] for name, values in samples.items()})
 
     def _count_outcomes(self) -> dict[str, int]:
         """Return the number of windows by outcome; those never read are unused."""

@@ -16,8 +16,8 @@ from ml4cube.evaluation.cells.baselines import BASELINES, DAMPED, FROM_CLIMATOLO
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
-from ml4cube.evaluation.scores.tables import FORMULAS
-from ml4cube.evaluation.sums.block_sums import FIELDS
+from ml4cube.evaluation.scores.tables import METRICS
+from ml4cube.evaluation.sums.block_sums import FIELDS, class_fields
 from ml4cube.evaluation.sums.named_sums import PREDICTION
 from ml4cube.preprocessing.cubes import cells_of_part
 
@@ -87,7 +87,7 @@ def read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
 def read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
     wanted = [metrics] if isinstance(metrics, str) else list(metrics or ())
     for metric in wanted:
-        check_choice("metrics", metric, list(FORMULAS))
+        check_choice("metrics", metric, list(METRICS))
     return wanted
 
 
@@ -124,16 +124,17 @@ def climatology_options(
             f"{needing} need train cells, but truth has no split label and no date before those of "
             "the prediction; add a label, as with assign_time_split, or give climatology="
         )
-    has_metrics = any(name in FORMULAS for name in wanted)  # by default, acc if it can be had
+    has_metrics = any(name in METRICS for name in wanted)  # by default, acc if it can be had
     if lacks or (has_metrics and not needing):
         return None
     warn_of_train_cells(options, truth, timing, given)
     return options
 
 
-def check_size(n_models: int, timing: Timing, labels: Labels) -> None:
+def check_size(n_models: int, timing: Timing, labels: Labels, n_classes: int) -> None:
     """Refuse labels of so many cells that the sums by date do not fit."""
-    n_bytes = 8 * len(FIELDS) * n_models * timing.valid_steps.size * labels.n_of_cells
+    n_fields = len(FIELDS) + len(class_fields(n_classes))
+    n_bytes = 8 * n_fields * n_models * timing.valid_steps.size * labels.n_of_cells
     if n_bytes > _MOST_BYTES:
         raise InvalidValueError(
             f"by must have fewer labels of cells: sums for {labels.n_of_cells:,} of them at "

@@ -23,6 +23,8 @@ from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
 from ml4cube.evaluation.sums.scoring import Scored
 from ml4cube.progress import Stage
 
+_QUANTITY, _PROBABILITY = "quantity", "probability"
+
 
 def evaluate(
     prediction: Any,
@@ -53,8 +55,10 @@ def evaluate(
     prediction : Dataset, DataArray, path, or model
         A forecast with the dims ``("init_time", "lead_time", *others)``, as from `predict_cube`, or
         a plain prediction with the dims of the truth. It may have a dim ``member``, ``quantile``,
-        or ``class`` (probabilities of the labels that the truth has). A model is given to
-        `predict_cube` with `truth`, `data` and `predict`.
+        or ``class`` (probabilities of the labels that the truth has, or of their names in its
+        ``flag_meanings``). Labels of classes are known by CF's ``flag_values`` or
+        ``flag_meanings``, or if prediction and truth both hold integers or booleans, of at most 64
+        different values. A model is given to `predict_cube` with `truth`, `data` and `predict`.
     truth : Dataset, DataArray or path
         The true cube, with one time dim in increasing order. Variables of both are scored. Dates
         that it lacks are left out and counted. Its split label, if any, says which cells are for
@@ -74,8 +78,9 @@ def evaluate(
         score over all.
     metrics : str or sequence of str, optional
         Any of ``rmse``, ``mse``, ``mae``, ``bias``, ``acc``, ``crps``, ``spread_ratio``,
-        ``brier``, ``count``, ``unpredicted``, ``gaps``, see Notes. Default: those that apply, but
-        ``mse`` and ``gaps``. Skill over each baseline is always added.
+        ``count``, ``unpredicted``, ``gaps``; of classes ``accuracy``, ``balanced_accuracy``,
+        ``kappa``, ``brier``, ``log_loss``, see Notes. Default: those that apply, but ``mse`` and
+        ``gaps``. Skill over each baseline is always added.
     climatology : str, slice, Dataset or DataArray, optional
         The cycle of the climatology: ``"month"``, ``"season"``, ``"dayofyear"``,
         ``"dayofyear_hour"`` or ``"mean"`` (none). Default by the median step of the truth: the hour
@@ -113,7 +118,8 @@ def evaluate(
     Returns
     -------
     Scorecard
-        ``scores``, ``table``, ``verdict``, ``map``, ``spectrum``, ``reliability``, ``plot()``.
+        ``scores``, ``table``, ``verdict``, ``map``, ``spectrum``, ``reliability``, ``classes``,
+        ``confusion``, ``plot()``.
 
     Raises
     ------
@@ -139,10 +145,17 @@ def evaluate(
       integrated over levels, where each given level stands for those nearest to it [2]_; of a
       single value, its absolute error.
     - ``spread_ratio`` is sqrt(mean variance of members (m + 1) / m) / RMSE, 1 if reliable [3]_.
-    - ``brier`` is the sum over classes of the mean squared error of the probabilities. Baselines of
-      classes are those of the indicator of each class; ``count`` counts each class.
+    - Classes are never compared as numbers: each cell is 1 for its class and 0 for the others.
+      ``brier`` is the sum over classes of the mean squared error of the probabilities, and
+      ``log_loss`` the mean of -log(probability of the true class). The class of a model is its most
+      likely one, of equal ones the first. ``accuracy`` is the share of cells with the true class,
+      ``balanced_accuracy`` the mean recall of the true classes, ``kappa`` Cohen's. The climatology
+      has the frequencies of the classes in the train cells, so its class is the most frequent one.
+    - If the prediction has labels alone, baselines are labels too. Then ``skill`` is 1 - error rate
+      / error rate of the baseline, and ``brier`` and ``log_loss`` are NaN.
     - Intervals are percentiles of a circular block bootstrap [4]_, expanded for few blocks [5]_.
-    - The sums by date hold 96 bytes for each variable, model, date, lead time and label.
+    - The sums by date hold 96 bytes for each variable, model, date, lead time and label, with
+      classes 8 more, and 24 for each class.
 
     References
     ----------
@@ -191,7 +204,8 @@ def evaluate(
         cubes[name] = baseline, matching_steps(name, baseline, timing, time_dim)
     variables = [Scored.of(name, cubes, truth, timing, weights) for name in names]
     models = [*cubes, *named]
-    arguments.check_size(len(models) * len(names), timing, labels)
+    most_classes = max(one.n_classes for one in variables)
+    arguments.check_size(len(models) * len(names), timing, labels, most_classes)
 
     n_groups = 0 if options is None else options.n_groups
     total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(n_groups))
@@ -220,15 +234,20 @@ def _applicable_metrics(variables: Iterable[Scored], has_climatology: bool) -> l
     kinds = set()
     for variable in variables:
         kinds |= {one.outputs.dim for one in variable.predicted.values() if one.outputs is not None}
-        kinds |= set() if variable.truth.classes is None else {CLASS}
+        kinds |= {CLASS} if variable.n_classes else {_QUANTITY}
+        kinds |= {_PROBABILITY} if variable.n_classes and not variable.is_map else set()
     applies = {
-        "rmse": True,
-        "mae": True,
-        "bias": True,
-        "acc": has_climatology,
+        "rmse": _QUANTITY in kinds,
+        "mae": _QUANTITY in kinds,
+        "bias": _QUANTITY in kinds,
+        "acc": has_climatology and _QUANTITY in kinds,
         "crps": bool(kinds & {MEMBER, QUANTILE}),
         "spread_ratio": MEMBER in kinds,
-        "brier": CLASS in kinds,
+        "accuracy": CLASS in kinds,
+        "balanced_accuracy": CLASS in kinds,
+        "kappa": CLASS in kinds,
+        "brier": _PROBABILITY in kinds,
+        "log_loss": _PROBABILITY in kinds,
         "count": True,
         "unpredicted": True,
     }

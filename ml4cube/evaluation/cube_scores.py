@@ -18,6 +18,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels
+from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.variables import data_variables
 from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 from ml4cube.preprocessing.area_weights import area_of, find_latitudes
@@ -191,6 +192,11 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
         check_aligned(f"prediction of {name!r}", p, t)
         for array in (p, t):
             check_decoded(str(name), array)
+        if is_flagged(t.attrs):
+            raise InvalidValueError(
+                f"{name!r} holds classes by its flags, which have no such errors; score it with "
+                "evaluate, a map after expand_dims('time'), or select the other variables"
+            )
         pairs[name] = p, t.transpose(*p.dims)
     if not pairs:
         raise InvalidValueError(
@@ -269,7 +275,7 @@ def _sum_variable(
         check_aligned("weights", weights, prediction)
     n_groups = math.prod(len(grouping.labels) for grouping in groupings)
     sums = PairSums.empty(n_groups)
-    for slices in _blocks(prediction):
+    for slices in blocks(prediction):
         w = None if weights is None else in_block(weights, prediction.dims, slices)
         # the combined code of several groupings: labels of the last one vary fastest
         group: NDArray[Any] = np.zeros((), dtype=np.intp)
@@ -282,7 +288,7 @@ def _sum_variable(
     return sums
 
 
-def _blocks(cube: xr.DataArray) -> Iterator[dict[Hashable, slice]]:
+def blocks(cube: xr.DataArray) -> Iterator[dict[Hashable, slice]]:
     """Yield the slices of blocks that follow the chunks; chunks that are too large are cut."""
     if 0 in cube.shape:
         return

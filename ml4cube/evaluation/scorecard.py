@@ -14,10 +14,11 @@ import xarray as xr
 from ml4cube.core.display import Summarized, Summary, Table
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import LEAD
+from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.probabilities import reliability_table
 from ml4cube.evaluation.cells.timing import span
 from ml4cube.evaluation.scores.bootstrap import Bootstrap
-from ml4cube.evaluation.scores.tables import SKILLS, samples_and_leads, score_rows
+from ml4cube.evaluation.scores.tables import SKILLS, class_scores, samples_and_leads, score_rows
 from ml4cube.evaluation.scores.verdict import lead_text, verdicts
 from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
 
@@ -94,7 +95,8 @@ class Scorecard(Summarized):
     @cached_property
     def _by_lead(self) -> xr.Dataset:
         by = (LEAD,) if LEAD in self.sums.rows.coords else ()
-        return score_rows(self.sums.rows, by, ("rmse",), self.bootstrap)
+        names = ("rmse", "accuracy") if bool((self.sums.rows["classes"] > 0).any()) else ("rmse",)
+        return score_rows(self.sums.rows, by, names, self.bootstrap)
 
     @property
     def verdict(self) -> list[str]:
@@ -129,14 +131,19 @@ class Scorecard(Summarized):
     def map(self) -> xr.Dataset:
         """Scores of each cell, over all dates and lead times, each with the same weight.
 
-        ``<variable>_rmse`` with dims ``("model", *cells)``, and ``<variable>_skill`` with dims
+        ``<variable>_rmse`` with dims ``("model", *cells)``, of classes ``<variable>_brier`` (twice
+        the error rate of labels without probabilities), and ``<variable>_skill`` with dims
         ``("baseline", *cells)``; NaN where no cell is scored.
         """
         maps: dict[str, xr.DataArray] = {}
         for name, sums in self.sums.others.items():
             mse = sums["squared_error"] / sums["count"].where(sums["count"] > 0)
             units = sums.attrs.get("units", "")
-            maps[f"{name}_rmse"] = (mse**0.5).assign_attrs(units=units)
+            if "confusion" in sums:
+                mse = mse.sum(CLASS, skipna=False).drop_vars("class_name", errors="ignore")
+                maps[f"{name}_brier"] = mse.assign_attrs(units="1")
+            else:
+                maps[f"{name}_rmse"] = (mse**0.5).assign_attrs(units=units)
             own, others = mse.isel(model=0, drop=True), mse.isel(model=slice(1, None))
             if others.sizes["model"]:
                 skill = (1 - own / others).where((own > 0) | (others > 0), 0).where(own.notnull())
@@ -178,6 +185,39 @@ class Scorecard(Summarized):
             if "reliability" in sums
         }
 
+    @cached_property
+    def classes(self) -> dict[str, xr.Dataset]:
+        """Scores of each class, by variable, with the labels asked for and intervals.
+
+        ``precision``: how much of what is predicted as the class is of it; ``recall``: how much of
+        the class is found; ``f1``, their harmonic mean; ``iou``, intersection over union;
+        ``frequency`` of the class in the truth; with dims ``("model", "class", *by)``, and the
+        coordinate ``class_name``. NaN where there is no such cell.
+        """
+        found = {}
+        for name, sums in self._of_classes.items():
+            scores = class_scores(self.sums.rows, name, self.by, self.bootstrap)
+            found[name] = scores.assign_coords({key: sums[key] for key in (CLASS, "class_name")})
+        return found
+
+    @property
+    def confusion(self) -> dict[str, xr.DataArray]:
+        """Share of the scored cells by true and predicted class, over all labels, by variable.
+
+        With dims ``("model", "class", "predicted_class")``; the shares of a model add up to 1.
+        """
+        found = {}
+        for name, sums in self._of_classes.items():
+            pairs = sums["confusion"]
+            shares = pairs / pairs.sum((CLASS, "predicted_class"))
+            found[name] = shares.drop_vars("confusion", errors="ignore")
+        return found
+
+    @property
+    def _of_classes(self) -> dict[str, xr.Dataset]:
+        """Return the sums over all dates of the variables that hold classes."""
+        return {name: sums for name, sums in self.sums.others.items() if "confusion" in sums}
+
     def merge(self, other: Scorecard) -> Scorecard:
         """Return the scorecard of the parts of a prediction that two scorecards are of.
 
@@ -214,6 +254,8 @@ class Scorecard(Summarized):
     def plot(self, baseline: str | None = None) -> Any:
         """Draw skill by lead time, the map of skill, and spectra, a row for each variable.
 
+        Of classes, also recall and precision of each, and how often it is taken for another.
+
         Parameters
         ----------
         baseline : str, optional
@@ -226,7 +268,15 @@ class Scorecard(Summarized):
         """
         from ml4cube.plotting import scorecard_figure
 
-        return scorecard_figure(self._by_lead, self.map, self.spectrum, baseline=baseline)
+        everything = Scorecard(self.sums, (), self.metrics, self.bootstrap)
+        return scorecard_figure(
+            self._by_lead,
+            self.map,
+            self.spectrum,
+            baseline=baseline,
+            classes=everything.classes,
+            confusion=self.confusion,
+        )
 
     def to_json(self) -> str:
         """Return the sums and options as JSON; every bit is kept.
@@ -261,20 +311,34 @@ class Scorecard(Summarized):
         """Return errors by lead time, the verdict, and how the scores were computed."""
         samples, leads = self.samples_and_leads
         what = "dates" if leads is None else f"forecasts at {leads.size} lead times"
-        frame = self._by_lead["rmse"].to_series().unstack("model").reset_index()
-        if LEAD in frame:
-            frame[LEAD] = [lead_text(lead) for lead in frame[LEAD].values]
-        models = [str(name) for name in self._by_lead["model"].values]
-        columns = [*(str(name) for name in frame if name not in models), *models]
         how = [f"{name}: {text}" for name, text in self.scores.attrs.items()]
         return Summary(
             f"{samples.size} {what}, {span(samples)}",
             sections={
-                "RMSE": Table(columns, frame[columns].values.tolist()),
+                **self._errors(),
                 "Verdict": Table.listing(self.verdict),
                 "Computed with": Table.listing(how),
             },
         )
+
+    def _errors(self) -> dict[str, Table]:
+        """Return the RMSE of quantities and the accuracy of classes, by lead time and model."""
+        of_classes = self.sums.rows["classes"].values > 0
+        models = [str(name) for name in self._by_lead["model"].values]
+        tables = {}
+        for title, metric, chosen in (
+            ("RMSE", "rmse", ~of_classes),
+            ("Accuracy", "accuracy", of_classes),
+        ):
+            if not chosen.any():
+                continue
+            scores = self._by_lead[metric].isel(variable=np.flatnonzero(chosen))
+            frame = scores.to_series().unstack("model").reset_index()
+            if LEAD in frame:
+                frame[LEAD] = [lead_text(lead) for lead in frame[LEAD].values]
+            columns = [*(str(name) for name in frame if name not in models), *models]
+            tables[title] = Table(columns, frame[columns].values.tolist())
+        return tables
 
 
 def _squared(units: str) -> str:

@@ -22,6 +22,7 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import FILLED_ATTR
 from ml4cube.cube.chunks.blocks import chunk_sizes
+from ml4cube.cube.classes import holds_classes
 from ml4cube.cube.masks_and_labels import NAME_ATTR, ROLE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
@@ -244,11 +245,11 @@ def _checked(
         raise InvalidValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
     cube = as_dataset(ds)
     names = chosen_variables(cube, variables, ())
-    wrong = [name for name in names if cube[name].dtype.kind != "f"]
+    wrong = [name for name in names if holds_classes(cube[name])]
     if variables is not None and wrong:
         raise InvalidTypeError(
             f"variables must hold floating-point numbers, got {wrong[0]!r} of dtype "
-            f"{cube[wrong[0]].dtype}, which has no gaps"
+            f"{cube[wrong[0]].dtype}, which has no gaps, or holds classes by its flags"
         )
     if not (names := [name for name in names if name not in wrong]):
         raise InvalidTypeError(

@@ -148,12 +148,12 @@ def get_insights(
     described: dict[str, dict[str, Any]] = {}
     for name, found in sums.items():
         one = described[name] = {"cells": found.array.size, **_values(found)}
-        one |= _ranges(cube, name, list(sizes), is_number="mean" in one)
+        one |= _ranges(cube, name, list(sizes), is_number="histogram" in one)
         chunks = chunk_sizes(cube.variables[name])
         one["chunk_size"] = "dim", [float(chunks.get(dim, np.nan)) for dim in sizes]
         if window is not None:
             one |= window_reads(cube.variables[name], window, shared)._asdict()
-    numbers = [name for name, one in described.items() if "mean" in one]
+    numbers = [name for name, one in described.items() if "histogram" in one]
     result = xr.concat(
         [xr.Dataset(one) for one in described.values()],
         xr.Variable("variable", names),
@@ -161,7 +161,7 @@ def get_insights(
     )  # fmt: skip
     result = result.assign(_correlations(names, numbers, pair_sums, sums))
     for found in sums.values():
-        result = result.assign(_maps_and_series(found, "mean" in described[str(found.array.name)]))
+        result = result.assign(_maps_and_series(found, str(found.array.name) in numbers))
     return _documented(result, cube, sums, window)
 
 
@@ -187,8 +187,11 @@ def _values(found: VariableSums) -> dict[str, Any]:
     total = _merged(found.steps)
     gaps = _gap_fraction(total, found.weight_of_step.sum())
     classes = class_fractions(found.array, found.histogram)
+    no_quantile = ("probability", [np.nan] * len(PROBABILITIES))
     if classes is not None:
-        return {"gap_fraction": gaps, **{str(n): v for n, v in classes.variables.items()}}
+        of_classes = {str(n): v for n, v in classes.variables.items()}
+        no_number = {"mean": np.nan, "std": np.nan, "quantile": no_quantile}
+        return {"gap_fraction": gaps, **no_number, **of_classes}
     known = bool(total.count)
     quantiles = [
         float(found.histogram.quantile(p, total.min, total.max)) if known else np.nan

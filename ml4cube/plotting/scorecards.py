@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.cube.coordinates import LEAD, role_of
+from ml4cube.plotting.classes import draw_confusion, draw_scores_of_classes
 from ml4cube.plotting.fields import skill_scale
 from ml4cube.plotting.maps import check_maps, draw_group
 from ml4cube.plotting.spectra import draw_spectrum, has_power, lead_axis
@@ -41,9 +42,13 @@ def scorecard_figure(
     spectra: xr.Dataset,
     *,
     baseline: str | None = None,
+    classes: Mapping[str, xr.Dataset] | None = None,
+    confusion: Mapping[str, xr.DataArray] | None = None,
     ax: Sequence[Axes] | None = None,
 ) -> Figure:
     """Draw skill by lead time with intervals, the map of skill, and power spectra.
+
+    Of a variable with classes, also the scores of each, and how often one is taken for another.
 
     Parameters
     ----------
@@ -60,14 +65,16 @@ def scorecard_figure(
     baseline : str, optional
         The one whose skill is mapped; default: that with the lowest skill of the prediction
         against it.
+    classes, confusion : mapping of str to Dataset or DataArray, optional
+        `Scorecard.classes`, without further labels, and `Scorecard.confusion`.
     ax : sequence of matplotlib.axes.Axes, optional
         Where to draw: for each variable one for scores, one for the map and one for the spectrum,
-        without those that have nothing to show; default: in a new figure.
+        without those that have nothing to show, and of classes two more; default: in a new figure.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A row of panels for each variable.
+        A row of panels for each variable, and one more for its classes.
 
     Raises
     ------
@@ -88,7 +95,12 @@ def scorecard_figure(
     names = [str(name) for name in scores["baseline"].values] if "baseline" in scores else []
     if baseline is not None:
         check_choice("baseline", baseline, names)
-    rows = [_drawings(name, scores, maps, spectra, baseline, names) for name in variables]
+    rows = []
+    for name in variables:
+        rows.append(_drawings(name, scores, maps, spectra, baseline, names))
+        if classes and confusion and name in classes:
+            mapped = baseline or _hardest(scores, name, names)
+            rows.append(_drawings_of_classes(classes[name], confusion[name], mapped))
     given = check_axes(ax, sum(map(len, rows)))
     with style():
         panels = given or _new_panels(rows)
@@ -104,6 +116,8 @@ class _Drawing:
     draw: Callable[[Axes], None]
     # inches of a map that is too wide to share a row
     height: float | None = None
+    # inches of a row with this panel, at least
+    row_height: float = _ROW_HEIGHT
 
 
 def _drawings(
@@ -130,15 +144,31 @@ def _drawings(
     return found
 
 
+def _drawings_of_classes(
+    scores: xr.Dataset, confusion: xr.DataArray, baseline: str
+) -> list[_Drawing]:
+    """Return the panels of the classes of a variable."""
+    height = max(_ROW_HEIGHT, 1.2 + 0.17 * scores.sizes["class"])
+    return [
+        _Drawing(lambda axes: draw_scores_of_classes(axes, scores, baseline), row_height=height),
+        _Drawing(lambda axes: draw_confusion(axes, confusion), row_height=height),
+    ]
+
+
 def _new_panels(rows: Sequence[Sequence[_Drawing]]) -> list[Axes]:
     """Return axes of a new figure: a row for each variable, and one for its map if this is wide."""
     columns = max(sum(drawing.height is None for drawing in row) for row in rows)
     heights = [
         height
         for row in rows
-        for height in (_ROW_HEIGHT, *(drawing.height for drawing in row if drawing.height))
+        for height in (
+            max(drawing.row_height for drawing in row),
+            *(drawing.height for drawing in row if drawing.height),
+        )
     ]
     width = 0.3 + 2.9 * columns
+    if max(drawing.row_height for row in rows for drawing in row) > _ROW_HEIGHT:
+        width *= 1.6  # the names of many classes
     if len(heights) > len(rows):
         width = max(width, WIDTH)
     figure = new_figure(width, 0.2 + sum(heights))
@@ -188,8 +218,10 @@ def _map_of(maps: xr.Dataset, variable: str, baseline: str) -> xr.DataArray | No
 def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     """Draw the skill over each baseline, or the RMSE without one, by lead time."""
     metric, second = ("skill", "baseline") if "skill" in scores else ("rmse", "model")
+    if metric == "rmse" and "accuracy" in scores and not bool(scores["rmse"].notnull().any()):
+        metric = "accuracy"  # of classes
     units = str(scores.coords["units"].item()) if "units" in scores.coords else ""
-    has_leads = LEAD in scores[metric].dims
+    has_leads = scores[metric].sizes.get(LEAD, 1) > 1
     leads, unit = lead_axis(scores[metric]) if has_leads else (np.zeros(1), "")
     labels = [str(label) for label in scores[second].values]
     for i, label in enumerate(labels):
@@ -214,7 +246,7 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     else:
         axes.set_xticks(range(len(labels)), [_words(label) for label in labels], rotation=20)
         axes.margins(x=0.3)
-    shown = "skill (1 is perfect)" if metric == "skill" else "RMSE"
+    shown = {"skill": "skill (1 is perfect)", "rmse": "RMSE", "accuracy": "accuracy"}[metric]
     axes.set_ylabel(with_units(shown, units if metric == "rmse" else ""))
     axes.set_title(name, fontweight="bold")
     axes.grid(visible=True)

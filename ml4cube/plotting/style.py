@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,18 @@ def style() -> AbstractContextManager[None]:
     return rc_context(_STYLE)
 
 
+class _ShownFigure(Figure):
+    """A figure that notebooks show, which they do for other figures only if pyplot draws inline."""
+
+    def _repr_png_(self) -> bytes:
+        png = BytesIO()
+        self.savefig(png, format="png", bbox_inches="tight")
+        return png.getvalue()
+
+
 def new_figure(width: float, height: float, layout: Any = "constrained") -> Figure:
     """Return a figure of so many inches."""
-    return Figure(figsize=(width, height), dpi=DPI, layout=layout)
+    return _ShownFigure(figsize=(width, height), dpi=DPI, layout=layout)
 
 
 def new_axes(figure: Figure, *where: Any) -> Axes:

@@ -141,7 +141,9 @@ def predict_cube(
         ``<target>_mean``. Outputs named std, stddev, spread, sigma, scale or uncertainty are
         unscaled without the offset, var and variance by the squared scale.
     reduce : {"argmax", None}
-        "argmax" returns the most likely class instead of the probabilities.
+        "argmax" returns the label of the most likely class instead of the probabilities, with the
+        target's ``flag_values`` and ``flag_meanings``. Names of classes given by `outputs` are
+        looked up in ``flag_meanings``; unknown names are numbered from 0.
     init_times : date, sequence of dates, slice or str, optional
         Dates of the last input step of each forecast, as in ``ds.sel(time=...)``. Default: every
         date from which the model can start.
@@ -163,9 +165,11 @@ def predict_cube(
         The targets on the grid of `ds`, with its order of dims, coordinates, bounds and grid
         mapping, and the targets' attributes. Forecasts have the dims ``init_time`` (the last input
         step) and ``lead_time`` instead of time, and the coordinate ``valid_time`` along both.
-        Targets that are integers, of which the model returns several numbers, are classes: their
-        probabilities along the dim ``class`` (numbers that are no probabilities are taken as
-        logits). A model without targets that returns other channels than the features gives the
+        Targets that are integers, or have CF's ``flag_values``, of which the model returns several
+        numbers, are classes: their probabilities along the dim ``class``, with the labels in
+        ``flag_values``. Numbers below 0, or that do not add up to 1 in each cell, are taken as
+        logits: softmax turns each window's into probabilities, before these are blended and
+        averaged. A model without targets that returns other channels than the features gives the
         variable ``embedding`` with the dim ``feature``. A result without axes of the window has
         one entry per window along those dims, or lacks them if there is one window.
 
@@ -290,12 +294,23 @@ def _expected(
         raise InvalidValueError(f"all members must have the same classes, got {[*of_each]}")
     labels = next(iter(of_each), None)
     named = Outputs.parse(outputs, windows.result_shape)
-    classes = dict.fromkeys(spec.targets if labels else spec.classes, labels)
+    # labels of the fitted models come before those that the flags of the targets list
+    flags = {name: tuple(map(_whole, names)) or None for name, names in spec.classes.items()}
+    classes = dict.fromkeys(spec.targets, labels) if labels else flags
     if reduce == "argmax" and not classes and (named is None or named.dim != CLASS):
         raise InvalidValueError(
             "reduce='argmax' needs targets that are classes: integers, or outputs={'class': ...}"
         )
-    return Expected(spec.targets, spec.are_targets_named, windows.target_window, classes, named)
+    names = {
+        target: {name: label for label, name in of_target.items()}
+        for target, of_target in spec.classes.items()
+    }
+    window = windows.target_window
+    return Expected(spec.targets, spec.are_targets_named, window, classes, named, names)
+
+
+def _whole(label: float) -> float:
+    return int(label) if label.is_integer() else label
 
 
 def _with_layout(

@@ -20,6 +20,7 @@ from ml4cube.core.missing import check_mask
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics, check_decoded, offset_and_scale
+from ml4cube.cube.classes import class_names, holds_classes
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.loading.coordinate_features import Table, coordinate_tables
@@ -42,8 +43,8 @@ class PredictionSpec:
     targets: tuple[str, ...]
     # Whether the targets were named, and are not the features.
     are_targets_named: bool
-    # Targets that are classes, which are not scaled.
-    classes: frozenset[str]
+    # Targets that are classes, which are not scaled, with the labels and names that are known.
+    classes: Mapping[str, Mapping[float, str]]
     windows: Windows
     # How results become inputs; None if the model is called once for a forecast.
     rollout: Rollout | None
@@ -94,7 +95,7 @@ class PredictionSpec:
             features=feature_names,
             targets=target_names or feature_names,
             are_targets_named=bool(target_names),
-            classes=_classes(cube, metadata, target_names) - scaling.keys(),
+            classes=_classes(cube, metadata, [n for n in target_names if n not in scaling]),
             windows=windows,
             rollout=Rollout.of(data) if data is not None and windows.rollout > 1 else None,
             axes=axes,
@@ -228,12 +229,17 @@ def _check_store(metadata: StoreMetadata, cube: xr.Dataset, names: Iterable[str]
 
 def _classes(
     cube: xr.Dataset, metadata: StoreMetadata | None, targets: Iterable[str]
-) -> frozenset[str]:
-    """Return the targets that are integers in the cube, or in that of the training."""
+) -> dict[str, dict[float, str]]:
+    """Return the targets that hold classes in the cube, or else in that of the training."""
     known = metadata.provenance.get("variables", {}) if metadata else {}
-    dtypes = {name: np.dtype(known.get(name, {}).get("dtype", "f4")) for name in targets}
-    dtypes |= {name: cube[name].dtype for name in targets if name in cube.data_vars}
-    return frozenset(name for name, dtype in dtypes.items() if dtype.kind in "iub")
+    found = {}
+    for name in targets:
+        stored = known.get(name, {})
+        variable = xr.Variable((), np.zeros((), stored.get("dtype", "f4")), stored.get("attrs"))
+        variable = cube[name].variable if name in cube.data_vars else variable
+        if holds_classes(variable):
+            found[name] = class_names(variable)
+    return found
 
 
 def _grid(windows: Windows, axes: Mapping[str, xr.Variable]) -> xr.Dataset:

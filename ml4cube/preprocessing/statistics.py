@@ -20,6 +20,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.statistics import VariableStatistics, check_decoded
 from ml4cube.core.sums.fields import quantile_of
+from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.area_weights import Weights
@@ -79,7 +80,7 @@ class Statistics(core.Statistics):
             A cube of any dims, lazy or not, or samples.
         variables : iterable of str, optional
             Default: every data variable except split labels, masks, bounds, grid mappings,
-            scalars, dates and texts.
+            scalars, dates, texts, and classes by CF's ``flag_values`` or ``flag_meanings``.
         exclude_vars : iterable of str
             Variables to exclude.
         split : {"train", "val", "test", None}
@@ -135,6 +136,8 @@ class Statistics(core.Statistics):
         if variables is None and isinstance(ds, xr.DataArray):
             variables = map(str, cube.data_vars)
         chosen = chosen_variables(cube, variables, exclude_vars)
+        if variables is None:
+            chosen = _without_classes(cube, chosen)
         cells, part = cubes.cells_of_part(cube, split)
         options = FieldOptions.of(cube, chosen, reduced_dims, by, weights, len(quantiles) > 0)
         statistics = {}
@@ -232,6 +235,19 @@ def chosen_variables(
     return chosen
 
 
+def _without_classes(cube: xr.Dataset, names: list[str]) -> list[str]:
+    """Leave out variables that hold classes by their CF attributes."""
+    classes = [name for name in names if is_flagged(cube[name].attrs)]
+    if classes == names:
+        raise InvalidValueError(
+            f"no variable is left: {classes} hold classes by flag_values or flag_meanings, which "
+            "have no mean; name them in variables= if you want one"
+        )
+    if classes:
+        logger.info("%s hold classes by their flags, and have no statistics", classes)
+    return [name for name in names if name not in classes]
+
+
 def _statistics(
     name: str, variable: xr.Variable, cells: xr.Variable | None, options: FieldOptions
 ) -> VariableStatistics:
@@ -278,7 +294,8 @@ def get_statistics(
     ds : Dataset, DataArray or dict of arrays (samples, *window)
         A cube of any dims, lazy or not, or samples.
     exclude_vars : iterable of str
-        Variables to exclude; split labels, masks and auxiliary variables always are.
+        Variables to exclude; split labels, masks, auxiliary variables, and classes by CF's
+        ``flag_values`` or ``flag_meanings`` always are.
     split : {"train", "val", "test", None}
         Part to use if `ds` has a split label (the log says so); None for all cells.
     dims : str or iterable of str, optional
@@ -340,7 +357,8 @@ def get_range(
     ds : Dataset, DataArray or dict of arrays (samples, *window)
         A cube of any dims, lazy or not, or samples.
     exclude_vars : iterable of str
-        Variables to exclude; split labels, masks and auxiliary variables always are.
+        Variables to exclude; split labels, masks, auxiliary variables, and classes by CF's
+        ``flag_values`` or ``flag_meanings`` always are.
     split : {"train", "val", "test", None}
         Part to use if `ds` has a split label (the log says so); None for all cells.
     dims : str or iterable of str, optional

@@ -16,7 +16,7 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
-from ml4cube.sampling.extractor import OUTCOMES, Extractor, Schema, float_statistics
+from ml4cube.sampling.extractor import OUTCOMES, Extractor, Schema
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _count_tile(
             found = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
             schema = agreed_schema(schema, found)
             if is_train:
-                statistics = float_statistics(samples)
+                statistics = extractor.statistics(samples)
     filled = extractor.filled_in(cells) if any(counts[: len(PARTS)]) else ()
     return TileCount(id, tuple(counts), statistics, schema, absent, filled)
 

@@ -82,6 +82,8 @@ class Extractor:
     # Called with all samples of one part of a tile.
     callback: Callback | None = None
     seed: int = 0
+    # Variables that hold classes, which are not scaled, although they may be floats.
+    classes: frozenset[str] = frozenset()
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
         """Return the cells that a tile's windows cover."""
@@ -303,6 +305,16 @@ class Extractor:
             result[name] = of_variable.scaled(values, first_cells, window)
         return result
 
+    def to_scale(self, dtypes: Mapping[str, Any]) -> list[str]:
+        """Return the variables of samples that are scaled: floats that are no classes."""
+        floats = (name for name, dtype in dtypes.items() if np.dtype(dtype).kind == "f")
+        return [name for name in floats if name not in self.classes]
+
+    def statistics(self, samples: Arrays) -> Statistics:
+        """Return the statistics of the variables that are scaled."""
+        scaled = self.to_scale({name: values.dtype for name, values in samples.items()})
+        return Statistics.of({name: samples[name] for name in scaled}, part="train")
+
     def train_cell_statistics(self, reader: CubeReader, block: Block) -> Statistics:
         """Return the statistics of the raw train cells in a box, which some fill methods need."""
         cells = reader.read(block.slices)
@@ -336,12 +348,6 @@ def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
             f"{label[~known].flat[0]!r}"
         )
     return np.where(gaps, EXCLUDED, label).astype(np.uint8)
-
-
-def float_statistics(samples: Arrays) -> Statistics:
-    """Return the statistics of the float variables, which are scaled."""
-    floats = {name: values for name, values in samples.items() if values.dtype.kind == "f"}
-    return Statistics.of(floats, part="train")
 
 
 def tiling(

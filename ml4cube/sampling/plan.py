@@ -183,15 +183,15 @@ def make_plan(
     _check_parts(sampling, accounting, outcomes, parts)
     schema = schema or extractor.schema(dtypes)  # nothing was sampled
     check_targets(sampling.spec, schema)
-    floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
+    scaled = extractor.to_scale({name: dtype for name, (_, dtype) in schema.items()})
     if statistics is None:
-        statistics = Statistics.empty(floats if looks_at_samples else [], part="train")
+        statistics = Statistics.empty(scaled if looks_at_samples else [], part="train")
     # attributes name the fill value of the source, not of what a callback makes
     from_source = [] if extractor.callback else [n for n in statistics if n in sampling.ds]
     for name in from_source:
         check_no_fill_value(name, statistics[name], sampling.ds[name])
     if sampling.given is not None:
-        statistics = select_statistics(sampling.given, floats)
+        statistics = select_statistics(sampling.given, scaled)
     return extractor, SamplePlan(
         parts=parts,
         accounting=accounting,

@@ -32,6 +32,7 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics, check_decoded
 from ml4cube.cube.chunks.blocks import file_chunks
+from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import ComputedSource, CubeReader
@@ -183,6 +184,9 @@ class Sampling:
         )
         if options.callback is None:
             check_targets(spec, names)
+        # integers are known by the dtype of the samples, which a callback may change
+        classes = frozenset(name for name in names if is_flagged(ds[name].attrs))
+        _refuse_means_of_classes(spec, [name for name in classes if ds[name].dtype.kind == "f"])
         methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in names if name in spec.targets}
         filled = {name: method for name, method in methods.items() if method is not None}
         warn_of_filled("to_pred", filled, FILL_FEATURES)
@@ -200,16 +204,17 @@ class Sampling:
             used_blocks=_used_blocks(blocks, options),
             callback=options.callback,
             seed=options.seed,
+            classes=classes,
         )
         if mask and extractor.spec.mask_makes_gaps:
             _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
         sampling = cls(ds, reader, extractor, _recipe(ds[label]), left_out, blocks, labelled, given)
         if given is not None:
             # refuse what cannot be scaled before any work; what a callback makes is known later
-            floats = [name for name in names if ds[name].dtype.kind == "f"]
+            scaled = extractor.to_scale({name: ds[name].dtype for name in names})
             if options.callback is not None:
-                floats = [name for name in floats if name in given]
-            chosen = select_statistics(given, floats)
+                scaled = [name for name in scaled if name in given]
+            chosen = select_statistics(given, scaled)
             sampling.scaling(chosen)
             warn_of_erased(chosen, str(scale_fn))
         return sampling
@@ -349,6 +354,16 @@ def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> No
             raise InvalidTypeError(
                 f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
                 "be filled; leave it out"
+            )
+
+
+def _refuse_means_of_classes(spec: SampleSpec, classes: Iterable[str]) -> None:
+    """Refuse to fill the gaps of classes with numbers that are none of them."""
+    for name in sorted(classes):
+        if (method := spec.fill_of(name)) not in (None, "constant"):
+            raise InvalidValueError(
+                f"fill_method: {name!r} holds classes by its flags, and {method!r} would fill its "
+                f"gaps with values that are no class; give {{{name!r}: 'constant'}} or None"
             )
 
 

@@ -12,26 +12,32 @@ this formula over all cells, however they are divided into batches and ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ml4cube.core.angles import cell_areas
 from ml4cube.core.axes import is_time
 from ml4cube.core.display import PrintedAsCall, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.cube.classes import MOST_CLASSES
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.tensors import PTXrDataset
 from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.loss_functions import (
     ClassWeights,
     ShapeChecked,
+    as_labels,
     is_over_classes,
     reduced,
     setting,
 )
+
+# Samples that are read at once to count classes.
+_COUNTED_AT_ONCE = 256
 
 
 class MaskedLoss(PrintedAsCall):
@@ -39,7 +45,8 @@ class MaskedLoss(PrintedAsCall):
 
     Cells whose target is NaN or infinite (or the loss's own ``ignore_index``) are left out, and
     no gradient reaches their predictions, not even one of 0 × NaN. A batch without a single value
-    has loss 0.
+    has loss 0. Losses of torch over classes take targets of one channel, (N, 1, *window), which may
+    be floats with gaps, with predictions (N, classes, *window).
 
     Parameters
     ----------
@@ -82,6 +89,8 @@ class MaskedLoss(PrintedAsCall):
         self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the weighted mean over the cells that have a value."""
+        if self._classes is not None:
+            target, weights = as_labels(target, weights, self._classes.ignored, pred)
         gaps = self._gaps(target)
         if gaps is not None:
             target = torch.where(gaps, 0, target)
@@ -119,6 +128,8 @@ class MaskedLoss(PrintedAsCall):
         torch.Tensor
             A scalar on the device of the target.
         """
+        if self._classes is not None:
+            target, weights = as_labels(target, weights, self._classes.ignored)
         return self._total(self._cell_weights(target, self._gaps(target), weights), target)
 
     def _total(self, cell_weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -149,6 +160,141 @@ class MaskedLoss(PrintedAsCall):
                 f"got {tuple(combined.shape)}"
             )
         return combined if gaps is None else torch.where(gaps, 0, combined)
+
+
+class CrossEntropy(MaskedLoss):
+    """Cross entropy of the classes of a target, over the cells that have one.
+
+    For one target of labels, such as land cover, as `PTXrDataset` gives it: floats or integers of
+    shape (N, 1, *window), NaN in gaps. The model returns logits, (N, classes, *window), without a
+    softmax, which `predict_cube` applies.
+
+    Parameters
+    ----------
+    classes : sequence of float, or mapping
+        Labels in the order of the model's channels, as in CF's ``flag_values``. A mapping
+        ``{label: weight}``, as from `balanced_weights`, gives each class a weight too.
+    weights : array, optional
+        Weights of the cells, as in `MaskedLoss`; for example `area_weights`.
+
+    Raises
+    ------
+    InvalidValueError
+        If there are fewer than two labels or one is there twice, or a weight is negative. In
+        training, if a target has another label.
+
+    Notes
+    -----
+    The mean has the weights w of cells and classes: ``sum(w * -log(p)) / sum(w)``. Class weights
+    change what probabilities the model learns: frequent classes get lower ones than they have.
+
+    Examples
+    --------
+    >>> loss = CrossEntropy([10, 20, 30])
+    >>> target = torch.tensor([[[20.0, float("nan")]]])
+    >>> round(loss(torch.zeros(1, 3, 2), target).item(), 4)
+    1.0986
+    """
+
+    def __init__(self, classes: Sequence[float] | Mapping[float, float], weights: Any = None):
+        super().__init__(nn.CrossEntropyLoss(), weights)
+        self.classes = classes
+        labels = np.array([*classes], dtype=np.float64)
+        if labels.size < 2 or np.unique(labels).size < labels.size:
+            raise InvalidValueError(f"classes must be two or more distinct labels, got {classes!r}")
+        self._order = torch.from_numpy(labels.argsort())
+        self._labels = torch.from_numpy(labels)[self._order]
+        given = [*classes.values()] if isinstance(classes, Mapping) else None
+        self._of_classes = None if given is None else _as_weights(given)
+
+    def __call__(
+        self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the weighted mean over the cells that have a class."""
+        n = len(self._labels)
+        if pred.ndim < 2 or pred.shape[1] != n:
+            raise InvalidValueError(
+                f"the model must return one channel for each of the {n} classes, (N, {n}, ...), "
+                f"got {tuple(pred.shape)}"
+            )
+        return super().__call__(pred, self._positions(target), weights)
+
+    def weigh(self, target: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the weight of a batch, as `MaskedLoss.weigh`."""
+        return super().weigh(self._positions(target), weights)
+
+    def _positions(self, target: torch.Tensor) -> torch.Tensor:
+        """Return the position of each label among the classes; gaps stay gaps."""
+        self._labels, self._order = (t.to(target.device) for t in (self._labels, self._order))
+        values = target.double().contiguous()
+        nearest = torch.searchsorted(self._labels, values).clamp_max(len(self._labels) - 1)
+        is_gap, is_known = ~values.isfinite(), self._labels[nearest] == values
+        if bool((unknown := ~is_gap & ~is_known).any()):
+            raise InvalidValueError(
+                f"the target has the label {values[unknown][0].item():g}, but classes are "
+                f"{[*self.classes]}; add it, or make it a gap, as with ds.where"
+            )
+        positions = self._order[nearest]
+        has_gaps = target.is_floating_point()
+        return torch.where(is_gap, torch.nan, positions) if has_gaps else positions
+
+    def _cell_weights(
+        self, target: torch.Tensor, gaps: torch.Tensor | None, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        combined = super()._cell_weights(target, gaps, weights)
+        if self._of_classes is None:
+            return combined
+        self._of_classes = self._of_classes.to(target.device)
+        return combined * self._of_classes[target.clamp_min(0)]  # gaps are negative and weigh 0
+
+
+def balanced_weights(data: Any) -> dict[float, float]:
+    """Return the weight of each class by which all classes count alike in a loss.
+
+    ``cells / (classes * cells of the class)``, as in scikit-learn's ``class_weight="balanced"``.
+
+    Parameters
+    ----------
+    data : PTXrDataset
+        Training data with one target of classes; all samples are read once.
+
+    Returns
+    -------
+    dict of float to float
+        Weights by label, in increasing order, for `CrossEntropy` or the `weights` of `PTXrDataset`.
+
+    Raises
+    ------
+    InvalidTypeError
+        If `data` is not a PTXrDataset with one target.
+    InvalidValueError
+        If it has more than 64 different values, or none.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> from ml4cube.datasets.pytorch import PTXrDataset
+    >>> cube = xr.Dataset({"a": ("x", np.ones(4)), "cover": ("x", [10, 10, 10, 20])})
+    >>> balanced_weights(PTXrDataset(cube, to_pred="cover"))
+    {10.0: 0.6666666666666666, 20.0: 2.0}
+    """
+    if not isinstance(data, PTXrDataset) or len(data.targets) != 1:
+        raise InvalidTypeError(f"data must be a PTXrDataset with one target, got {one_line(data)}")
+    counts: dict[float, int] = {}
+    for start in range(0, len(data), _COUNTED_AT_ONCE):
+        target = data.take(range(start, min(start + _COUNTED_AT_ONCE, len(data))))[1]
+        found, numbers = target[target.isfinite()].unique(return_counts=True)
+        for label, number in zip(found.tolist(), numbers.tolist(), strict=True):
+            counts[label] = counts.get(label, 0) + number
+        if len(counts) > MOST_CLASSES:
+            break
+    if not 0 < len(counts) <= MOST_CLASSES:
+        raise InvalidValueError(
+            f"the target must have 1 to {MOST_CLASSES} classes, {data.targets[0]!r} has "
+            f"{'more' if counts else 'no value'}"
+        )
+    cells = sum(counts.values())
+    return {float(c): cells / (len(counts) * counts[c]) for c in sorted(counts)}
 
 
 def masked(loss: Callable[..., Any]) -> MaskedLoss:

@@ -114,6 +114,31 @@ def test_classes_are_probabilities_blended_before_the_most_likely_is_chosen():
     assert named.kind.attrs["flag_values"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_labels_of_classes_are_those_of_the_flags(dtype):
+    made, flags = cube(), {"flag_values": [10, 20, 30], "flag_meanings": "x y z"}
+    made["kind"] = (10 + 10 * made.kind).astype(dtype).assign_attrs(flags)
+    data = PTXrDataset(made, "kind", ["a"], **WINDOWS)
+    model = nn.Conv2d(1, 3, 1)
+    found = predict_cube(model, made, data)
+    assert found["class"].values.tolist() == [10, 20, 30]
+    best = predict_cube(model, made, data, reduce="argmax").kind
+    np.testing.assert_array_equal(best, 10 + 10 * found.kind.argmax("class"))
+    assert {key: best.attrs[key] for key in flags} == flags
+    # names are looked up, whatever their order
+    turned = {"outputs": {"class": ["z", "x", "y"]}, "reduce": "argmax"}
+    named = predict_cube(lambda x: model(x)[:, [2, 0, 1]], made, data, **turned).kind
+    xr.testing.assert_identical(named.drop_attrs(), best.drop_attrs())
+    assert {key: named.attrs[key] for key in flags} == flags
+    others = predict_cube(model, made, data, outputs={"class": [1, 2, 3]}, reduce="argmax").kind
+    assert others.attrs["flag_values"] == [1, 2, 3]
+    assert "flag_meanings" not in others.attrs
+    with pytest.raises(
+        InvalidValueError, match=r"flag_values of 'kind' have 3 entries .* name them"
+    ):
+        predict_cube(nn.Conv2d(1, 4, 1), made, data)
+
+
 def test_a_number_for_an_integer_target_stays_a_number():
     data = PTXrDataset(cube(), "kind", ["a"], scale_fn=None, **WINDOWS)
     np.testing.assert_allclose(predict_cube(of_a, cube(), data).kind, cube().a)

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.evaluation.cube_scores import in_block
 
 Floats = NDArray[np.float64]
@@ -48,8 +49,20 @@ class CellReader:
         known = {dim: along if along.size else np.zeros(1, np.intp) for dim, along in known.items()}
         chosen: dict[str, Any] = {dim: _as_slice(along) for dim, along in known.items()}
         chosen |= {dim: part for dim, part in tile.items() if dim in self.array.dims}
-        labels = None if self.classes is None else self.classes[tile[CLASS]]
-        return LoadedCells(self.array.isel(chosen).values, known, labels)
+        values = self.array.isel(chosen).values
+        if self.classes is not None:
+            self._refuse_other_labels(values)
+        return LoadedCells(values, known, self.classes)
+
+    def _refuse_other_labels(self, values: NDArray[Any]) -> None:
+        """Refuse values that are none of the classes."""
+        assert self.classes is not None
+        other = np.setdiff1d(values[np.isfinite(values)], self.classes)
+        if other.size:
+            raise InvalidValueError(
+                f"{self.array.name!r} has the label {other[0]:g}, but its classes are "
+                f"{self.classes.tolist()}; make other labels gaps, as with ds.where"
+            )
 
     def at(self, steps: Mapping[str, Steps], tile: Tile) -> Floats:
         """Return the values at steps that broadcast against each other, as `LoadedCells` does."""

@@ -15,6 +15,7 @@ from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Floats, LoadedCells, Steps, Tile
+from ml4cube.evaluation.cells.classes import in_order, refuse_logits
 from ml4cube.evaluation.cells.probabilities import MEMBER, QUANTILE, Outputs
 from ml4cube.evaluation.cells.timing import Timing, date_keys, positions, valid_times
 
@@ -27,6 +28,8 @@ class Predicted:
     # Where the values of each sample and lead are, along each dim of the steps; -1 is nowhere.
     steps: Mapping[str, Steps]
     outputs: Outputs | None
+    # Whether the values are probabilities of classes.
+    are_probabilities: bool = False
 
     @classmethod
     def of(
@@ -35,9 +38,22 @@ class Predicted:
         steps: Mapping[str, Steps],
         truth: xr.DataArray,
         cell_dims: tuple[str, ...],
+        classes: NDArray[Any] | None = None,
     ) -> Predicted:
-        """Check a variable against the truth; it may have a dim of several outputs."""
-        outputs = Outputs.of(array, truth.dims)
+        """Check a variable against the truth; it may have a dim of several outputs.
+
+        Labels of classes, rather than their probabilities, are read as 1 for the class.
+        """
+        outputs, are_probabilities = Outputs.of(array, truth.dims), False
+        if classes is not None and CLASS in array.dims:
+            array, classes, are_probabilities = in_order(array, truth, classes), None, True
+        elif classes is not None:
+            cell_dims = tuple(dim for dim in cell_dims if dim != CLASS)
+            if outputs is not None:
+                raise InvalidValueError(
+                    f"{array.name!r} must have probabilities along {CLASS!r} if it has "
+                    f"{outputs.dim!r}, got labels of classes, which have no mean"
+                )
         several = () if outputs is None else (outputs.dim,)
         needed = {*steps, *cell_dims}
         if not needed <= set(array.dims) <= needed | set(several):
@@ -49,11 +65,15 @@ class Predicted:
             check_decoded(str(array.name), one)
         first = {dim: 0 for dim in array.dims if dim in steps or dim not in truth.dims}
         check_aligned(f"prediction of {array.name!r}", array.isel(first, drop=True), truth)
-        return cls(CellReader.of(array, tuple(steps), cell_dims), steps, outputs)
+        reader = CellReader.of(array, tuple(steps), cell_dims, classes)
+        return cls(reader, steps, outputs, are_probabilities)
 
     def load(self, samples: Steps, tile: Tile) -> LoadedCells:
         """Read the values of some samples."""
-        return self.reader.load(self._steps(samples), tile)
+        loaded = self.reader.load(self._steps(samples), tile)
+        if self.are_probabilities:
+            refuse_logits(self.reader.array.name, loaded.values)
+        return loaded
 
     def at(self, samples: Steps, loaded: LoadedCells) -> Floats:
         """Return loaded values, shape (samples, leads, [outputs], *cells)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +12,16 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.cube.coordinates import LEAD
+from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.pair_sums import ratio
 from ml4cube.evaluation.scores.bootstrap import Bootstrap, Draws, Floats
+from ml4cube.evaluation.scores.classes import OF_ALL, OF_EACH, OF_PROBABILITIES, Sums
 from ml4cube.evaluation.sums.block_sums import FIELDS
 from ml4cube.evaluation.sums.named_sums import CODE
 
 _MOST_NUMBERS = 2**21  # of one sum, by sample or in all draws, that are in memory at a time
 
-Sums = dict[str, Floats]
+Formula = Callable[[Sums], Floats]
 
 
 def _acc(sums: Sums) -> Floats:
@@ -40,6 +42,7 @@ FORMULAS: dict[str, Callable[[Sums], Floats]] = {
     "unpredicted": lambda sums: sums["unpredicted"],
     "gaps": lambda sums: sums["gaps"],
 }
+METRICS = (*FORMULAS, *OF_ALL)
 NUMBERS = ("count", "unpredicted", "gaps")
 #: Sums of which a skill is 1 - prediction / baseline.
 SKILLS = {"skill": "squared_error", "crps_skill": "crps"}
@@ -59,8 +62,9 @@ def score_rows(
     names = list(dict.fromkeys((*metrics, "count", "unpredicted")))
     names += skills if len(models) > 1 else []
     found: dict[str, list[Floats]] = {name: [] for name in names}
-    for i, n_classes in enumerate(rows["classes"].values):
-        entries = _variable_scores(grouped, i, int(n_classes), names, draws)
+    for i in range(rows.sizes["variable"]):
+        formulas = {name: _formula(rows.isel(variable=i), name) for name in names}
+        entries = _variable_scores(grouped, i, formulas, draws)
         for name, entry in entries.items():
             found[name].append(entry)
     variables: dict[str, tuple[tuple[str, ...], Floats]] = {}
@@ -85,8 +89,7 @@ def score_rows(
 def _variable_scores(
     grouped: _Grouped,
     variable: int,
-    n_classes: int,
-    names: Sequence[str],
+    formulas: Mapping[str, Formula],
     draws: Draws | None,
 ) -> dict[str, Floats]:
     """Return each score and its interval, shape (3, models, groups, labels of cells)."""
@@ -96,15 +99,13 @@ def _variable_scores(
         drawn: Sums = {}
         if draws is not None:
             drawn = {field: np.tensordot(draws.counts, array, 1) for field, array in sums.items()}
-        for name in names:
-            formula = _skill_formula(SKILLS[name]) if name in SKILLS else FORMULAS[name]
-            factor = 1.0 if name in SKILLS else _factor(name, n_classes)
-            value = factor * formula(total)
+        for name, formula in formulas.items():
+            value = formula(total)
             if name not in found:
                 found[name] = np.full((3, len(value), *grouped.group_shape), np.nan)
             found[name][:1, :, *box] = value
             if draws is not None and name not in NUMBERS:
-                found[name][1:, :, *box] = draws.interval(factor * formula(drawn))
+                found[name][1:, :, *box] = draws.interval(formula(drawn))
     return found
 
 
@@ -139,13 +140,44 @@ def _draws(rows: xr.Dataset, bootstrap: Bootstrap) -> Draws | None:
     return replace(drawn, counts=counts)
 
 
-def _factor(metric: str, n_classes: int) -> float:
-    """Return NaN for a metric that does not apply to values, or to probabilities of classes."""
+def _formula(of_variable: xr.Dataset, metric: str) -> Formula:
+    """Return the formula of a metric; NaN where it does not apply to the variable."""
+    n = int(of_variable["classes"])
+    if metric in SKILLS:
+        return _skill_formula(SKILLS[metric])
     if metric in NUMBERS:
-        return 1
-    if metric == "brier":
-        return n_classes or math.nan
-    return math.nan if n_classes else 1.0
+        return FORMULAS[metric]
+    applies = bool(n) == (metric in OF_ALL or metric == "brier")
+    if metric in OF_PROBABILITIES:
+        applies &= bool(of_variable["probabilities"])
+    if not applies:
+        return lambda sums: np.full_like(sums["weight"], np.nan)
+    if metric in OF_ALL:
+        return lambda sums: OF_ALL[metric](sums, n)
+    factor = n or 1  # the squared errors of a cell's classes are added up, not averaged
+    return lambda sums: factor * FORMULAS[metric](sums)
+
+
+def class_scores(
+    rows: xr.Dataset, variable: str, by: Sequence[str], bootstrap: Bootstrap
+) -> xr.Dataset:
+    """Return scores of each class by model and labels, with ``_low`` and ``_high``."""
+    draws = None if str(rows["weight"].dims[2]) in by else _draws(rows, bootstrap)
+    grouped, i = _Grouped(rows, by), rows["variable"].values.tolist().index(variable)
+    n = int(rows["classes"][i])
+    formulas = {
+        f"{name}_{k}": lambda sums, of_each=of_each, k=k: of_each(sums, n)[k]
+        for name, of_each in OF_EACH.items()
+        for k in range(n)
+    }
+    entries = _variable_scores(grouped, i, formulas, draws)
+    found = {}
+    for name in OF_EACH:
+        values = np.stack([entries[f"{name}_{k}"] for k in range(n)], axis=2)
+        for end, of_end in zip(("", "_low", "_high"), values, strict=True):
+            shape = (*of_end.shape[:2], *grouped.shape)
+            found[name + end] = ("model", CLASS, *grouped.dims), of_end.reshape(shape)
+    return xr.Dataset(found, {"model": rows["model"], **grouped.coords})
 
 
 def _skill_formula(field: str) -> Callable[[Sums], Floats]:
@@ -198,12 +230,13 @@ class _Grouped:
         rows, first = self._rows, (self._sample_dim, LEAD, "model", *self._of_cells)
         others = [dim for dim in rows["weight"].dims[4:] if dim not in self._of_cells]
         fields = {}
-        for field in FIELDS:
+        for field in (name for name in rows if rows[name].dims == rows["weight"].dims):
             array = rows[field].isel(variable=variable).sum(others).transpose(*first).values
-            fields[field] = array.reshape(*array.shape[:3], math.prod(array.shape[3:]))
+            fields[str(field)] = array.reshape(*array.shape[:3], math.prod(array.shape[3:]))
         _, _, n_models, n_labels = fields["weight"].shape
         n = 1 if draws is None else len(self._codes)
-        most = max(1, _MOST_NUMBERS // (max(n, draws or 1) * n_models))
+        several = max(1, len(fields) // len(FIELDS))  # with classes
+        most = max(1, _MOST_NUMBERS // (max(n, draws or 1) * n_models * several))
         for labels in _slices(n_labels, most):
             size = max(1, most // (labels.stop - labels.start))
             for groups in _slices(self.group_shape[0], size):

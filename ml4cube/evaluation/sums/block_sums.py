@@ -14,6 +14,9 @@ from ml4cube.evaluation.cells.cell_reader import Floats, Steps, Tile
 from ml4cube.evaluation.cells.probabilities import Outputs, reliability_sums
 from ml4cube.evaluation.sums.spectrum import add_power
 
+# Of classes: the score -log(probability of the true one), and by class the weight of cells where it
+# is true, is predicted, and both.
+LOG_SCORE, TRUE, PREDICTED, HITS = "log_score", "true", "predicted", "hits"
 #: Sums by model, sample, lead and label. All are weighted, except for the three numbers of cells.
 FIELDS = (
     "count",
@@ -29,6 +32,12 @@ FIELDS = (
     "crps",
     "variance",
 )
+
+
+def class_fields(n_classes: int) -> tuple[str, ...]:
+    """Return the further sums of a variable with so many classes."""
+    of_each = (f"{what}_{k}" for what in (TRUE, PREDICTED, HITS) for k in range(n_classes))
+    return (LOG_SCORE, *of_each) if n_classes else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +67,14 @@ class VariableSums:
         cells: Mapping[str, int],
         row_length: int | None,
         reliability: xr.DataArray | None,
+        n_classes: int = 0,
     ) -> None:
+        self.fields = (*FIELDS, *class_fields(n_classes))
+        self.n_classes = n_classes
         # (fields, models, samples, leads, labels)
-        self.rows = np.zeros((len(FIELDS), n_models, *shape))
+        self.rows = np.zeros((len(self.fields), n_models, *shape))
+        # weights by true and by predicted class
+        self.confusion = np.zeros((n_models, n_classes, n_classes))
         # over samples and leads, for each cell
         self.cell_count = np.zeros(tuple(cells.values()), np.int64)
         self.cell_errors = np.zeros((n_models, *cells.values()))
@@ -80,10 +94,12 @@ class VariableSums:
         scored = np.logical_and.reduce([has_truth, *has_value.values()])
         row = np.arange(shape[0] * shape[1]).reshape(*shape[:2], *(1,) * (truth.ndim - 2))
         group = row * self.rows.shape[-1] + labels
-        self._add("gaps", block, group[(labels >= 0) & ~has_truth])
-        self._add("count", block, group[scored])
+        once: Any = np.s_[:, :, :1] if self.n_classes else ...  # cells, not classes, are counted
+        self._add("gaps", block, group[once][((labels >= 0) & ~has_truth)[once]])
+        self._add("count", block, group[once][scored[once]])
         for i, name in enumerate(block.points):
-            self._add("unpredicted", block, group[has_truth & ~has_value[name]], model=i)
+            unpredicted = (has_truth & ~has_value[name])[once]
+            self._add("unpredicted", block, group[once][unpredicted], model=i)
         self._add_errors(block, scored, group[scored], weights[scored])
         box: tuple[Any, ...] = tuple(block.tile.values())
         self.cell_count[box] += scored.sum((0, 1))
@@ -95,6 +111,8 @@ class VariableSums:
             shown = np.where(has_truth, np.stack([prediction, truth]), np.nan)
             add_power(self.power, self.power_weight, shown, weights)
         self._add_reliability(block, scored, weights)
+        if self.n_classes:
+            self._add_classes(block, scored, group, weights)
 
     def _add_errors(
         self, block: Block, scored: NDArray[np.bool_], group: Steps, weights: Floats
@@ -138,7 +156,32 @@ class VariableSums:
         n_labels = self.rows.shape[-1]
         sums = np.bincount(group, values, n * n_leads * n_labels).reshape(n, n_leads, n_labels)
         first = block.samples[0]  # the samples of a block follow one another
-        self.rows[FIELDS.index(field), models, first : first + n] += sums
+        self.rows[self.fields.index(field), models, first : first + n] += sums
+
+    def _add_classes(
+        self, block: Block, scored: NDArray[np.bool_], group: Steps, weights: Floats
+    ) -> None:
+        """Add what the scores of labels, and of the true class's probability, follow from."""
+        n, cells = self.n_classes, scored.all(2)
+        truth = np.moveaxis(block.truth, 2, -1)[cells]  # (cells, classes), 1 for the true one
+        true, group = truth.argmax(1), group[:, :, 0][cells]
+        weights = np.moveaxis(weights, 2, -1)[cells]  # which may differ between classes
+        weight = np.take_along_axis(weights, true[:, None], 1)[:, 0]
+        for k in range(n):
+            self._add(f"{TRUE}_{k}", block, group[true == k], weight[true == k])
+        for i, point in enumerate(block.points.values()):
+            probabilities = np.moveaxis(point, 2, -1)[cells]
+            predicted = probabilities.argmax(1)
+            of_true = np.take_along_axis(probabilities, true[:, None], 1)[:, 0]
+            score = -np.log(of_true.clip(np.finfo(np.float64).eps, 1))  # as in scikit-learn
+            self._add(LOG_SCORE, block, group, weight * score, model=i)
+            pairs = np.bincount(true * n + predicted, weight, n * n)
+            self.confusion[i] += pairs.reshape(n, n)
+            for k in range(n):
+                is_here = predicted == k
+                self._add(f"{PREDICTED}_{k}", block, group[is_here], weight[is_here], model=i)
+                is_here &= true == k
+                self._add(f"{HITS}_{k}", block, group[is_here], weight[is_here], model=i)
 
     def _add_reliability(self, block: Block, scored: NDArray[np.bool_], weights: Floats) -> None:
         """Add what is known about the prediction's probabilities."""

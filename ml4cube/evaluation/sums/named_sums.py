@@ -11,11 +11,12 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sums.fields import decoded, encoded
+from ml4cube.cube.classes import as_text, class_names
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.timing import date_keys
-from ml4cube.evaluation.sums.block_sums import FIELDS, VariableSums
+from ml4cube.evaluation.sums.block_sums import VariableSums
 from ml4cube.evaluation.sums.scoring import Scored
 
 #: Ending of the variable with the label of each sample and lead, as an index.
@@ -49,15 +50,19 @@ class NamedSums:
         timing = variables[0].timing
         sizes = {one.name: len(one.labels) for one in labels.of_cells}
         dims = ("variable", "model", timing.sample_dim, LEAD, *sizes)
-        stacked = np.stack([one.rows for one in sums], axis=1)
+        fields = max((one.fields for one in sums), key=len)
+        stacked = np.zeros((len(fields), len(sums), *sums[0].rows.shape[1:]))
+        for i, one in enumerate(sums):  # fields of fewer classes, or of none, are 0
+            stacked[[fields.index(field) for field in one.fields], i] = one.rows
         shaped = stacked.reshape(*stacked.shape[:-1], *sizes.values())
-        rows: dict[str, Any] = {field: (dims, shaped[i]) for i, field in enumerate(FIELDS)}
+        rows: dict[str, Any] = {field: (dims, shaped[i]) for i, field in enumerate(fields)}
         coords: dict[str, Any] = {one.name: one.labels for one in labels.of_cells}
         for name, (of_dates, codes) in labels.of_dates.items():
             coords[name] = of_dates
             rows[name + CODE] = (timing.sample_dim, LEAD), codes
-        n_classes = [0 if v.truth.classes is None else len(v.truth.classes) for v in variables]
-        rows["classes"] = "variable", n_classes
+        rows["classes"] = "variable", [one.n_classes for one in variables]
+        has_probabilities = [one.n_classes > 0 and not one.is_map for one in variables]
+        rows["probabilities"] = "variable", has_probabilities
         elapsed = timing.valid_keys - timing.sample_keys[:, None]
         rows["elapsed"] = (timing.sample_dim, LEAD), elapsed
         rows["has_truth"] = (timing.sample_dim, LEAD), timing.valid_steps >= 0
@@ -125,12 +130,18 @@ def _others(scored: Scored, sums: VariableSums, models: Sequence[str]) -> xr.Dat
         if coord.ndim and coord.dtype.kind in "fiuUM"
     }
     if scored.truth.classes is not None:
+        names = class_names(array)
+        shown = [names.get(label, as_text(label)) for label in scored.truth.classes.tolist()]
         coords[CLASS] = xr.Variable((CLASS,), scored.truth.classes)
+        coords["predicted_class"] = xr.Variable(("predicted_class",), scored.truth.classes)
+        coords["class_name"] = xr.Variable((CLASS,), np.array(shown))
     found: dict[str, Any] = {
         "squared_error": (("model", *dims), sums.cell_errors),
         "count": (dims, sums.cell_count),
     }
     attrs = {"units": str(array.attrs.get("units", ""))}
+    if scored.n_classes:
+        found["confusion"] = ("model", CLASS, "predicted_class"), sums.confusion
     if scored.row_dim is not None:
         found["power"] = ("source", LEAD, "wavenumber"), sums.power
         found["power_weight"] = (LEAD,), sums.power_weight

@@ -11,11 +11,12 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import InvalidValueError, check_real
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
 from ml4cube.evaluation.cells.baselines import DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
+from ml4cube.evaluation.cells.classes import class_labels, known_in_all, most_likely
 from ml4cube.evaluation.cells.climatology import (
     Climatology,
     ClimatologyOptions,
@@ -50,6 +51,8 @@ class Scored:
     predicted: Mapping[str, Predicted]
     weights: xr.DataArray | None
     described_weights: str
+    # Whether the prediction has labels of classes, without their probabilities.
+    is_map: bool = False
 
     @classmethod
     def of(
@@ -68,13 +71,11 @@ class Scored:
         row_dim = spectrum_dim(array, time_dim)
         dims = [str(dim) for dim in array.dims if dim not in (time_dim, row_dim)]
         dims += [] if row_dim is None else [row_dim]
-        sizes, classes = {dim: array.sizes[dim] for dim in dims}, None
-        if CLASS in prediction.dims and CLASS not in array.dims:
-            classes = np.asarray(prediction[CLASS].values)
-            check_real(f"labels along {CLASS!r} of {name!r}", classes.dtype)
+        sizes, classes = {dim: array.sizes[dim] for dim in dims}, class_labels(prediction, array)
+        if classes is not None:
             sizes, row_dim = {CLASS: len(classes), **sizes}, None
         predicted = {
-            model: Predicted.of(cube[name], steps, array, tuple(sizes))
+            model: Predicted.of(cube[name], steps, array, tuple(sizes), classes)
             for model, (cube, steps) in cubes.items()
         }
         of_cells, described = cell_weights(weights, prediction, array, dict(truth.variables))
@@ -89,12 +90,18 @@ class Scored:
             check_aligned("weights", one_class, array)
             check_weights(of_cells.values)
         reader = CellReader.of(array, (time_dim,), tuple(sizes), classes)
-        return cls(name, timing, reader, sizes, row_dim, predicted, of_cells, described)
+        is_map = classes is not None and CLASS not in prediction.dims
+        return cls(name, timing, reader, sizes, row_dim, predicted, of_cells, described, is_map)
 
     @property
     def n_cells(self) -> int:
         """Cells of a step."""
         return math.prod(self.sizes.values())
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, 0 for a quantity."""
+        return 0 if self.truth.classes is None else len(self.truth.classes)
 
     @property
     def numbers_of_cell(self) -> int:
@@ -110,7 +117,7 @@ class Scored:
         limit = max(1, min(of_climatology, 2 * _BLOCK_CELLS // numbers))
         size = dict(self.sizes)
         for dim, n in self.sizes.items():
-            if dim == self.row_dim:
+            if dim == self.row_dim or (dim == CLASS and self.n_classes):
                 continue
             others = math.prod(size.values()) // size[dim]
             size[dim] = max(1, min(n, limit // others))
@@ -149,7 +156,9 @@ class Scored:
         n_models = len({*self.predicted, *names})
         row_length = None if self.row_dim is None else self.sizes[self.row_dim]
         reliability = empty_reliability(first.outputs, self.truth.classes)
-        sums = VariableSums(n_models, shape, self.sizes, row_length, reliability)
+        if self.is_map:
+            reliability = None
+        sums = VariableSums(n_models, shape, self.sizes, row_length, reliability, self.n_classes)
         for tile in self.tiles(0 if options is None else options.n_groups):
             scored_tile = _Tile(self, tile, names, options, part, labels)
             for samples in self.blocks(tile):
@@ -218,6 +227,10 @@ class _Tile:
             points |= baseline_values(
                 self._names, some, timing, truth, self._climatology, self._damping
             )
+            if scored.n_classes:
+                # compared with labels, baselines are labels too
+                as_one = most_likely if scored.is_map else known_in_all
+                points = {name: as_one(values, 2) for name, values in points.items()}
             labels = self._labels.in_tile(steps, time_dim, dims, tile)
             is_date = (steps >= 0).reshape(*steps.shape, *(1,) * len(dims))
             labels = np.where(is_date, labels, -1)

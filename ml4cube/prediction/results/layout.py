@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple, Self
 
@@ -91,6 +91,8 @@ class Variable:
     has_offset: bool = True
     # Whether its values are labels of classes, of which there is no mean.
     is_label: bool = False
+    # By name, the numbers of classes that the target's flags list.
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def channels(self) -> int:
@@ -99,11 +101,13 @@ class Variable:
 
     @property
     def class_values(self) -> NDArray[np.float64]:
-        """Numbers of the classes: their labels, or if these are no numbers, their positions."""
+        """Numbers of the classes: their labels, those of their names, or their positions."""
         labels = np.array(self.labels)
-        return (
-            labels.astype(float) if labels.dtype.kind in "iufb" else np.arange(float(len(labels)))
-        )
+        if labels.dtype.kind in "iufb":
+            return labels.astype(float)
+        if self.numbers.keys() >= set(self.labels):
+            return np.array([self.numbers[name] for name in self.labels])
+        return np.arange(float(len(labels)))
 
     @property
     def is_probability(self) -> bool:
@@ -139,6 +143,8 @@ class Expected:
     # Targets that are classes, with the labels of these where they are known.
     classes: Mapping[str, tuple[Any, ...] | None]
     outputs: Outputs | None
+    # By target and name, the numbers of classes that flags list.
+    numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def parts(self, result: Result) -> list[_Part] | None:
         """Return the results of each target; None if they cannot be told apart."""
@@ -314,14 +320,17 @@ def _variable(part: _Part, count: int | None, expected: Expected) -> Variable:
         is_label = target in expected.classes and part.values.dtype.kind in "iub"
         return Variable(target, target, is_label=is_label)
     dim = CLASS if outputs is None or outputs.dim is None else outputs.dim
-    labels = expected.classes.get(target) if outputs is None else outputs.labels
+    labels = None if outputs is None else outputs.labels
+    given = "outputs has"
+    if labels is None and dim == CLASS:
+        labels, given = expected.classes.get(target), f"flag_values of {target!r} have"
     labels = tuple(range(count)) if labels is None else labels
     if len(labels) != count:
         raise InvalidValueError(
-            f"outputs has {len(labels)} entries along {dim!r}, {labels}, but the model returns "
-            f"{count} per target"
+            f"{given} {len(labels)} entries along {dim!r}, {labels}, but the model returns "
+            f"{count} per target; name them by outputs={{{dim!r}: [...]}}"
         )
-    return Variable(target, target, dim, labels)
+    return Variable(target, target, dim, labels, numbers=expected.numbers.get(target, {}))
 
 
 def _probabilities(values: NDArray[Any]) -> NDArray[Any]:

@@ -10,14 +10,13 @@ import xarray as xr
 
 from ml4cube.core.axes import has_distances
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.classes import FLAGS
 from ml4cube.cube.coordinates import INIT
 from ml4cube.prediction.results.cf import empty_prediction, gaps_like, target_attrs
 from ml4cube.prediction.results.layout import Layout, Variable
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.prediction.windows.dates import forecast_coords
 from ml4cube.prediction.windows.geometry import DimWindows
-
-_FLAGS = ("flag_values", "flag_meanings", "flag_masks")
 
 
 def make_template(
@@ -99,12 +98,17 @@ def _attrs(
         return {"long_name": "embedding", "units": "1"}
     attrs = target_attrs(cube, variable.target, spec.source_attrs.get(variable.target, {}))
     if is_label:
-        if np.array(variable.labels).dtype.kind not in "iufb":
-            attrs["flag_values"] = list(range(variable.channels))
-            attrs["flag_meanings"] = " ".join(str(n).replace(" ", "_") for n in variable.labels)
+        values = variable.class_values
+        known = np.ravel(attrs.get("flag_values", ())).tolist()
+        if not set(values) <= set(known):
+            attrs["flag_values"] = [int(v) if v.is_integer() else v for v in values.tolist()]
+            if np.array(variable.labels).dtype.kind not in "iufb":
+                attrs["flag_meanings"] = " ".join(str(n).replace(" ", "_") for n in variable.labels)
+            elif known or len(str(attrs.get("flag_meanings", "")).split()) != len(values):
+                attrs.pop("flag_meanings", None)  # of other classes
         return attrs
     if variable.is_probability:
-        for key in (*_FLAGS, "standard_name"):
+        for key in (*FLAGS, "standard_name"):
             attrs.pop(key, None)
         attrs |= {"long_name": f"probability of the classes of {variable.target}", "units": "1"}
     elif variable.name != variable.target:

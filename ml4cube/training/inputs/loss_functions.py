@@ -65,6 +65,35 @@ class ClassWeights:
         return torch.where(counted, weights, torch.zeros_like(weights))
 
 
+def as_labels(
+    target: Any, weights: Any = None, ignored: int = -100, pred: Any = None
+) -> tuple[Any, Any]:
+    """Return a target of one channel, and its weights, as losses of torch over classes take them.
+
+    As whole numbers without the channel; floats with gaps become the ignored label. Others, such as
+    probabilities of classes, are returned as they are.
+    """
+    has_channel = isinstance(target, torch.Tensor) and target.ndim > 1 and target.shape[1] == 1
+    if not has_channel:
+        return target, weights
+    if target.is_floating_point():
+        known = target.isfinite()
+        labels = torch.where(known, target, ignored).long()
+        if bool((known & (labels != target)).any()):
+            raise InvalidValueError(
+                "targets of a loss over classes must be whole numbers, got "
+                f"{target[known & (labels != target)][0].item():g}; if the target was scaled, give "
+                "it CF's flag_values or an integer dtype, or use scale_fn=None"
+            )
+    elif pred is not None and pred.ndim == target.ndim:
+        labels = target
+    else:  # the axis may be one of the window
+        return target, weights
+    if weights is not None and weights.ndim == target.ndim:
+        weights = weights.squeeze(1)
+    return labels.squeeze(1), weights
+
+
 class ShapeChecked:
     """A loss that refuses predictions that would be broadcast against their targets."""
 

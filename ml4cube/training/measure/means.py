@@ -12,6 +12,7 @@ from torch import nn
 from ml4cube.training.inputs.loss_functions import (
     ClassWeights,
     ShapeChecked,
+    as_labels,
     is_over_classes,
     reduced,
     setting,
@@ -44,6 +45,8 @@ class BatchMean:
         """Return the mean of one batch."""
         if weights is not None:
             return self._masked(pred, target, weights)
+        if self._class_weights is not None:
+            target, _ = as_labels(target, None, self._class_weights.ignored, pred)
         class_weights = None if self._class_weights is None else self._class_weights(target)
         if class_weights is None:
             value = self._function(pred, target)
@@ -59,8 +62,16 @@ class BatchMean:
         if self._weigh is not None:
             weight: torch.Tensor = self._weigh(target)
             return weight
+        if self._class_weights is not None:
+            target, _ = as_labels(target, None, self._class_weights.ignored)
         class_weights = None if self._class_weights is None else self._class_weights(target)
         return None if class_weights is None else class_weights.sum()
+
+    def leaves_gaps_out(self, target: torch.Tensor) -> bool:
+        """Return True if cells whose target is NaN do not count."""
+        if self._class_weights is not None:
+            return as_labels(target, None, self._class_weights.ignored)[0] is not target
+        return isinstance(self._given, MaskedLoss)
 
     @cached_property
     def has_cell_values(self) -> bool:

@@ -12,7 +12,6 @@ from ml4cube.training.inputs.batches import as_pair, weights_of
 from ml4cube.training.inputs.loss_functions import warn_if_unknown
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Step, StepResult
-from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.measure.means import BatchMean
 from ml4cube.training.run.rolled_out import RolledOut, find_rollout
 
@@ -47,7 +46,7 @@ class Supervised(Step):
             pred = self._rolled_out.predict(module, features, target, steps)
             target, weights = self._rolled_out.scored(target, weights, steps)
         loss, gaps = self._mean(pred, target, len(features), weights), None
-        leaves_gaps_out = weights is not None or isinstance(self.loss, MaskedLoss)
+        leaves_gaps_out = weights is not None or self._mean.leaves_gaps_out(target)
         if target.is_floating_point() and not leaves_gaps_out:
             # NaN if any value is. It stays on the device, so that this does not wait for it.
             gaps = target.sum()
