@@ -163,12 +163,10 @@ class EpochPlan(Summarized):
         self.upcoming = (self._now[0] + 1, 0)
         return self._now
 
-    def advance(self, share: Share, epoch: int, positions: Ints) -> None:
+    def advance(self, share: Share, epoch: int, positions: Ints, start: int) -> None:
         """Count a batch as handed out, in training those of all ranks, else of this one."""
-        if epoch != self._now[0]:
-            return  # Another iteration has begun.
-        of_rank = share.positions()
-        self._now = (epoch, int(positions[-1]) + of_rank.step - of_rank.start)
+        if epoch == self._now[0]:  # Otherwise another iteration has begun.
+            self._now = (epoch, share.end_of(positions, start))
 
     def finish(self, epoch: int) -> None:
         """Note the end of an epoch."""
@@ -188,7 +186,11 @@ class EpochPlan(Summarized):
         ranks = _rank_and_world(self.parallel)
         if not self.train:
             return EvalShare(self.n, self.batch_size, **ranks)
-        share = TrainShare(self.n, self.batch_size, **ranks, drop_last=self.drop_last)
+        through_ring = self.shuffle and self.memory is not None and not self.memory.fits
+        streams = self.memory.streams if self.memory is not None and through_ring else None
+        share = TrainShare(
+            self.n, self.batch_size, **ranks, drop_last=self.drop_last, streams=streams
+        )
         if not len(share):
             advice = "choose a smaller batch_size"
             if self.n < ranks["world"]:
@@ -509,7 +511,7 @@ class SampleLoader(EpochLoader):
                 del tensors  # Arrays that nobody holds are used again for other batches.
                 for first, arrays in zip(range(0, len(positions), size), batches, strict=True):
                     of_batch = positions[first : first + size]
-                    plan.advance(share, epoch, of_batch)
+                    plan.advance(share, epoch, of_batch, start)
                     batch = self.dataset.pack(arrays)
                     if self.callback is not None:
                         batch = self.callback(self.dataset._items(batch))
@@ -528,7 +530,7 @@ class SampleLoader(EpochLoader):
             return [tensor.numpy() for tensor in tensors]
 
         positions = share.batches(start, self._batches_in_group)
-        needed = range(self.plan.n) if self.plan.train else share.positions()
+        needed = range(self.plan.n) if self.plan.train else share.span()
         chunks = self._memory.resident_chunks(needed)
         if chunks is None:
             filled = self._through_ring(share, epoch, start, positions, make_arrays)
@@ -575,8 +577,8 @@ class SampleLoader(EpochLoader):
     ) -> Generator[list[Array]]:
         """Gather batches from chunks that pass through a ring."""
         order = self._memory.order(self.plan.seed if self.plan.shuffle else None)
-        schedule = ChunkSchedule(order, epoch, share.positions(start))
-        slots = self._memory.slots(schedule)
+        schedule = ChunkSchedule(order, epoch, share.span(start), share.own_streams(start))
+        slots = self._memory.slots
         ring = self._idle_rings.pop(slots, None)
         if ring is None:
             source, fields = self.dataset._source, self.dataset._fields
@@ -658,7 +660,7 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         assert self.generator is not None
         self.generator.manual_seed(worker_seed(plan.seed, epoch))
         for batch, of_batch in zip(super().__iter__(), share.batches(start), strict=True):
-            plan.advance(share, epoch, of_batch)
+            plan.advance(share, epoch, of_batch, start)
             yield self.handover.complete(batch, epoch, of_batch)
         plan.finish(epoch)
 
