@@ -183,7 +183,7 @@ def test_windows_per_call_are_chosen_by_bytes_and_change_nothing(kind, monkeypat
     call = partial(predict_cube, model, cube, sample_size={"lat": 16, "lon": 16}, progress=False)
     predicted = call()
     assert given == ([2] * 8 if kind == "cpu" else [16])
-    xr.testing.assert_allclose(predicted, call(batch_size=1), atol=0.01)  # of up to 16,000
+    xr.testing.assert_allclose(predicted, call(batch_size=1), atol=0.01)
 
 
 def test_the_model_runs_in_eval_mode_and_gets_its_mode_back_module_by_module():

@@ -52,6 +52,8 @@ Share = TrainShare | EvalShare
 _REMOTE_READS = 64
 # More threads copy no faster.
 _MOST_GATHER_THREADS = 4
+# As many are chosen at most; a user may ask for more.
+_MOST_DECODE_THREADS = 4
 
 
 def _rank_and_world(parallel: bool) -> dict[str, int]:
@@ -676,7 +678,9 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
     augment = bind_augmentations(options.augment, data) if train else ()
     handover = Handover(options.callback, options.device, augment, options.seed)
     if threads:
-        return SampleLoader(data, plan, handover, options.num_workers or _useful_threads())
+        ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        decoding = options.num_workers or useful_threads(*_cores(), ranks)
+        return SampleLoader(data, plan, handover, decoding)
     context = None
     if options.num_workers:
         from loky.backend import get_context
@@ -697,8 +701,20 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
     return loader
 
 
-def _useful_threads() -> int:
-    """Return up to four decode threads, fewer if several ranks share this machine."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return max(1, min(4, (available or 1) // here))
+def useful_threads(own_cores: int, all_cores: int, ranks: int) -> int:
+    """Return up to four decode threads for one of some ranks that have all these cores together.
+
+    A launcher may bind each rank to cores of its own, or all ranks may use the same.
+    """
+    return max(1, min(_MOST_DECODE_THREADS, own_cores, max(own_cores, all_cores) // ranks))
+
+
+def _cores() -> tuple[int, int]:
+    """Return the cores that this process may use, and those of the process that started it."""
+    if not hasattr(os, "sched_getaffinity"):
+        return (os.cpu_count() or 1,) * 2
+    own = len(os.sched_getaffinity(0))
+    try:
+        return own, len(os.sched_getaffinity(os.getppid()))
+    except OSError:
+        return own, own
