@@ -137,12 +137,12 @@ class TrainShare(_Share):
             return None
         stop, batch = self.span(start).stop, self.global_batch
         # Batches that start in the same stream have samples of the same streams.
-        starts = range(start, stop, batch)[: self.streams // math.gcd(batch, self.streams)]
-        sizes = {p: batch for p in starts if p + batch <= stop}
-        if (stop - start) % batch:
-            sizes[stop - (stop - start) % batch] = (stop - start) % batch
-        taken = [self._positions(p, size) % self.streams for p, size in sizes.items()]
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *taken]))
+        starts = range(start, stop, batch)
+        taken = np.zeros(self.streams, bool)
+        for first in {*starts[: self.streams // math.gcd(batch, self.streams)], *starts[-1:]}:
+            positions = self._positions(first, min(batch, stop - first))
+            taken[positions % self.streams] = True
+        return np.flatnonzero(taken)
 
     @property
     def _groups(self) -> int:
