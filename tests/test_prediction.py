@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from ml4cube.errors import (
 )
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.postprocessing import undo_standardizing
+from ml4cube.prediction import cube as cube_module
 from ml4cube.prediction import predict_cube
 from ml4cube.preprocessing import CubeScaler, accounting, drop_nan_values, get_statistics
 from ml4cube.splits.cube import CubeView
@@ -167,6 +169,21 @@ class Noting(torch.nn.Module):
         assert not torch.is_grad_enabled()
         self.seen.append(x)
         return self.inner(x)[:, : self.targets] * self.weight
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_windows_per_call_are_chosen_by_bytes_and_change_nothing(kind, monkeypatch):
+    """Stands in for a GPU: the model runs on the CPU, with as many windows as on a GPU."""
+    monkeypatch.setattr(cube_module, "device_of", lambda *_: torch.device(kind))
+    monkeypatch.setattr(cube_module, "_CPU_BATCH_BYTES", 2 * 16 * 16 * 2 * 4)
+    cube = cell_id_cube({"time": 4, "lat": 32, "lon": 32}, "float32", names=("a", "b"))
+    given = []
+    model = torch.nn.Conv2d(2, 2, 3, padding=1)
+    model.register_forward_hook(lambda _, args, __: given.append(len(args[0])))
+    call = partial(predict_cube, model, cube, sample_size={"lat": 16, "lon": 16}, progress=False)
+    predicted = call()
+    assert given == ([2] * 8 if kind == "cpu" else [16])
+    xr.testing.assert_allclose(predicted, call(batch_size=1), atol=0.01)
 
 
 def test_the_model_runs_in_eval_mode_and_gets_its_mode_back_module_by_module():

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ Ints = NDArray[np.int64]
 
 # Numbers with many divisors: if the number of streams is a multiple of the number of ranks, each
 # stream belongs to one rank, and few chunks are read by two ranks.
-_STREAM_COUNTS = (96, 72, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+_STREAM_COUNTS = (960, 480, 240, 96, 72, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 
 # With fewer blocks than this, no loader can mix well, and a report says so.
 _FEW_BLOCKS = 15
@@ -51,49 +52,119 @@ class _Share(ABC):
     rank: int = 0
     world: int = 1
 
-    @property
-    def num_samples(self) -> int:
-        """Samples of this rank in an epoch."""
-        return len(self.positions())
-
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
-    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
-        """Yield this rank's positions from `start` on, `together` batches at a time."""
-        positions = self.positions(start)
-        width = self.batch_size * together
-        for first in range(0, len(positions), width):
-            some = positions[first : first + width]
-            yield np.arange(some.start, some.stop, some.step, dtype=np.int64)
+    @property
+    @abstractmethod
+    def num_samples(self) -> int:
+        """Samples of this rank in an epoch."""
 
     @abstractmethod
-    def positions(self, start: int = 0) -> range:
-        """Return this rank's positions, if the epoch continues at `start`."""
+    def span(self, start: int = 0) -> range:
+        """Return the positions among which this rank's are, if the epoch continues at `start`."""
+
+    @abstractmethod
+    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
+        """Yield this rank's positions from `start` on, ascending, `together` batches at a time."""
+
+    @abstractmethod
+    def end_of(self, positions: Ints, start: int = 0) -> int:
+        """Return the `start` from which the epoch continues after a batch."""
+
+    def own_streams(self, start: int = 0) -> Ints | None:
+        """Return the streams of which this rank takes samples; None if it may be all."""
+        return None
 
 
 @dataclass(frozen=True)
 class TrainShare(_Share):
     """Positions that one rank trains on: equal batches on every rank, no sample twice.
 
-    A global batch is the next ``batch_size * world`` positions, of which a rank takes every
-    world-th. Global batches are therefore the same for any world size with the same global
-    batch size. Without `drop_last`, the rest of an epoch is one smaller batch, equal on every
-    rank; fewer than `world` samples are then left out. `start` counts positions of all ranks.
+    A global batch is the next ``batch_size * world`` positions, of which each rank takes as many.
+    Global batches are therefore the same for any world size with the same global batch size.
+    Without `drop_last`, the rest of an epoch is one smaller batch, equal on every rank; fewer than
+    `world` samples are then left out. `start` counts positions of all ranks.
+
+    `streams` is that of a `ChunkOrder`: a rank then takes samples of few streams, so that few
+    chunks are read by several ranks. None: every rank takes every world-th position.
     """
 
+    # If `world` divides `streams`, each stream belongs to one rank. If not, the chunks of a stream
+    # at a border between two ranks are read by both: all ranks together read each chunk
+    # (world + streams - gcd) / streams times. With equal global batches for any world, no order
+    # does much better: a rank that shares no chunk needs one of its own in every batch, and a
+    # single rank must hold all of these in its buffer at once.
+
     drop_last: bool = True
+    streams: int | None = None
 
     @property
     def global_batch(self) -> int:
         """Samples in a batch of all ranks together."""
         return self.batch_size * self.world
 
-    def positions(self, start: int = 0) -> range:
-        """Return this rank's positions, if the epoch continues at `start`."""
+    @property
+    def num_samples(self) -> int:
+        """Samples of this rank in an epoch."""
+        return len(self.span()) // self.world
+
+    def span(self, start: int = 0) -> range:
+        """Return the positions of all ranks, if the epoch continues at `start`."""
         unit = self.global_batch if self.drop_last else self.world
-        stop = start + (self.n - start) // unit * unit
-        return range(start + self.rank, stop, self.world)
+        return range(start, start + (self.n - start) // unit * unit)
+
+    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
+        """Yield this rank's positions from `start` on, ascending, `together` batches at a time."""
+        stop, batch = self.span(start).stop, self.global_batch
+        for first in range(start, stop, batch * together):
+            last = min(first + batch * together, stop)
+            if self._groups == self.world:
+                yield np.arange(first + self.rank, last, self.world, dtype=np.int64)
+            else:
+                starts = range(first, last, batch)
+                yield np.concatenate([self._positions(p, min(batch, stop - p)) for p in starts])
+
+    def end_of(self, positions: Ints, start: int = 0) -> int:
+        """Return the `start` from which the epoch continues after a batch of all ranks."""
+        batch = self.global_batch
+        whole = start + ((int(positions[-1]) - start) // batch + 1) * batch
+        return min(whole, self.span(start).stop)
+
+    def own_streams(self, start: int = 0) -> Ints | None:
+        """Return the streams of which this rank takes samples from `start` on; None: maybe all."""
+        if self.streams is None:
+            return None
+        stop, batch = self.span(start).stop, self.global_batch
+        # Batches that start in the same stream have samples of the same streams.
+        starts = range(start, stop, batch)
+        taken = np.zeros(self.streams, bool)
+        for first in {*starts[: self.streams // math.gcd(batch, self.streams)], *starts[-1:]}:
+            positions = self._positions(first, min(batch, stop - first))
+            taken[positions % self.streams] = True
+        return np.flatnonzero(taken)
+
+    @property
+    def _groups(self) -> int:
+        """Number of groups of ranks, of which each has streams of its own."""
+        return self.world if self.streams is None else math.gcd(self.world, self.streams)
+
+    def _positions(self, start: int, size: int) -> Ints:
+        """Return this rank's positions in the global batch of some size that begins at `start`."""
+        # Group k takes the streams with remainder k, counted from the first of the batch: of any
+        # batch an equal number of samples. In the order of their sections, these are shared out
+        # among its ranks, so that only the streams at the borders belong to two of them. Ranks of
+        # a group follow one another: on one machine, chunks that two of them read are cached.
+        groups = self._groups
+        group, place = divmod(self.rank, self.world // groups)
+        positions = np.arange(start + group, start + size, groups, dtype=np.int64)
+        if groups == self.world:
+            return positions
+        assert self.streams is not None
+        section = _sections_of_streams(self.streams)[positions % self.streams]
+        by_section = np.argsort(section.astype(np.int16), kind="stable")
+        own = size // self.world
+        return np.sort(positions[by_section[place * own : (place + 1) * own]])
 
 
 @dataclass(frozen=True)
@@ -104,20 +175,36 @@ class EvalShare(_Share):
     may have different numbers of batches, or none. `start` counts positions of this rank.
     """
 
-    def positions(self, start: int = 0) -> range:
+    @property
+    def num_samples(self) -> int:
+        """Samples of this rank in an epoch."""
+        return len(self.span())
+
+    def span(self, start: int = 0) -> range:
         """Return this rank's positions, without the first `start` of them."""
         begin, end = (self.n * rank // self.world for rank in (self.rank, self.rank + 1))
         return range(begin + start, end)
 
+    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
+        """Yield this rank's positions from `start` on, `together` batches at a time."""
+        span, width = self.span(start), self.batch_size * together
+        for first in range(span.start, span.stop, width):
+            yield np.arange(first, min(first + width, span.stop), dtype=np.int64)
+
+    def end_of(self, positions: Ints, start: int = 0) -> int:
+        """Return the `start` from which this rank continues after a batch."""
+        return int(positions[-1]) + 1 - self.span().start
+
 
 def stream_count(chunks: int, slots: int) -> int:
-    """Return the number of streams, 1 to 96, that read chunks if `slots` chunks fit in memory."""
+    """Return the number of streams, 1 to 960, that read chunks if `slots` chunks fit in memory."""
     # Half of the slots hold the chunks in use, the others those that are read ahead: reads from a
     # distant store must cover its speed times its latency, which is much more than one chunk.
     most = max(1, min(chunks, slots // 2))
     return next(count for count in _STREAM_COUNTS if count <= most)
 
 
+@cache
 def _sections_of_streams(streams: int) -> Ints:
     """Return the section that each stream reads: its number with the digits reversed."""
     # The digits are those of a mixed radix, the prime factors of the number of streams. The streams
@@ -166,13 +253,15 @@ class ChunkOrder:
 
 
 class ChunkSchedule:
-    """The chunks that are read for some positions of an epoch, such as those of one rank.
+    """The chunks that are read for a span of positions of an epoch, or for some streams of it.
 
     `chunks` are in the order in which they are first needed, `first` and `last` are the first and
     last position at which each is. At most `in_use` chunks are needed at one position.
     """
 
-    def __init__(self, order: ChunkOrder, epoch: int, positions: range) -> None:
+    def __init__(
+        self, order: ChunkOrder, epoch: int, span: range, streams: Ints | None = None
+    ) -> None:
         self.order, self.epoch = order, epoch
         chunks = np.flatnonzero(order.counts)
         if order.seed is not None:
@@ -180,13 +269,9 @@ class ChunkSchedule:
         # Where each shuffled chunk begins in the sequence of all.
         self._starts = np.concatenate([[0], np.cumsum(order.counts[chunks])])
         self._find_sections()
-        # All streams, unless each belongs to one rank. A run resumed on another number of ranks may
-        # start anywhere.
-        streams, world = order.streams, positions.step
-        shared = streams % world != 0
-        own_streams = range(streams) if shared else range(positions.start % world, streams, world)
-        self.in_use = len(own_streams)
-        self._find_chunks(chunks, own_streams, positions)
+        read = range(order.streams) if streams is None else streams.tolist()
+        self.in_use = len(read)
+        self._find_chunks(chunks, read, span)
 
     def _find_sections(self) -> None:
         """Find where each stream begins in the shuffled sequence, and its direction (1 or -1)."""
@@ -198,14 +283,14 @@ class ChunkSchedule:
         self._step = np.where(section % 2 == 0, 1, -1)
         self._origin = np.where(section % 2 == 0, begin, begin + length - 1)
 
-    def _find_chunks(self, chunks: Ints, own_streams: range, positions: range) -> None:
-        """Find the chunks that some streams cross from the first position to the last."""
+    def _find_chunks(self, chunks: Ints, read: Sequence[int], span: range) -> None:
+        """Find the chunks that some streams cross in a span of positions."""
         # Stream s takes its k-th sample at position k * streams + s.
-        streams, starts, start = self.order.streams, self._starts, positions.start
+        streams, starts, start = self.order.streams, self._starts, span.start
         first = np.full(len(chunks), np.iinfo(np.int64).max)
         last = np.full(len(chunks), -1, np.int64)
-        for stream in own_streams:
-            of_stream = range(start + (stream - start) % streams, positions.stop, streams)
+        for stream in read:
+            of_stream = range(start + (stream - start) % streams, span.stop, streams)
             if not of_stream:
                 continue
             origin, step = int(self._origin[stream]), int(self._step[stream])

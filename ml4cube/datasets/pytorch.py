@@ -83,8 +83,8 @@ def prep_dataloader(
         Seed of the shuffle. The order is a function of the seed and the epoch alone: the
         same global batches for any number of ranks, threads and processes.
     buffer_mb : float
-        For a `PTXrDataset`: memory of each loader for decoded samples. The order depends on
-        it where the samples do not fit.
+        For a `PTXrDataset`: memory of each loader for decoded samples, on every rank. The order
+        depends on it where the samples do not fit.
     workers : {"threads", "processes"}
         "processes" loads a `PTXrDataset` in `num_workers` processes instead of threads: for
         a slow `callback` in Python, else slower.

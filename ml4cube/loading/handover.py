@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidValueError, needs_torch
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.rank_shares import Ints
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -153,8 +153,15 @@ def _tensor_to_device(
 ) -> Tensor:
     if tensor.device == device:
         return tensor
+    if device.type == "mps" and tensor.dtype == torch.float64:
+        raise InvalidTypeError(
+            "device='mps' has no float64, got a batch of it; give dtype='float32' to PTXrDataset, "
+            "or tensors that are float32"
+        )
     if stream is None or tensor.device.type != "cpu":
-        return tensor.to(device, non_blocking=True)
+        # Only CUDA (and ROCm) has read memory that is not pinned when this returns. Others still
+        # read it, and main memory is not filled yet, while it is used again.
+        return tensor.to(device, non_blocking=device.type == "cuda")
     with torch.cuda.stream(stream):
         moved = tensor.to(device, non_blocking=True)
     # Its memory belongs to the stream of copies, which must not use it again before it is free.

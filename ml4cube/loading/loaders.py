@@ -52,6 +52,8 @@ Share = TrainShare | EvalShare
 _REMOTE_READS = 64
 # More threads copy no faster.
 _MOST_GATHER_THREADS = 4
+# As many are chosen at most; a user may ask for more.
+_MOST_DECODE_THREADS = 4
 
 
 def _rank_and_world(parallel: bool) -> dict[str, int]:
@@ -163,12 +165,10 @@ class EpochPlan(Summarized):
         self.upcoming = (self._now[0] + 1, 0)
         return self._now
 
-    def advance(self, share: Share, epoch: int, positions: Ints) -> None:
+    def advance(self, share: Share, epoch: int, positions: Ints, start: int) -> None:
         """Count a batch as handed out, in training those of all ranks, else of this one."""
-        if epoch != self._now[0]:
-            return  # Another iteration has begun.
-        of_rank = share.positions()
-        self._now = (epoch, int(positions[-1]) + of_rank.step - of_rank.start)
+        if epoch == self._now[0]:  # Otherwise another iteration has begun.
+            self._now = (epoch, share.end_of(positions, start))
 
     def finish(self, epoch: int) -> None:
         """Note the end of an epoch."""
@@ -188,7 +188,11 @@ class EpochPlan(Summarized):
         ranks = _rank_and_world(self.parallel)
         if not self.train:
             return EvalShare(self.n, self.batch_size, **ranks)
-        share = TrainShare(self.n, self.batch_size, **ranks, drop_last=self.drop_last)
+        through_ring = self.shuffle and self.memory is not None and not self.memory.fits
+        streams = self.memory.streams if self.memory is not None and through_ring else None
+        share = TrainShare(
+            self.n, self.batch_size, **ranks, drop_last=self.drop_last, streams=streams
+        )
         if not len(share):
             advice = "choose a smaller batch_size"
             if self.n < ranks["world"]:
@@ -509,7 +513,7 @@ class SampleLoader(EpochLoader):
                 del tensors  # Arrays that nobody holds are used again for other batches.
                 for first, arrays in zip(range(0, len(positions), size), batches, strict=True):
                     of_batch = positions[first : first + size]
-                    plan.advance(share, epoch, of_batch)
+                    plan.advance(share, epoch, of_batch, start)
                     batch = self.dataset.pack(arrays)
                     if self.callback is not None:
                         batch = self.callback(self.dataset._items(batch))
@@ -528,7 +532,7 @@ class SampleLoader(EpochLoader):
             return [tensor.numpy() for tensor in tensors]
 
         positions = share.batches(start, self._batches_in_group)
-        needed = range(self.plan.n) if self.plan.train else share.positions()
+        needed = range(self.plan.n) if self.plan.train else share.span()
         chunks = self._memory.resident_chunks(needed)
         if chunks is None:
             filled = self._through_ring(share, epoch, start, positions, make_arrays)
@@ -575,8 +579,8 @@ class SampleLoader(EpochLoader):
     ) -> Generator[list[Array]]:
         """Gather batches from chunks that pass through a ring."""
         order = self._memory.order(self.plan.seed if self.plan.shuffle else None)
-        schedule = ChunkSchedule(order, epoch, share.positions(start))
-        slots = self._memory.slots(schedule)
+        schedule = ChunkSchedule(order, epoch, share.span(start), share.own_streams(start))
+        slots = self._memory.slots
         ring = self._idle_rings.pop(slots, None)
         if ring is None:
             source, fields = self.dataset._source, self.dataset._fields
@@ -658,7 +662,7 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         assert self.generator is not None
         self.generator.manual_seed(worker_seed(plan.seed, epoch))
         for batch, of_batch in zip(super().__iter__(), share.batches(start), strict=True):
-            plan.advance(share, epoch, of_batch)
+            plan.advance(share, epoch, of_batch, start)
             yield self.handover.complete(batch, epoch, of_batch)
         plan.finish(epoch)
 
@@ -674,7 +678,9 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
     augment = bind_augmentations(options.augment, data) if train else ()
     handover = Handover(options.callback, options.device, augment, options.seed)
     if threads:
-        return SampleLoader(data, plan, handover, options.num_workers or _useful_threads())
+        ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        decoding = options.num_workers or useful_threads(*_cores(), ranks)
+        return SampleLoader(data, plan, handover, decoding)
     context = None
     if options.num_workers:
         from loky.backend import get_context
@@ -695,8 +701,20 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
     return loader
 
 
-def _useful_threads() -> int:
-    """Return up to four decode threads, fewer if several ranks share this machine."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return max(1, min(4, (available or 1) // here))
+def useful_threads(own_cores: int, all_cores: int, ranks: int) -> int:
+    """Return up to four decode threads for one of some ranks that have all these cores together.
+
+    A launcher may bind each rank to cores of its own, or all ranks may use the same.
+    """
+    return max(1, min(_MOST_DECODE_THREADS, own_cores, max(own_cores, all_cores) // ranks))
+
+
+def _cores() -> tuple[int, int]:
+    """Return the cores that this process may use, and those of the process that started it."""
+    if not hasattr(os, "sched_getaffinity"):
+        return (os.cpu_count() or 1,) * 2
+    own = len(os.sched_getaffinity(0))
+    try:
+        return own, len(os.sched_getaffinity(os.getppid()))
+    except OSError:
+        return own, own

@@ -6,7 +6,7 @@ import numpy as np
 
 from ml4cube.core.display import bytes_text
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.rank_shares import ChunkOrder, ChunkSchedule, Ints, stream_count
+from ml4cube.core.rank_shares import ChunkOrder, Ints, stream_count
 
 _MB = 1 << 20
 # Most bytes of small batches that are gathered together, also as a part of the buffer.
@@ -79,7 +79,7 @@ class Memory:
         """Return the order of samples that pass through a ring."""
         return ChunkOrder(self._counts, 1 if seed is None else self.streams, seed)
 
-    def slots(self, schedule: ChunkSchedule) -> int:
-        """Return the number of chunks in one rank's ring: its share of the memory, if enough."""
-        fit = self._chunks_that_fit * schedule.in_use // schedule.order.streams
-        return max(schedule.in_use + 1, min(fit, len(self._counts)))
+    @property
+    def slots(self) -> int:
+        """Number of chunks in a ring, on each rank."""
+        return min(self._chunks_that_fit, len(self._counts))

@@ -25,7 +25,14 @@ from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.prediction.block import BlockPredictor
 from ml4cube.prediction.identity import call_id
-from ml4cube.prediction.models import Model, classes_of, input_dtype, parse_models, running
+from ml4cube.prediction.models import (
+    Model,
+    classes_of,
+    device_of,
+    input_dtype,
+    parse_models,
+    running,
+)
 from ml4cube.prediction.options import PredictionOptions
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
@@ -38,7 +45,8 @@ from ml4cube.sampling.request import source_chunks
 from ml4cube.sampling.workers import DaskCluster, InProcess, TaskEngine, check_client
 from ml4cube.training.ranks.dist import World
 
-_BATCH_VALUES = 2**17  # input values in a batch of default size: few enough for a core's cache
+# Bytes of inputs in a batch of default size: what a core's cache holds, and what keeps a GPU busy.
+_CPU_BATCH_BYTES, _GPU_BATCH_BYTES = 2**19, 2**26
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
 # A block is a 16th of the cube, within these if windows are not larger.
 _BLOCK_CELLS = (2**14, 2**20)
@@ -120,8 +128,8 @@ def predict_cube(
         Make a cell a gap if the target is a feature and has a gap there, or if all features have.
         False keeps what the model returns for filled gaps.
     batch_size : int, optional
-        Windows per call of the model. Default: as many as hold about 130,000 input values,
-        which suits a CPU; a GPU is faster with more.
+        Windows per call of the model. Default: as many as hold 512 KiB of inputs on a CPU, which
+        suits its cache, and 64 MiB on a GPU; a block of the cube has no more than its windows.
     device : str or torch.device, optional
         Device to compute on. Default: that of the module; the CPU for another callable.
     overwrite : bool, default False
@@ -230,10 +238,10 @@ def predict_cube(
     )
     spec = PredictionSpec.of(cube, store_or_stats, options)
     expected = _expected(spec, models, outputs, reduce)
+    has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)
+    dtype = input_dtype(models, has_doubles)
     if batch_size is None:
-        n_channels = len(spec.features) + len(spec.tables)
-        window_values = math.prod(spec.windows.input_window.values()) * n_channels
-        batch_size = max(1, _BATCH_VALUES // window_values)
+        batch_size = _windows_per_call(spec, dtype, device_of(models[0], device))
     check_whole("batch_size", batch_size, 1)
     location = output_location(out)
     dtypes = {name: cube[name].dtype for name in spec.targets if name in cube.data_vars}
@@ -245,8 +253,6 @@ def predict_cube(
         raise InvalidTypeError(
             f"client must be None in a group of {world.size} ranks, which share the blocks already"
         )
-    has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)
-    dtype = input_dtype(models, has_doubles)
     with running(models, device, dtype, samples, seed) as members:
         read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
         predictor = BlockPredictor(
@@ -281,6 +287,14 @@ def predict_cube(
             return output.result()
         engine = InProcess() if client is None else DaskCluster(client)
         return _predict_blocks(predictor, blocks, output, world, engine, progress)
+
+
+def _windows_per_call(spec: PredictionSpec, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the default number of windows per call of the model."""
+    n_channels = len(spec.features) + len(spec.tables)
+    window_bytes = math.prod(spec.windows.input_window.values()) * n_channels * dtype.itemsize
+    budget = _CPU_BATCH_BYTES if device.type == "cpu" else _GPU_BATCH_BYTES
+    return max(1, budget // window_bytes)
 
 
 def _expected(

@@ -101,6 +101,18 @@ def input_dtype(models: Sequence[Model], has_doubles: bool) -> torch.dtype:
     return torch.float64 if modules and has_doubles else torch.float32
 
 
+def device_of(model: Model, device: str | torch.device | None) -> torch.device:
+    """Return the device to compute on; without one given, that of the model."""
+    if device is not None:
+        return pick_device(device)
+    tensors: list[torch.Tensor] = []
+    if isinstance(model, torch.nn.Module):
+        tensors = [*model.parameters(), *model.buffers()]
+    elif isinstance(model, ExportedProgram):
+        tensors = [*model.state_dict.values()]
+    return tensors[0].device if tensors else pick_device("cpu")
+
+
 @dataclass(frozen=True)
 class Members:
     """Models that are ready to run."""
@@ -177,16 +189,14 @@ def _ready(
     if is_estimator(model):
         yield _Rows(model)
         return
+    target = device_of(model, device)
     if not isinstance(model, torch.nn.Module):
-        target = pick_device(device or "cpu")
         yield lambda x: model(x.to(target))  # type: ignore[operator]
         return
     # The forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
     # numbers of blocks.
     module = model.module if isinstance(model, DistributedDataParallel) else model
-    tensors = [*module.parameters(), *module.buffers()]
-    original_device = tensors[0].device if tensors else torch.device("cpu")
-    target = original_device if device is None else pick_device(device)
+    original_device = device_of(module, None)
     training_modes = {part: part.training for part in module.modules()}
     # On it transformers in eval mode leave out the dropout of their parts.
     has_fast_path = torch.backends.mha.get_fastpath_enabled()

@@ -84,7 +84,7 @@ class Trainer(Summarized):
     gradient_clip : float, optional
         Largest norm of the gradients.
     use_amp : bool
-        Whether to compute in half precision: fp16 on a GPU, bf16 elsewhere.
+        Whether to compute in half precision: bf16, or fp16 on a GPU without it.
     precision : {"fp32", "bf16", "fp16"}, optional
         The precision by name; default fp32.
     scheduler : object, optional

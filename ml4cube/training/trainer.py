@@ -79,7 +79,7 @@ class Trainer(TrainerState):
         As for `ml4cube.training.pytorch.Trainer`, computed in testing. A `test_step` of your own
         must return ``"output"`` and ``"target"`` for them.
     use_amp : bool
-        Whether to compute in half precision: fp16 on a GPU, bf16 elsewhere.
+        Whether to compute in half precision: bf16, or fp16 on a GPU without it.
     precision : {"fp32", "bf16", "fp16"}, optional
         The precision by name.
     callbacks : Callback or iterable of Callback

@@ -29,8 +29,10 @@ GEOMETRIES = [
 ]
 
 
-def train_shares(n: int, batch: int, world: int, drop_last: bool = True) -> list[TrainShare]:
-    return [TrainShare(n, batch, rank, world, drop_last) for rank in range(world)]
+def train_shares(
+    n: int, batch: int, world: int, drop_last: bool = True, streams: int | None = None
+) -> list[TrainShare]:
+    return [TrainShare(n, batch, rank, world, drop_last, streams) for rank in range(world)]
 
 
 def batches_of(share: TrainShare | EvalShare, *options: int) -> list[list[int]]:
@@ -45,10 +47,11 @@ def global_batches(shares: list[TrainShare], start: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize(("n", "batch", "world"), GEOMETRIES)
 @pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("streams", [None, 1, 6])
 def test_train_ranks_are_equal_and_read_nothing_twice(
-    n: int, batch: int, world: int, drop_last: bool
+    n: int, batch: int, world: int, drop_last: bool, streams: int | None
 ) -> None:
-    shares = train_shares(n, batch, world, drop_last)
+    shares = train_shares(n, batch, world, drop_last, streams)
     read = [batches_of(share) for share in shares]
     assert {tuple(map(len, batches)) for batches in read} == {tuple(map(len, read[0]))}
     assert {(len(s), s.num_samples) for s in shares} == {(len(read[0]), sum(map(len, read[0])))}
@@ -71,9 +74,58 @@ def test_evaluation_reads_every_sample_exactly_once(n: int, batch: int, world: i
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8, 12, 24])
-def test_global_batches_do_not_depend_on_the_world(world: int) -> None:
+@pytest.mark.parametrize("streams", [None, 1, 4, 16])
+def test_global_batches_do_not_depend_on_the_world(world: int, streams: int | None) -> None:
     expected = global_batches(train_shares(500, 24, 1))
-    assert global_batches(train_shares(500, 24 // world, world)) == expected
+    assert global_batches(train_shares(500, 24 // world, world, streams=streams)) == expected
+
+
+@settings(max_examples=200)
+@given(
+    n=st.integers(0, 400),
+    batch=st.integers(1, 9),
+    world=st.integers(1, 20),
+    streams=st.integers(1, 24),
+    start=st.integers(0, 100),
+    drop_last=st.booleans(),
+)
+def test_a_rank_takes_samples_of_its_own_streams_only(
+    n: int, batch: int, world: int, streams: int, start: int, drop_last: bool
+) -> None:
+    start, end = min(start, n), min(start, n)
+    shares = train_shares(n, batch, world, drop_last, streams)
+    for step in zip(*(share.batches(start) for share in shares), strict=True):
+        together = np.sort(np.concatenate(step))
+        assert together.tolist() == [*range(end, end + len(together))]
+        assert all((np.diff(positions) > 0).all() for positions in step)
+        end += len(together)
+        assert {s.end_of(own, start) for s, own in zip(shares, step, strict=True)} == {end}
+    for share in shares:
+        taken = [p % streams for positions in share.batches(start) for p in positions]
+        assert share.own_streams(start).tolist() == sorted(set(taken))
+
+
+def reads(order: ChunkOrder, batch: int, world: int) -> int:
+    """Chunks that all ranks read in an epoch."""
+    shares = train_shares(order.n, batch, world, streams=order.streams)
+    return sum(len(ChunkSchedule(order, 0, s.span(), s.own_streams())) for s in shares)
+
+
+WORLDS = [*range(1, 17), 20, 24, 28, 32, 36, 40, 48, 56, 60, 64, 72, 80, 96, 100, 128, 160]
+LARGE_WORLDS = [192, 256, 384, 512, 768, 1000, 1024]
+
+
+@pytest.mark.parametrize(
+    "world", [*WORLDS, *(pytest.param(world, marks=pytest.mark.slow) for world in LARGE_WORLDS)]
+)
+@pytest.mark.parametrize("streams", [48, 96, 960])
+def test_ranks_share_only_the_chunks_of_streams_that_they_share(world: int, streams: int) -> None:
+    chunks = 10 * max(world, streams)
+    order = ChunkOrder([64] * chunks, streams, seed=3)
+    at_borders = (world + streams - math.gcd(world, streams)) / streams
+    assert reads(order, 16, world) <= 1.1 * at_borders * chunks
+    if streams % world == 0 or streams >= 20 * world:
+        assert reads(order, 16, world) <= 1.1 * chunks
 
 
 @settings(max_examples=100)
@@ -120,7 +172,7 @@ def test_an_order_holds_every_sample_once(
 @given(
     counts=chunk_counts,
     streams=st.integers(1, 30),
-    world=st.integers(1, 6),
+    world=st.integers(1, 12),
     batch=st.integers(1, 9),
     data=st.data(),
 )
@@ -129,9 +181,9 @@ def test_a_schedule_has_the_chunks_of_its_rank_when_they_are_needed(
 ) -> None:
     order = ChunkOrder(counts, streams, seed=7)
     rank = data.draw(st.integers(0, world - 1))
-    share = TrainShare(order.n, batch, rank, world)
+    share = TrainShare(order.n, batch, rank, world, streams=streams)
     start = data.draw(st.integers(0, order.n))  # not always a whole number of global batches
-    schedule = ChunkSchedule(order, 2, share.positions(start))
+    schedule = ChunkSchedule(order, 2, share.span(start), share.own_streams(start))
     samples = order.samples(2)
     assert (np.diff(schedule.first) >= 0).all()
     assert len(set(schedule.chunks.tolist())) == len(schedule)
@@ -157,10 +209,9 @@ def test_one_rank_reads_every_chunk_once_and_holds_few(chunks: int, streams: int
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_ranks_together_read_few_chunks_twice(world: int) -> None:
     order = ChunkOrder([100] * 130, 24, seed=3)
-    reads = sum(len(ChunkSchedule(order, 0, range(rank, order.n, world))) for rank in range(world))
-    assert 130 <= reads <= 130 + 23
+    assert 130 <= reads(order, 8, world) <= 130 + 23
     if world in (2, 4, 8):  # neighbouring sections belong to one rank
-        assert reads <= 130 + world - 1
+        assert reads(order, 8, world) <= 130 + world - 1
 
 
 def test_batches_mix_as_many_chunks_as_there_are_streams() -> None:
@@ -216,20 +267,17 @@ def test_no_rank_holds_more_than_its_buffer(
         return
     order = memory.order(3 if shuffle else None)
     for rank in range(world):
-        train, evaluation = (kind(order.n, 1, rank, world) for kind in (TrainShare, EvalShare))
-        for share, samples in ((train, range(order.n)), (evaluation, evaluation.positions())):
+        train = TrainShare(order.n, 1, rank, world, streams=order.streams)
+        evaluation = EvalShare(order.n, 1, rank, world)
+        for share, samples in ((train, range(order.n)), (evaluation, evaluation.span())):
             chunks = memory.resident_chunks(samples)
             if chunks is not None:
                 assert sum(counts[chunk] for chunk in chunks) * sample_bytes <= limit
                 assert {*np.repeat(range(len(counts)), counts)[samples]} == {*chunks}
             else:
-                schedule = ChunkSchedule(order, 0, share.positions())
-                slots = memory.slots(schedule)
-                assert slots * max(counts) * sample_bytes <= limit
-                # Where each stream belongs to one rank, so does its part of the buffer.
-                part = limit * schedule.in_use / order.streams
-                least = schedule.in_use + 1
-                assert slots == least or slots * max(counts) * sample_bytes <= part
+                schedule = ChunkSchedule(order, 0, share.span(), share.own_streams())
+                assert memory.slots * max(counts) * sample_bytes <= limit
+                assert schedule.in_use < memory.slots
 
 
 def test_order_without_seed_is_the_order_of_samples() -> None:

@@ -500,6 +500,24 @@ def a_compiled_model_trains_the_same_on_ranks(folder):
     assert run.history["val_loss"] == pytest.approx(plain.history["val_loss"], rel=1e-5)
 
 
+@on_two_ranks
+def a_compiled_model_reduces_gradients_while_it_computes_others(folder):
+    """A graph for each bucket of gradients; of one graph, all would come when it has ended."""
+    graphs = []
+
+    def backend(module, inputs):
+        graphs.append(len(module.graph.nodes))
+        return module.forward
+
+    wide = [nn.Linear(3, 600), *(nn.Linear(600, 600) for _ in range(3)), nn.Linear(600, 1)]
+    model = nn.Sequential(*wide)
+    trainer(
+        ranks=True, model=model, compile={"backend": backend}, epochs=1, val=None, samples=8
+    ).train()
+    _, *of_model = graphs  # the first is a trial
+    assert len(of_model) == 2
+
+
 def test_missing_compiler_is_one_clear_error_before_training(monkeypatch):
     def no_compiler(*args, **kwargs):
         raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found")

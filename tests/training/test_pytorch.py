@@ -273,9 +273,17 @@ def test_schedulers_move_per_epoch_per_step_or_on_a_plateau():
     assert plateau.last_epoch == 3
 
 
-@pytest.mark.parametrize(("device", "precision"), [("cpu", "bf16"), ("cuda", "fp16")])
-def test_amp_chooses_the_precision_of_the_device(device, precision):
+@pytest.mark.parametrize(
+    ("device", "is_supported", "precision"),
+    [("cpu", False, "bf16"), ("cuda", False, "fp16"), ("cuda", True, "bf16")],
+)
+def test_amp_chooses_the_precision_of_the_device(
+    monkeypatch, caplog, device, is_supported, precision
+):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: is_supported)
+    caplog.set_level("INFO")
     assert pick_precision(True, None, torch.device(device)) == precision
+    assert f"{device} computes in {precision}" in caplog.text
     assert pick_precision(False, None, torch.device(device)) == "fp32"
 
 

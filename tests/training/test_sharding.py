@@ -1,6 +1,7 @@
 """FSDP: equal to DDP, resumed on any number of ranks, whole in the end."""
 
 import os
+from typing import ClassVar
 
 import pytest
 import torch
@@ -93,6 +94,34 @@ def training_equals_ddp(folder):
         assert_equal(found[name], run("ddp", epochs=2, **plain))
     assert_same_on_all_ranks(found)  # every rank has the whole model
     assert found["bf16"][0] != found["plain"][0]
+
+
+class Watched(nn.Linear):
+    """Keeps the dtypes of its weight and of what it gets."""
+
+    seen: ClassVar[set] = set()
+
+    def forward(self, x):
+        if self.training:
+            Watched.seen.add((self.weight.dtype, x.dtype))
+        return super().forward(x)
+
+
+@on_two_ranks
+def parameters_are_gathered_in_the_precision_of_the_run(folder):
+    def train(precision, last=None, **more):
+        Watched.seen.clear()
+        layers = [Watched(3, 8), nn.ReLU(), Watched(8, 1), last or nn.Identity()]
+        run(precision=precision, epochs=1, model=nn.Sequential(*layers), **more)
+        return Watched.seen
+
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        assert train(name) == {(dtype, dtype)}
+        # BatchNorm has statistics in float32, and torch refuses a half-precision weight beside them
+        normed = nn.Sequential(Watched(1, 1), nn.BatchNorm1d(1))
+        found = train(name, normed, shard_modules=nn.Sequential)
+        assert found == {(torch.float32, torch.float32), (torch.float32, dtype)}
+    assert train("fp32") == {(torch.float32, torch.float32)}
 
 
 class RowSums(torch.optim.SGD):

@@ -9,7 +9,7 @@ import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.training.addons.core import MixinAddOn
-from ml4cube.training.inputs.options import DTYPES
+from ml4cube.training.inputs.options import DTYPES, has_bf16
 
 
 class _Precision:
@@ -51,7 +51,6 @@ class PrecisionMixerAddon(MixinAddOn):
 
 def choose_precision(precision: str | Sequence[str], device: torch.device) -> str:
     """Return the first of several precisions that a device supports."""
-    has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     names = [precision] if isinstance(precision, str) else precision
     for name in names:
         check_choice("precision", name, ["auto", *DTYPES] if name == precision else DTYPES)
@@ -59,7 +58,7 @@ def choose_precision(precision: str | Sequence[str], device: torch.device) -> st
         # On a CPU, bf16 must be chosen by name, because many CPUs compute slowly in it.
         names = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
     for name in names:
-        if name != "bf16" or has_bf16:
+        if name != "bf16" or has_bf16(device):
             return name
     raise InvalidValueError(
         f"{device} supports none of precision={precision!r}; use 'auto' or 'fp32'"

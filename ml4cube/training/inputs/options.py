@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COUNTS = (
@@ -189,14 +192,20 @@ class Options:
 
 
 def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:
-    """Return the precision that two arguments ask for."""
+    """Return the precision that two arguments ask for; of `use_amp`, bf16 where there is any."""
     check_choice("precision", precision, [*DTYPES, None])
-    if precision is None:
-        half = "fp16" if device.type == "cuda" else "bf16"
-        return half if use_amp else "fp32"
     if use_amp and precision == "fp32":
         raise InvalidTypeError("use_amp=True and precision='fp32' contradict; give one of them")
-    return precision
+    if precision is not None or not use_amp:
+        return precision or "fp32"
+    half = "bf16" if has_bf16(device) else "fp16"
+    logger.info("use_amp=True: %s computes in %s", device, half)
+    return half
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return True if a device computes in bf16, not only emulates it."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def check_path(name: str, path: Any, *, optional: bool = True) -> None:

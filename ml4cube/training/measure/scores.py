@@ -253,7 +253,8 @@ def _to_host(values: Sequence[float | torch.Tensor]) -> list[float]:
     if not isinstance(values[0], torch.Tensor):
         return [float(value) for value in values]
     stacked = torch.stack([torch.as_tensor(value) for value in values])
-    numbers: list[float] = stacked.to("cpu", torch.float64).tolist()
+    # In two steps, because some devices have no float64.
+    numbers: list[float] = stacked.cpu().double().tolist()
     return numbers
 
 

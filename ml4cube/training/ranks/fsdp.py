@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.loading.handover import to_device
-from ml4cube.training.inputs.options import Options
+from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import Strategy, broadcast_model
@@ -76,9 +76,14 @@ class Sharded(Strategy):
         sharded = copy.deepcopy(model)
         groups = pick_groups(sharded, self.options.shard_modules)
         self._groups = [*groups.values(), sharded]
-        fully_shard = _import_fully_shard()
+        fully_shard, policy_of = _import_fully_shard()
+        half = DTYPES[self.options.precision]
         for module in self._groups:
-            fully_shard(module, mesh=mesh)
+            # Parameters travel in half precision, their gradients do not. The rest gets the input
+            # of the model, which must keep its digits, and BatchNorm computes in float32.
+            in_half = half and module is not sharded and not _has_batch_norm(module)
+            policy = policy_of(half, torch.float32) if in_half else policy_of()
+            fully_shard(module, mesh=mesh, mp_policy=policy)
         self._parameters = dict(sharded.named_parameters())
         self._user_parameters = list(model.parameters())
         self._flags = super().trainable_flags(self._user_parameters)
@@ -290,14 +295,18 @@ def _check_state(optimizer: Optimizer) -> None:
                 )
 
 
-def _import_fully_shard() -> Any:
+def _import_fully_shard() -> tuple[Any, Any]:
     try:
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:
         raise InvalidValueError(
             f"strategy='fsdp' needs torch 2.6 or newer, got {torch.__version__}"
         ) from None
-    return fully_shard
+    return fully_shard, MixedPrecisionPolicy
+
+
+def _has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.modules.batchnorm._NormBase) for part in module.modules())
 
 
 def _is_sharded(value: Any) -> bool:

@@ -26,6 +26,7 @@ from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion, Step, Weight
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.unshared_data import share_out
+from ml4cube.training.run.data_wait import DataWait
 from ml4cube.training.state import TrainState, capture_rng, restore_rng
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class Feed:
     def __init__(self, loader: Any, world: World, options: Options, step: Step) -> None:
         self.loader = loader
         self.is_even = world.size == 1  # all ranks have batches of the same number and sizes
-        self.data_wait_s = self.rank_wait_s = 0.0  # waiting for batches and other ranks, this epoch
+        # Waiting for batches, and for other ranks, in this epoch.
+        self.data_wait, self.rank_wait_s = DataWait(world.device), 0.0
         self.epoch_rng: dict[str, Any] = {}  # the state of all generators when the epoch began
         self.position: Mapping[str, Any] | None = None  # from a snapshot: where to open the loader
         # Set during a validation: what a snapshot that is saved then holds, because the loader may
@@ -79,36 +81,35 @@ class Feed:
 
     def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
         """Yield the batches of each step and their total weight; start at `position` if set."""
-        now = time.perf_counter
-        started = now()
-        batches = self._open_loader(state)
-        # Loaders may start workers, and skip the batches that a resumed epoch has had.
-        self.data_wait_s, self.rank_wait_s = now() - started, 0.0
+        self.data_wait.restart()
+        self.rank_wait_s = 0.0
+        with self.data_wait.counted():
+            # Loaders may start workers, and skip the batches that a resumed epoch has had.
+            batches = self._open_loader(state)
         if self.ended:
             return
         batches_per_step = self._options.gradient_accumulation_steps
         needs_equal_counts = self._options.strategy == "fsdp" and not self.is_even
         while state.step < self.max_steps:
-            started = now()
             portions = []
-            for batch in batches:
-                state.batch += 1
-                portion = self.weigh(batch)
-                if portion.samples:
-                    portions.append(portion)
-                    if len(portions) == batches_per_step:
-                        break
-            else:  # the loader has no more batches, or reached the limit
-                self.used_up = state.batch < self._max_batches
-            drawn = now()
-            self.data_wait_s += drawn - started
+            with self.data_wait.counted():
+                for batch in batches:
+                    state.batch += 1
+                    portion = self.weigh(batch)
+                    if portion.samples:
+                        portions.append(portion)
+                        if len(portions) == batches_per_step:
+                            break
+                else:  # the loader has no more batches, or reached the limit
+                    self.used_up = state.batch < self._max_batches
+            drawn = time.perf_counter()
             if needs_equal_counts:
                 # Ranks fetch parameters from one another in every batch of a step, so all use as
                 # many batches as the rank with the fewest.
                 (most_missing,) = self._world.maximum([batches_per_step - len(portions)])
                 portions = portions[: batches_per_step - int(most_missing)]
             total = self.total_weight(portions)
-            self.rank_wait_s += now() - drawn
+            self.rank_wait_s += time.perf_counter() - drawn
             if total is None:
                 self.ended = True
                 return

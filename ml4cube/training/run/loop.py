@@ -263,7 +263,7 @@ class Loop(Engine):
         """
         seconds = self._train_seconds()
         whole = max(seconds, 1e-9)
-        data_wait, rank_wait = self.feed.data_wait_s / whole, 0.0
+        data_wait, rank_wait = self.feed.data_wait.seconds / whole, 0.0
         if self.world.size > 1:
             rank_wait = (self.feed.rank_wait_s + self.polls.polling_s) / whole
         waiting_in_steps = self.clock.waiting_fraction()
