@@ -47,7 +47,7 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
     """Run a notebook in a folder, and keep its outputs without what differs from run to run."""
     metadata = dict(notebook.metadata)
     place = {"metadata": {"path": str(folder)}}
-    client = NotebookClient(notebook, timeout=280, record_timing=False, resources=place)
+    client = NotebookClient(notebook, timeout=600, record_timing=False, resources=place)
     client.execute(env={**os.environ, **ENVIRONMENT})
     notebook.metadata = NotebookNode(metadata)  # without the version of Python
     ids: dict[str, str] = {}

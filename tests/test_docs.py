@@ -108,9 +108,9 @@ def test_every_block_says_what_it_is(page):
     assert set(opening) <= known, opening
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
 def test_links_to_files_lead_somewhere(page):
-    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", markdown(page))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
 

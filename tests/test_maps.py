@@ -248,8 +248,10 @@ def test_differences_and_anomalies_diverge_at_zero():
     assert mesh_of(figure.axes[0]).cmap.name.startswith("RdBu")
     assert color_bars(figure)[0].get_ylabel() == "difference in air temperature (K)"
     anomaly = (FIELD - 2).assign_attrs(standard_name="air_temperature_anomaly", units="K")
-    low, high = mesh_of(rendered(field_map(anomaly)).axes[0]).get_clim()
-    assert low == -high
+    steps = anomaly.expand_dims(time=[0.0]).assign_coords(time=np.array(["2000"], "M8[ns]"))
+    for figure in (field_map(anomaly), field_maps({"one": anomaly}), time_maps(steps)):
+        low, high = mesh_of(rendered(figure).axes[0]).get_clim()
+        assert low == -high
     assert mesh_of(field_map(FIELD, center=5.0).axes[0]).norm(5.0) == 0.5
     assert mesh_of(field_map(FIELD).axes[0]).cmap.name == "viridis"
 

@@ -181,6 +181,8 @@ def test_curves_are_cumulative_shares():
     np.testing.assert_allclose(y[1:4], [100 / 3, 200 / 3, 100])
     assert axes.get_xlabel() == "distance to the nearest train cell (km)"
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 3
+    many = rendered(distance_curves({str(n): [n] for n in range(6)}))
+    assert len({line.get_color() for line in many.axes[0].lines}) == 6
 
 
 def test_curves_are_not_covered_by_their_legend():

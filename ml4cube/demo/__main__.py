@@ -205,7 +205,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder to write")
     parser.add_argument("--ranks", type=int, default=2, help="training processes")
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=30)
     args = parser.parse_args()
     if min(args.ranks, args.epochs) < 1:
         parser.error(f"ranks and epochs must be at least 1, got {args.ranks} and {args.epochs}")

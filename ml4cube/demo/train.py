@@ -31,7 +31,7 @@ def main() -> None:
     """Train on the stores of a folder, and write model and history to it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=30)
     args = parser.parse_args()
 
     world = ddp_init()

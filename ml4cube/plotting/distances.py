@@ -21,6 +21,8 @@ from ml4cube.plotting.style import (
     LINES,
     ORANGE,
     PINK,
+    SKY,
+    YELLOW,
     check_axes,
     figure_of,
     legend_below,
@@ -31,7 +33,7 @@ from ml4cube.plotting.style import (
     style,
 )
 
-_CURVES = tuple(zip((ORANGE, BLUE, GREEN, PINK), LINES, strict=True))
+_CURVE_COLORS = (ORANGE, BLUE, GREEN, PINK, YELLOW, SKY)
 
 
 def variogram_plot(
@@ -192,7 +194,7 @@ def _draw_distances(
     largest = max(float(values[-1]) for values in known.values() if values.size)
     farthest = max(largest, range_ or 0.0)
     end = 1.05 * farthest or 1.0
-    for (name, values), (color, line) in zip(known.items(), cycle(_CURVES)):
+    for (name, values), color, line in zip(known.items(), cycle(_CURVE_COLORS), cycle(LINES)):
         if values.size:
             x = np.concatenate([[0.0], values, [end]])
             y = np.concatenate([[0.0], np.arange(1, values.size + 1) / values.size, [1.0]])

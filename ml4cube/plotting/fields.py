@@ -77,14 +77,19 @@ def field_map(
     2.0
     """
     grids = check_maps([("field", field)])
-    if center is None and "anomaly" in f"{name_of(field)} {field.attrs.get('standard_name')}":
-        center = 0.0
     given = check_axes(ax, 1)
-    scale = Scale.of(grids, label_of(field), center)
+    scale = Scale.of(grids, label_of(field), _center_of(field, center))
     with style():
         panels = given or new_map_panels(grids, [1])
         draw_group(panels, grids, [title], scale)
     return figure_of(panels[0])
+
+
+def _center_of(field: xr.DataArray, center: float | None = None) -> float | None:
+    """Return the value about which colours diverge: that given, or 0 for anomalies."""
+    if center is None and "anomaly" in f"{name_of(field)} {field.attrs.get('standard_name')}":
+        return 0.0
+    return center
 
 
 def difference_map(
@@ -146,8 +151,8 @@ def field_maps(
 ) -> Figure:
     """Draw maps of one quantity, and of their errors on a separate colour scale.
 
-    Missing cells, such as land, are grey. All fields share one colour scale, and all errors
-    another one that diverges at zero.
+    Missing cells, such as land, are grey. All fields share one colour scale, which diverges at zero
+    if the CF name of the first is one of an anomaly; all errors share another, which always does.
 
     Parameters
     ----------
@@ -182,7 +187,7 @@ def field_maps(
     first = next(iter(fields.values()))
     grids, error_grids = check_maps(fields.items()), check_maps(errors.items())
     given = check_axes(ax, len(fields) + len(errors))
-    scale = Scale.of(grids, label_of(first))
+    scale = Scale.of(grids, label_of(first), _center_of(first))
     error_scale = Scale.of(error_grids, with_units("error", units_of(first)), center=0.0)
     with style():
         panels = given or new_map_panels(
@@ -213,7 +218,8 @@ def time_maps(
     steps : sequence of int, optional
         Positions along time; default: at most six, evenly spaced.
     center : float, optional
-        The value about which colours diverge, such as 0 for anomalies; default: none.
+        The value about which colours diverge; default: 0 if the CF name of the field is one of an
+        anomaly, else none.
     title : str
         Heading of the figure, if it is a new one; default: the name of the field.
     ax : sequence of matplotlib.axes.Axes, optional
@@ -249,7 +255,7 @@ def time_maps(
     names = [step_name(field, time, step) for step in positions]
     maps = [field.isel({time: step}, drop=True) for step in positions]
     grids = check_maps(zip(names, maps, strict=True))
-    scale = Scale.of(grids, label_of(field), center)
+    scale = Scale.of(grids, label_of(field), _center_of(field, center))
     return _small_multiples(names, grids, scale, title or name_of(field), ax)
 
 
