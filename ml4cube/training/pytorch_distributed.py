@@ -122,10 +122,13 @@ def dist_train(
             raise InvalidTypeError(
                 "dist_train(trainer) takes no other arguments; use a function to start processes"
             )
+        failed = True
         try:
-            return target.train()
+            trained = target.train()
+            failed = False
         finally:
-            ddp_cleanup()
+            ddp_cleanup(failed=failed)
+        return trained
     if not callable(target):
         raise InvalidTypeError(f"target must be a Trainer or a function, got {one_line(target)}")
     if nproc is None:

@@ -603,7 +603,7 @@ def _device_of_this_rank(device: DeviceOrDevices) -> str | torch.device | None:
             len(devices),
             devices[0],
         )
-    return devices[local_rank() % len(devices)]
+    return devices[(local_rank() or 0) % len(devices)]
 
 
 def _to_cpu(value: Any) -> Any:

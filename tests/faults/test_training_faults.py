@@ -111,6 +111,22 @@ def test_ranks_killed_at_random_steps(
     check_restarts(launcher, kills(seed, number), calm)
 
 
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("seed", "number"), [(0, 2), *(pytest.param(i, 5, marks=pytest.mark.soak) for i in range(1, 5))]
+)
+def test_ranks_of_two_nodes_killed_at_random_steps(
+    launcher: Launcher, calm: dict[str, Any], seed: int, number: int
+) -> None:
+    """Two agents of torchrun, each of which counts its own restarts; every kill is survived."""
+    plan = kills(seed, number)
+    runs = launcher.agents(JOB, launcher.folder, {"harm": plan}, restarts=2 * number)
+    for run in runs:
+        assert run.finish(120 * (number + 1)) == 0, (plan, run.said)
+    assert len(list(launcher.folder.glob("harmed-*"))) == number
+    assert result(launcher.folder) == calm, plan
+
+
 # ------------------------------------------------------------------------ told to stop
 
 
@@ -214,8 +230,8 @@ def test_ranks_with_shares_of_a_model_killed_and_told_to_stop(
     harms = [harm("step", 17, 1, "kill"), harm("saving", 3, 0, "kill", attempt=1)]
     run = launcher.torchrun(JOB, launcher.folder, plan | {"harm": harms}, restarts=3)
     assert run.finish(300) == 0, run.said
-    killed = {path.name for path in launcher.folder.glob("killed-*")}
-    assert killed == {"killed-0", "killed-1"}
+    killed = {path.name for path in launcher.folder.glob("harmed-*")}
+    assert killed == {"harmed-0", "harmed-1"}
     assert result(launcher.folder) == calm
     (launcher.folder / "snapshot.pt").unlink()
     stop_again_and_again(launcher, calm, [("step", 3, "1"), ("validation", 3, "1")], **plan)

@@ -45,7 +45,8 @@ class Harm:
 
     def __init__(self, folder: Path, plan: dict[str, Any], rank: int) -> None:
         self.folder, self.rank = folder, rank
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        # How often a rank was harmed: agents count their restarts each for itself.
+        self.attempt = len(list(folder.glob("harmed-*")))
         self.todo = [
             harm
             for harm in plan.get("harm", [])
@@ -61,11 +62,12 @@ class Harm:
 
     def kill(self) -> None:
         """As the system does when memory is short; and the attempt that was killed is marked."""
-        (self.folder / f"killed-{self.attempt}").touch()
+        (self.folder / f"harmed-{self.attempt}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def fail(self) -> None:
         """An error in user code."""
+        (self.folder / f"harmed-{self.attempt}").touch()
         raise ZeroDivisionError("division by zero, as planned")
 
     def dwell(self) -> None:
