@@ -7,6 +7,7 @@ wrong where; every test ends by looking for processes it has left running.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
@@ -118,13 +119,47 @@ def test_ranks_killed_at_random_steps(
 def test_ranks_of_two_nodes_killed_at_random_steps(
     launcher: Launcher, calm: dict[str, Any], seed: int, number: int
 ) -> None:
-    """Two agents of torchrun, each of which counts its own restarts; every kill is survived."""
+    """Two agents of torchrun, each of which counts its own restarts; every kill is survived.
+
+    The nodes share no disk for snapshots.
+    """
     plan = kills(seed, number)
-    runs = launcher.agents(JOB, launcher.folder, {"harm": plan}, restarts=2 * number)
+    given = {"harm": plan, "apart": True}
+    runs = launcher.agents(JOB, launcher.folder, given, restarts=2 * number)
     for run in runs:
         assert run.finish(120 * (number + 1)) == 0, (plan, run.said)
     assert len(list(launcher.folder.glob("harmed-*"))) == number
     assert result(launcher.folder) == calm, plan
+
+
+def test_a_rank_that_fails_is_named_before_torch_ends_the_others(launcher: Launcher) -> None:
+    """Under nccl no Python error follows in them."""
+    plan = {"harm": [harm("step", 9, 1, "fail")], "abort": True}
+    run = launcher.torchrun(JOB, launcher.folder, plan)
+    assert run.finish(120) != 0
+    assert (launcher.folder / "aborted").exists()
+    assert "rank 0 lost the other ranks: rank 1: ZeroDivisionError" in run.said, run.said
+
+
+def test_tasks_of_srun_train_as_the_ranks_of_torchrun(
+    launcher: Launcher, calm: dict[str, Any]
+) -> None:
+    """A stand-in starts two processes with the variables that srun gives its tasks."""
+    step = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
+    job = [str(JOB), str(launcher.folder), "{}"]
+    runs = [
+        launcher.python(*job, SLURM_PROCID=rank, SLURM_LOCALID=rank, **step) for rank in ("0", "1")
+    ]
+    for run in runs:
+        assert run.finish(120) == 0, run.said
+    assert result(launcher.folder) == calm
 
 
 # ------------------------------------------------------------------------ told to stop

@@ -18,8 +18,8 @@ from ml4cube.progress import write_line
 from ml4cube.training.ranks.world import World
 
 FAILURE = "failure"  # the topic of the message about the rank that failed first
-_PERIOD_S = 0.5  # between looks for such a message
-_READ_S = 3 * _PERIOD_S  # a rank that fails goes on for so long, so that the others have read it
+_PERIOD_S = 0.2  # between looks for such a message
+_READ_S = 0.5  # a rank that fails goes on for so long, so that the others have read it
 
 
 @contextmanager
