@@ -45,6 +45,7 @@ __all__ = [
     "World",
     "ddp_cleanup",
     "ddp_init",
+    "join",
     "launch",
     "local_rank",
     "pick_device",
@@ -69,6 +70,15 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
     """Initialize the process group, if this process was started by torchrun or srun."""
     # An existing group, such as one made by the user, is left as it is. The group is destroyed by
     # `dist_train` or at the end of the program.
+    return join(None, backend, timeout)
+
+
+def join(
+    device: str | torch.device | None,
+    backend: str | None = None,
+    timeout: float | timedelta = DEFAULT_TIMEOUT_S,
+) -> World:
+    """Initialize the process group, as `ddp_init` does, and return the world with this device."""
     check_choice("backend", backend, ["gloo", "nccl", None])
     limit = _as_timedelta(timeout)
     if not dist.is_initialized():
@@ -76,10 +86,10 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             store = _served_store(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
-            _join_group(store, rank, size, backend, limit)
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
-    return World.current()
+            _join_group(store, rank, size, backend, limit, device)
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
+    return World.current(device)
 
 
 def ddp_cleanup(*, failed: bool = False) -> None:
@@ -150,9 +160,9 @@ def _join_group(
     size: int,
     backend: str | None,
     timeout: timedelta,
-    device: str | torch.device | None = None,
+    device: str | torch.device | None,
 ) -> None:
-    gpu = gpu_name(pick_device(device)) if torch.cuda.is_available() else ""
+    gpu = gpu_name(pick_device(device))
     start, gpus = meet(PrefixStore("ml4cube", base), rank, size, gpu, timeout)
     backend, obstacle = choose_backend(backend, gpus)
     if rank == 0 and size > 1:

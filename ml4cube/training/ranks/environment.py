@@ -56,7 +56,8 @@ def tasks_per_node(counts: str) -> list[int]:
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of this process among those on this machine; None if it is not known."""
-    return int(environ["LOCAL_RANK"]) if "LOCAL_RANK" in environ else None
+    variables = {**environ, **slurm_variables(environ)}
+    return int(variables["LOCAL_RANK"]) if "LOCAL_RANK" in variables else None
 
 
 def choose_device(
