@@ -234,6 +234,23 @@ def test_told_to_stop_again_and_again_it_goes_on_bit_for_bit(
     stop_again_and_again(launcher, calm, STOPS)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_usr1_reaches_the_ranks_through_torchrun(launcher: Launcher, calm: dict[str, Any]) -> None:
+    """They save and go on, until torchrun ends them."""
+    folder = launcher.folder
+    plan = {"pace_s": 0.3, "harm": [harm("step", 3, "all", "mark")]}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    signals = "--signals-to-handle=SIGTERM,SIGUSR1"
+    run = launcher.python(*torchrun, signals, str(JOB), str(folder), json.dumps(plan))
+    wait_for((folder / "mark-1").exists, run)
+    run.process.send_signal(signal.SIGUSR1)
+    wait_for((folder / "snapshot.pt").exists, run)
+    assert state(folder)["step"] < STEPS * EPOCHS
+    run.finish(60)
+    assert_ends_calm(launcher, calm)
+
+
 @pytest.mark.soak  # test_features and test_pytorch do so without torchrun
 @pytest.mark.timeout(600)
 def test_out_of_time_it_goes_on_and_a_finished_run_is_left_alone(

@@ -1,6 +1,8 @@
 """Three ranks and more, whose sums depend on their order; late ranks; groups of the caller."""
 
+import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import numpy as np
@@ -11,10 +13,14 @@ import xarray as xr
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ml4cube.errors import RunError
 from ml4cube.prediction.cube import predict_cube
+from ml4cube.training.addons import mpu
+from ml4cube.training.ranks import dist as ranks_dist
 from ml4cube.training.ranks import strategy, world
 from ml4cube.training.ranks.dist import World, ddp_cleanup, launch
 from ml4cube.training.ranks.failures import is_lost_connection, reporting_errors
+from ml4cube.training.trainer import Trainer
 from tests.distributed_runner import assert_same_on_all_ranks, kept_ranks, on_ranks
 from tests.training_parts import At, Save, resumed_alike, trainer, weights
 
@@ -122,6 +128,33 @@ def test_a_group_of_the_caller_may_lack_the_cpu(tmp_path):
 # ------------------------------------------------------------------ without other ranks
 
 
+def test_ranks_meet_although_entries_of_dead_ones_are_left(monkeypatch):
+    """Rank 0 answers what it finds, until every rank of this start has confirmed."""
+    monkeypatch.setattr(ranks_dist, "_ANSWER_S", 0.05)
+    store, limit = dist.HashStore(), timedelta(seconds=30)
+    for rank in (1, 2):
+        store.set(f"entry/{rank}", json.dumps([f"dead-{rank}", "old"]))
+    with ThreadPoolExecutor(3) as pool:
+        main = pool.submit(ranks_dist.meet, store, 0, 3, "zero", limit)
+        store.wait(["start/dead-1"], limit)  # rank 0 has believed it
+        others = [
+            pool.submit(ranks_dist.meet, store, rank, 3, f"new {rank}", limit) for rank in (2, 1)
+        ]
+        found = [future.result() for future in (main, *others)]
+        again = [pool.submit(ranks_dist.meet, store, rank, 3, rank, limit) for rank in range(3)]
+        later = [future.result() for future in again]
+    assert found == [(found[0][0], ["zero", "new 1", "new 2"])] * 3
+    assert later == [(later[0][0], [0, 1, 2])] * 3
+    assert found[0][0] != later[0][0]
+
+
+def test_a_rank_that_never_comes_is_named():
+    store = dist.HashStore()
+    store.set("entry/1", json.dumps(["dead", None]))
+    with pytest.raises(RunError, match="rank 1 has not started in time"):
+        ranks_dist.meet(store, 0, 2, None, timedelta(seconds=0.1))
+
+
 @pytest.mark.parametrize(
     ("error", "is_lost"),
     [
@@ -157,3 +190,38 @@ def test_after_a_failure_nothing_waits_for_other_ranks(monkeypatch, tmp_path):
         ddp_cleanup(failed=True)
         assert len(destroyed) == times
     destroy()
+
+
+def test_the_gpu_of_a_rank_is_that_of_torch(monkeypatch):
+    """Also one that is given, as by MultiGPUAddon; a process without ranks changes nothing."""
+    used = []
+    monkeypatch.setattr(world, "pick_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    World.current("cuda:3")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    World.current("cpu")
+    assert used == []
+    assert World.current("cuda:3").device == torch.device("cuda:3")
+    assert used == [torch.device("cuda:3")]
+
+
+def test_ranks_of_an_add_on_get_the_devices_that_are_given(monkeypatch):
+    started = {}
+
+    def launch(fn, nproc, *arguments, device_of_rank, **settings):
+        started.update(nproc=nproc, devices=device_of_rank)
+        raise InterruptedError
+
+    monkeypatch.setattr(mpu, "launch", launch)
+    model = nn.Linear(3, 1)
+    run = Trainer.add_on(mpu.MultiGPUAddon)(
+        model,
+        device=["cpu", "cpu:0"],
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=nn.MSELoss(),
+    )
+    with pytest.raises(InterruptedError):
+        run.run(1, [(torch.ones(4, 3), torch.ones(4, 1))] * 2)
+    assert started == {"nproc": 2, "devices": [torch.device("cpu"), torch.device("cpu:0")]}
