@@ -25,7 +25,8 @@ from ml4cube.training.events import Callback, as_callbacks, as_list
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_loss, check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
-from ml4cube.training.ranks.dist import World, join, local_rank
+from ml4cube.training.ranks.dist import World, join
+from ml4cube.training.ranks.environment import pick_of
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.run.trainer_state import ProgressChecker, TrainerState
@@ -596,7 +597,7 @@ def _device_of_this_rank(device: DeviceOrDevices) -> str | torch.device | None:
     devices = list(device)
     if not devices:
         raise InvalidValueError("device must name a device, got []; give e.g. 'cpu', or None")
-    return devices[(local_rank() or 0) % len(devices)]
+    return pick_of(devices)
 
 
 def _warn_of_unused_devices(device: DeviceOrDevices, world: World) -> None:

@@ -8,6 +8,7 @@ from ml4cube.training.ranks.environment import (
     choose_backend,
     choose_device,
     first_host,
+    pick_of,
     slurm_variables,
     tasks_per_node,
 )
@@ -109,6 +110,23 @@ def test_the_device_of_a_rank(wanted, environ, gpus, size, device):
             choose()
     else:
         assert choose() == device
+
+
+def test_a_list_of_devices_is_by_local_rank(monkeypatch):
+    devices = ["cuda:2", "cuda:3"]
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert pick_of(devices) == "cuda:2"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    assert pick_of(["cpu"]) == "cpu"
+    with pytest.raises(InvalidValueError, match="which of 2 devices this rank is to use is not"):
+        pick_of(devices)
+    for name, value in TASK.items():
+        monkeypatch.setenv(name, value)
+    assert pick_of([*devices, "cuda:5"]) == "cuda:5"  # before ddp_init read SLURM's variables
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("RANK", "7")
+    assert pick_of(devices) == "cuda:3"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from torch.utils.data import (
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
-from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
+from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch
+from ml4cube.training.ranks.environment import pick_of
 from ml4cube.training.ranks.exact_validation import with_sampler
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,7 @@ class _Devices(TrainerBase):  # type: ignore[misc]
             )
         self.devices = _as_devices(device)
         self._timeout = timeout
-        device_of_this_rank = self.devices[(local_rank() or 0) % len(self.devices)]
-        super().__init__(model, device_of_this_rank, *args, **kwargs)
+        super().__init__(model, pick_of(self.devices), *args, **kwargs)
 
     def run(self, n_epoch: int, loader: Any, valid_loader: Any = None) -> Any:
         """Run `Trainer.run` on all devices."""

@@ -28,7 +28,6 @@ from ml4cube.training.inputs.options import above_zero
 from ml4cube.training.ranks.environment import (
     choose_backend,
     gpu_name,
-    local_rank,
     pick_device,
     slurm_variables,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "ddp_init",
     "join",
     "launch",
-    "local_rank",
     "pick_device",
     "reporting_errors",
 ]

@@ -11,11 +11,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from ml4cube.core.errors import InvalidValueError
+
+Device = TypeVar("Device")
 
 _PORTS = 15_000  # the first of as many, below those that systems give to outgoing connections
 
@@ -87,10 +90,7 @@ def choose_device(
     if rank_here is not None:
         return torch.device("cuda", rank_here % gpus)
     if wanted is None and gpus > 1 and size > 1:
-        raise InvalidValueError(
-            f"which of {gpus} GPUs this rank is to use is not known, because LOCAL_RANK is not "
-            "set; set it, or call torch.cuda.set_device and give device='cuda'"
-        )
+        raise _unknown(gpus, "GPUs")
     return torch.device("cuda", current)
 
 
@@ -106,8 +106,26 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     current = torch.cuda.current_device() if has_started else 0
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    return choose_device(wanted, os.environ, gpus=gpus, current=current, size=size)
+    return choose_device(wanted, os.environ, gpus=gpus, current=current, size=_world_size())
+
+
+def pick_of(devices: Sequence[Device]) -> Device:
+    """Return the device of this rank, of a list for the ranks of this machine."""
+    rank_here = local_rank()
+    if rank_here is None and len(devices) > 1 and _world_size() > 1:
+        raise _unknown(len(devices), "devices")
+    return devices[(rank_here or 0) % len(devices)]
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _unknown(count: int, things: str) -> InvalidValueError:
+    return InvalidValueError(
+        f"which of {count} {things} this rank is to use is not known, because LOCAL_RANK is not "
+        "set; set it, or call torch.cuda.set_device and give device='cuda'"
+    )
 
 
 def gpu_name(device: torch.device) -> str:
