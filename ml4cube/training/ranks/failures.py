@@ -17,7 +17,9 @@ from ml4cube.core.errors import RunError
 from ml4cube.progress import write_line
 from ml4cube.training.ranks.world import World
 
-FAILURE = "failure"  # the topic of the message about the rank that failed first
+# Topics of the messages that ranks leave for one another in a run: which rank failed first, and that
+# a validation is to be cut off.
+FAILURE, CUT = "failure", "cut"
 _PERIOD_S = 0.2  # between looks for such a message
 _READ_S = 0.5  # a rank that fails goes on for so long, so that the others have read it
 
@@ -30,6 +32,7 @@ def reporting_errors(world: World) -> Iterator[None]:
     """
     watch = _Watch(world)
     try:
+        _forget_last_run(world)
         with watch:
             yield
     except Exception as error:
@@ -51,6 +54,15 @@ def report_error(world: World, error: BaseException) -> None:
     world.post(FAILURE, f"rank {world.rank}: {type(error).__name__}: {error}")
     if world.size > 1 and not isinstance(error, RunError):  # which all ranks raise
         time.sleep(_READ_S)
+
+
+def _forget_last_run(world: World) -> None:
+    """Remove the messages that an earlier, failed run has left; every rank."""
+    world.barrier()  # no rank is still in that run
+    if world.is_main:
+        world.remove(FAILURE)
+        world.remove(CUT)
+    world.barrier()  # no rank has left a message of this run yet
 
 
 class _Watch:

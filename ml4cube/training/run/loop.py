@@ -26,7 +26,7 @@ from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import kept_generators
 from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures, rank_columns
 from ml4cube.training.ranks.clock import StepClock
-from ml4cube.training.ranks.failures import FAILURE, reporting_errors
+from ml4cube.training.ranks.failures import CUT, FAILURE, reporting_errors
 from ml4cube.training.ranks.polling import PERIOD_S
 from ml4cube.training.ranks.signals import Signals
 from ml4cube.training.run.engine import Engine, named_sets
@@ -36,7 +36,6 @@ from ml4cube.training.state import kept_rng
 logger = logging.getLogger(__name__)
 
 _OUT_OF_TIME = "max_time is over"
-_CUT = "cut"  # the topic of the message that a validation is to be cut off
 
 
 class Loop(Engine):
@@ -100,7 +99,6 @@ class Loop(Engine):
             )
             stack.enter_context(reporting_errors(self.world))
             stack.callback(self._call_hooks, "on_close")
-            self._remove_messages()
             self._shard()
             self.feed.share_out()
             self.resumed = False
@@ -126,14 +124,6 @@ class Loop(Engine):
             self._call_hooks("on_train_end")
             model = self.strategy.unshard(self.model)
         return model.eval()
-
-    def _remove_messages(self) -> None:
-        """Remove the messages that an earlier, failed run has left; every rank."""
-        self.world.barrier()  # no rank is still in that run
-        if self.world.is_main:
-            self.world.remove(_CUT)
-            self.world.remove(FAILURE)
-        self.world.barrier()  # no rank has left a message of this run yet
 
     def _warn_if_complete(self) -> None:
         if not self.world.is_main or not self._is_finished():
@@ -355,9 +345,9 @@ class Loop(Engine):
             return False
         self._messages_read_s = time.perf_counter()
         if self._signals.must_save or (self._is_out_of_time() and self.snapshot is not None):
-            self.world.post(_CUT, "a signal came, or time is over")
+            self.world.post(CUT, "a signal came, or time is over")
             return True
-        return any(self.world.message(topic) is not None for topic in (_CUT, FAILURE))
+        return any(self.world.message(topic) is not None for topic in (CUT, FAILURE))
 
     # ------------------------------------------------------- communication of ranks
 
@@ -391,7 +381,7 @@ class Loop(Engine):
     def _save_for_signal(self, *, stop: bool) -> None:
         """Write the snapshot at once; end the run with an error if `stop`; every rank."""
         if self.world.is_main:
-            self.world.remove(_CUT)
+            self.world.remove(CUT)
         self._save()
         self._signals.deliver()
         if stop:
