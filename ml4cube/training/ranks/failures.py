@@ -17,8 +17,8 @@ from ml4cube.core.errors import RunError
 from ml4cube.progress import write_line
 from ml4cube.training.ranks.world import World
 
-# Topics of the messages that ranks leave for one another in a run: which rank failed first, and that
-# a validation is to be cut off.
+# Topics of the messages that ranks leave for one another in a run: which rank failed first, and
+# that a validation is to be cut off.
 FAILURE, CUT = "failure", "cut"
 _PERIOD_S = 0.2  # between looks for such a message
 _READ_S = 0.5  # a rank that fails goes on for so long, so that the others have read it
