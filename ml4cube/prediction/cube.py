@@ -247,7 +247,7 @@ def predict_cube(
     dtypes = {name: cube[name].dtype for name in spec.targets if name in cube.data_vars}
     check_output(location, dtypes, overwrite=overwrite, append=append)
 
-    world = World.current()
+    world = World.current("cpu")  # blocks travel in main memory
     check_client(client)
     if client is not None and world.size > 1:
         raise InvalidTypeError(

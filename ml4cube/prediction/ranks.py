@@ -11,7 +11,8 @@ from ml4cube.training.ranks.dist import World
 
 @contextmanager
 def all_ranks_or_none(world: World) -> Iterator[None]:
-    """Fail on every rank if one fails."""
+    """Fail on every rank if one fails; ranks may need any time."""
+    world = world.patient()
     failure: Exception | None = None
     try:
         yield

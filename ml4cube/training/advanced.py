@@ -17,7 +17,7 @@ from ml4cube.training.events import Callback, as_callbacks
 from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, pick_precision
 from ml4cube.training.measure.summary import run_facts, summary_of_run
-from ml4cube.training.ranks.dist import World, ddp_init
+from ml4cube.training.ranks.dist import join
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import History, best_row, default_monitor
@@ -79,8 +79,7 @@ class AdvancedTrainer(Summarized):
             raise InvalidTypeError(
                 f"checkpoint must be a ModelCheckpoint or None, got {checkpoint!r}"
             )
-        ddp_init()
-        self._world = World.current(device)
+        self._world = join(device)
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self._callbacks = [
             *as_callbacks(early_stopping),

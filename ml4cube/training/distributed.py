@@ -22,7 +22,7 @@ from ml4cube.training.files.checkpoint import read_file, write_file
 from ml4cube.training.inputs.checks import bad_loss, check_model
 from ml4cube.training.inputs.options import above_zero, check_count
 from ml4cube.training.measure.summary import model_text
-from ml4cube.training.ranks.dist import World, ddp_init, pick_device
+from ml4cube.training.ranks.dist import World, join
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +150,7 @@ class DistributedTrainer(_ModelWrapper):
         device: str | torch.device | None = None,
     ) -> None:
         check_model(model)
-        ddp_init()
-        self.world = World.current(pick_device(device))
+        self.world = join(device)
         if rank not in (None, self.world.rank) or world_size not in (None, self.world.size):
             raise InvalidValueError(
                 f"rank={rank}, world_size={world_size}, but this process is rank "

@@ -13,7 +13,14 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training import pytorch
-from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, ddp_cleanup, ddp_init, launch
+from ml4cube.training.ranks.dist import (
+    DEFAULT_TIMEOUT_S,
+    World,
+    ddp_cleanup,
+    ddp_init,
+    join,
+    launch,
+)
 
 __all__ = ["Trainer", "ddp_init", "dist_train"]
 
@@ -69,8 +76,7 @@ class Trainer(pytorch.Trainer):
 
     def _make_world(self, device: str | torch.device | None) -> World:
         """Return the ranks of the process group, which is made if there is none."""
-        ddp_init()
-        return World.current(device)
+        return join(device)
 
 
 def dist_train(
@@ -122,10 +128,13 @@ def dist_train(
             raise InvalidTypeError(
                 "dist_train(trainer) takes no other arguments; use a function to start processes"
             )
+        failed = True
         try:
-            return target.train()
+            trained = target.train()
+            failed = False
         finally:
-            ddp_cleanup()
+            ddp_cleanup(failed=failed)
+        return trained
     if not callable(target):
         raise InvalidTypeError(f"target must be a Trainer or a function, got {one_line(target)}")
     if nproc is None:

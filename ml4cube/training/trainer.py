@@ -25,7 +25,8 @@ from ml4cube.training.events import Callback, as_callbacks, as_list
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_loss, check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
-from ml4cube.training.ranks.dist import World, ddp_init, local_rank
+from ml4cube.training.ranks.dist import World, join
+from ml4cube.training.ranks.environment import pick_of
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.run.trainer_state import ProgressChecker, TrainerState
@@ -170,8 +171,8 @@ class Trainer(TrainerState):
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
         loggers = [*as_list(loggers), *web_loggers(web_logger, self.add_ons)]
-        ddp_init()
-        world = World.current(_device_of_this_rank(device))
+        world = join(_device_of_this_rank(device))
+        _warn_of_unused_devices(device, world)
         super().__init__(
             model,
             optimizer,
@@ -596,14 +597,19 @@ def _device_of_this_rank(device: DeviceOrDevices) -> str | torch.device | None:
     devices = list(device)
     if not devices:
         raise InvalidValueError("device must name a device, got []; give e.g. 'cpu', or None")
-    if len(devices) > 1 and World.current("cpu").size == 1:
+    return pick_of(devices)
+
+
+def _warn_of_unused_devices(device: DeviceOrDevices, world: World) -> None:
+    if isinstance(device, str) or not isinstance(device, Sequence):
+        return
+    if len(device) > 1 and world.size == 1:
         logger.warning(
             "device names %d devices, but there is one process, which uses %s; "
             "Trainer.add_on(MultiGPUAddon) trains on all of them",
-            len(devices),
-            devices[0],
+            len(device),
+            world.device,
         )
-    return devices[local_rank() % len(devices)]
 
 
 def _to_cpu(value: Any) -> Any:

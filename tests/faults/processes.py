@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -60,6 +61,19 @@ class Launcher:
         torchrun = ["-m", "torch.distributed.run", "--standalone"]
         ranks = [f"--nproc-per-node={nproc}", f"--max-restarts={restarts}"]
         return self.python(*torchrun, *ranks, str(script), str(folder), json.dumps(plan))
+
+    def agents(
+        self, script: Path, folder: Path, plan: dict[str, Any], *, nodes: int = 2, restarts: int = 0
+    ) -> list[Run]:
+        """Start a script as one rank on each of several nodes, with an agent of torchrun each."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        torchrun = ["-m", "torch.distributed.run", f"--nnodes={nodes}", "--rdzv-backend=c10d"]
+        meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+        ranks = ["--nproc-per-node=1", f"--max-restarts={restarts}"]
+        job = [str(script), str(folder), json.dumps(plan)]
+        return [self.python(*torchrun, *meeting, *ranks, *job) for _ in range(nodes)]
 
     def python(self, *arguments: str, **environment: str) -> Run:
         """Start a Python process."""

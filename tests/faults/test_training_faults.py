@@ -7,6 +7,7 @@ wrong where; every test ends by looking for processes it has left running.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
@@ -111,6 +112,56 @@ def test_ranks_killed_at_random_steps(
     check_restarts(launcher, kills(seed, number), calm)
 
 
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("seed", "number"), [(0, 2), *(pytest.param(i, 5, marks=pytest.mark.soak) for i in range(1, 5))]
+)
+def test_ranks_of_two_nodes_killed_at_random_steps(
+    launcher: Launcher, calm: dict[str, Any], seed: int, number: int
+) -> None:
+    """Two agents of torchrun, each of which counts its own restarts; every kill is survived.
+
+    The nodes share no disk for snapshots.
+    """
+    plan = kills(seed, number)
+    given = {"harm": plan, "apart": True}
+    runs = launcher.agents(JOB, launcher.folder, given, restarts=2 * number)
+    for run in runs:
+        assert run.finish(120 * (number + 1)) == 0, (plan, run.said)
+    assert len(list(launcher.folder.glob("harmed-*"))) == number
+    assert result(launcher.folder) == calm, plan
+
+
+def test_a_rank_that_fails_is_named_before_torch_ends_the_others(launcher: Launcher) -> None:
+    """Under nccl no Python error follows in them."""
+    plan = {"harm": [harm("step", 9, 1, "fail")], "abort": True}
+    run = launcher.torchrun(JOB, launcher.folder, plan)
+    assert run.finish(120) != 0
+    assert (launcher.folder / "aborted").exists()
+    assert "rank 0 lost the other ranks: rank 1: ZeroDivisionError" in run.said, run.said
+
+
+def test_tasks_of_srun_train_as_the_ranks_of_torchrun(
+    launcher: Launcher, calm: dict[str, Any]
+) -> None:
+    """A stand-in starts two processes with the variables that srun gives its tasks."""
+    step = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
+    job = [str(JOB), str(launcher.folder), "{}"]
+    runs = [
+        launcher.python(*job, SLURM_PROCID=rank, SLURM_LOCALID=rank, **step) for rank in ("0", "1")
+    ]
+    for run in runs:
+        assert run.finish(120) == 0, run.said
+    assert result(launcher.folder) == calm
+
+
 # ------------------------------------------------------------------------ told to stop
 
 
@@ -183,6 +234,23 @@ def test_told_to_stop_again_and_again_it_goes_on_bit_for_bit(
     stop_again_and_again(launcher, calm, STOPS)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_usr1_reaches_the_ranks_through_torchrun(launcher: Launcher, calm: dict[str, Any]) -> None:
+    """They save and go on, until torchrun ends them."""
+    folder = launcher.folder
+    plan = {"pace_s": 0.3, "harm": [harm("step", 3, "all", "mark")]}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    signals = "--signals-to-handle=SIGTERM,SIGUSR1"
+    run = launcher.python(*torchrun, signals, str(JOB), str(folder), json.dumps(plan))
+    wait_for((folder / "mark-1").exists, run)
+    run.process.send_signal(signal.SIGUSR1)
+    wait_for((folder / "snapshot.pt").exists, run)
+    assert state(folder)["step"] < STEPS * EPOCHS
+    run.finish(60)
+    assert_ends_calm(launcher, calm)
+
+
 @pytest.mark.soak  # test_features and test_pytorch do so without torchrun
 @pytest.mark.timeout(600)
 def test_out_of_time_it_goes_on_and_a_finished_run_is_left_alone(
@@ -214,8 +282,8 @@ def test_ranks_with_shares_of_a_model_killed_and_told_to_stop(
     harms = [harm("step", 17, 1, "kill"), harm("saving", 3, 0, "kill", attempt=1)]
     run = launcher.torchrun(JOB, launcher.folder, plan | {"harm": harms}, restarts=3)
     assert run.finish(300) == 0, run.said
-    killed = {path.name for path in launcher.folder.glob("killed-*")}
-    assert killed == {"killed-0", "killed-1"}
+    killed = {path.name for path in launcher.folder.glob("harmed-*")}
+    assert killed == {"harmed-0", "harmed-1"}
     assert result(launcher.folder) == calm
     (launcher.folder / "snapshot.pt").unlink()
     stop_again_and_again(launcher, calm, [("step", 3, "1"), ("validation", 3, "1")], **plan)

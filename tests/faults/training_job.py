@@ -22,14 +22,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.callbacks import Callback
-from ml4cube.training.pytorch_distributed import Trainer, ddp_cleanup, ddp_init, dist_train
+from ml4cube.training.pytorch_distributed import Trainer, ddp_init, dist_train
+from ml4cube.training.ranks import failures
 from ml4cube.training.ranks.dist import World
 from tests.training_parts import dataset
 
 EPOCHS, STEPS, BATCHES = 6, 7, 13  # of a rank in an epoch; two batches to a step
 COLUMNS = ("epoch", "train_loss", "val_loss", "mae", "lr")
 DWELL_S = 1.0
-LINGER_S = 2.0  # torchrun ends all ranks once one is gone, also one about to say what it lost
 
 
 def model() -> nn.Module:
@@ -45,7 +45,8 @@ class Harm:
 
     def __init__(self, folder: Path, plan: dict[str, Any], rank: int) -> None:
         self.folder, self.rank = folder, rank
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        # How often a rank was harmed: agents count their restarts each for itself.
+        self.attempt = len(list(folder.glob("harmed-*")))
         self.todo = [
             harm
             for harm in plan.get("harm", [])
@@ -61,11 +62,12 @@ class Harm:
 
     def kill(self) -> None:
         """As the system does when memory is short; and the attempt that was killed is marked."""
-        (self.folder / f"killed-{self.attempt}").touch()
+        (self.folder / f"harmed-{self.attempt}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def fail(self) -> None:
         """An error in user code."""
+        (self.folder / f"harmed-{self.attempt}").touch()
         raise ZeroDivisionError("division by zero, as planned")
 
     def dwell(self) -> None:
@@ -116,6 +118,19 @@ def watch_saves(harm: Harm) -> None:
     os.fsync = watched
 
 
+def abort_when_lost(folder: Path) -> None:
+    """End the process, as torch does under nccl, instead of an error that other ranks are lost."""
+    is_lost = failures.is_lost_connection
+
+    def abort(error: BaseException | None) -> bool:
+        if is_lost(error):
+            (folder / "aborted").touch()
+            os.abort()
+        return False
+
+    failures.is_lost_connection = abort
+
+
 def share(source: TensorDataset, *, shuffle: bool) -> DistributedSampler[Any]:
     """This rank's samples, padded as torch does."""
     world = World.current("cpu")
@@ -127,6 +142,7 @@ def make_trainer(folder: Path, harm: Harm, plan: dict[str, Any]) -> Trainer:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     train, val = dataset(104, seed=1), Watched(dataset(37, seed=2), harm)
+    disk = folder / f"disk-{harm.rank}" if plan.get("apart") else folder  # of each node
     return Trainer(
         net,
         DataLoader(train, batch_size=4, sampler=share(train, shuffle=True)),
@@ -134,7 +150,7 @@ def make_trainer(folder: Path, harm: Harm, plan: dict[str, Any]) -> Trainer:
         optimizer,
         save_every=1,
         best_model_path=folder / "best.pt",
-        snapshot_path=folder / "snapshot.pt",
+        snapshot_path=disk / "snapshot.pt",
         loss=nn.MSELoss(),
         metrics={"mae": nn.functional.l1_loss},
         epochs=EPOCHS,
@@ -161,12 +177,9 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     harm = Harm(folder, plan, world.rank)
     watch_saves(harm)
     trainer = make_trainer(folder, harm, plan)
-    try:
-        trained = dist_train(trainer)
-    except ZeroDivisionError:
-        ddp_cleanup()
-        time.sleep(LINGER_S)
-        raise
+    if plan.get("abort"):
+        abort_when_lost(folder)
+    trained = dist_train(trainer)
     assert not dist.is_initialized()
     history = trainer.history.to_dict()
     result = {

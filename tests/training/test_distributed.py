@@ -37,6 +37,7 @@ from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import dist_train
 from ml4cube.training.ranks import dist as ranks_dist
+from ml4cube.training.ranks import world
 from ml4cube.training.ranks.dist import World, ddp_init, pick_device
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.unshared_data import find_unshared
@@ -717,7 +718,6 @@ def test_gpus_that_torch_counts_but_cannot_use_are_not_picked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert pick_device().type == "cpu"
-    assert ranks_dist._pick_backend(None) == "gloo"
     with pytest.raises(InvalidValueError):
         pick_device("cuda")
 
@@ -728,8 +728,8 @@ def test_every_address_has_a_store_of_its_own(monkeypatch):
         ranks_dist, "rendezvous", lambda *_, **__: iter([(served.append(0) or len(served), 0, 1)])
     )
     limit = timedelta(seconds=1)
-    stores = [ranks_dist._torchrun_store(name, 0, 1, limit) for name in ("a.test", "b.test")]
-    ranks_dist._torchrun_store.cache_clear()
+    stores = [ranks_dist._served_store(name, 0, 1, limit) for name in ("a.test", "b.test")]
+    ranks_dist._served_store.cache_clear()
     assert stores == [1, 2]
 
 
@@ -750,12 +750,11 @@ def test_group_of_the_caller_is_left_alone(tmp_path):
     ("backends", "sent_from"),
     [
         ("cpu:gloo,cuda:nccl", ["cpu", "cuda"]),  # as ddp_init makes it
-        ("cuda:nccl", ["cuda", "cuda"]),  # of the caller
+        ("cuda:nccl", ["cpu", "cuda"]),  # of the caller
         ("cpu:gloo,cuda:gloo,mps:gloo", ["cpu", "cpu"]),
     ],
 )
-def test_tensors_are_sent_from_a_device_that_the_group_can_use(monkeypatch, backends, sent_from):
+def test_tensors_are_sent_from_a_device_that_a_group_can_use(monkeypatch, backends, sent_from):
     monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
-    world = World(0, 2, torch.device("cuda:0"))
     wanted = [torch.device("cpu"), torch.device("cuda:0")]
     assert [world._sending_device(device).type for device in wanted] == sent_from

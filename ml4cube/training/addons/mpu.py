@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import (
     DataLoader,
@@ -20,7 +21,8 @@ from torch.utils.data import (
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
-from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
+from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch
+from ml4cube.training.ranks.environment import pick_of
 from ml4cube.training.ranks.exact_validation import with_sampler
 
 logger = logging.getLogger(__name__)
@@ -48,8 +50,7 @@ class _Devices(TrainerBase):  # type: ignore[misc]
             )
         self.devices = _as_devices(device)
         self._timeout = timeout
-        device_of_this_rank = self.devices[local_rank() % len(self.devices)]
-        super().__init__(model, device_of_this_rank, *args, **kwargs)
+        super().__init__(model, pick_of(self.devices), *args, **kwargs)
 
     def run(self, n_epoch: int, loader: Any, valid_loader: Any = None) -> Any:
         """Run `Trainer.run` on all devices."""
@@ -76,7 +77,11 @@ class _Devices(TrainerBase):  # type: ignore[misc]
         try:
             arguments = (self, torch.initial_seed(), loader, valid_loader, n_epoch)
             returned, changes = launch(
-                _run_rank, len(self.devices), *arguments, timeout=self._timeout
+                _run_rank,
+                len(self.devices),
+                *arguments,
+                timeout=self._timeout,
+                device_of_rank=self.devices,
             )
             self.unpack(changes)
         finally:
@@ -137,7 +142,7 @@ def _run_rank(trainer: Any, seed: int, loader: Any, valid_loader: Any, n_epoch: 
     Rank 0 returns the result, and what the call has changed in the Trainer; other ranks None.
     """
     # This copy of the Trainer becomes that of one rank.
-    trainer._world = world = World.current(trainer.devices[local_rank()])
+    trainer._world = world = World.current(trainer.devices[dist.get_rank()])
     trainer._move(world.device)
     # Seeded like the parent process, but differently on each rank.
     torch.manual_seed((seed + world.rank) % 2**63)

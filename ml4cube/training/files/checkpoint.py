@@ -66,6 +66,14 @@ def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     return content
 
 
+def stored_digest(path: str | Path) -> bytes | None:
+    """Return the digest of a file of `write_file`, as it is written in it; None without a file."""
+    with suppress(OSError), Path(path).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _DIGEST_BYTES))
+        return file.read()
+    return None
+
+
 def to_plain(value: Any, name: str = "state") -> Any:
     """Turn a state into what a safe load accepts: CPU tensors and plain Python."""
     if isinstance(value, torch.Tensor):

@@ -335,7 +335,8 @@ def _compute_over_ranks(metric: Any, has_batches: bool, world: World) -> Any:
     if world.size == 1:
         return metric.compute()
     if hasattr(metric, "merge"):
-        whole, *others = world.gather_objects(metric)
+        # Other ranks may not have the GPU of this one.
+        whole, *others = world.gather_objects(metric.cpu() if hasattr(metric, "cpu") else metric)
         for other in others:
             merged = whole.merge(other)
             whole = whole if merged is None else merged  # None: merged in place

@@ -1,18 +1,19 @@
-"""Process groups, devices and collective operations."""
+"""Join ranks that torchrun or srun started, or start ranks on this machine."""
 
 from __future__ import annotations
 
 import atexit
 import functools
-import itertools
+import json
+import logging
 import os
-import socket
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,11 +23,36 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
-from ml4cube.progress import write_line
 from ml4cube.sampling.workers import watch_parent
 from ml4cube.training.inputs.options import above_zero
+from ml4cube.training.ranks.environment import (
+    choose_backend,
+    gpu_name,
+    pick_device,
+    slurm_variables,
+)
+from ml4cube.training.ranks.failures import (
+    first_cause,
+    is_lost_connection,
+    report_error,
+    reporting_errors,
+)
+from ml4cube.training.ranks.world import Joined, World, loopback_if_local
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "World",
+    "ddp_cleanup",
+    "ddp_init",
+    "join",
+    "launch",
+    "pick_device",
+    "reporting_errors",
+]
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 600.0
 _MAX_TIMEOUT_S = 1e9  # a longer one overflows in gloo
@@ -35,178 +61,45 @@ _OTHERS_END_S = 2.0  # time for the other ranks to end after one has failed
 # interpreter to free the tensors of the last collective. A thread that does so while the
 # interpreter shuts down aborts the process, so `ddp_cleanup` waits for them.
 _GLOO_THREADS_END_S = 0.25
-_STORE_ERRORS = (RuntimeError, OSError)  # the process that serves the store may have ended
-_ALARM_KEY = "ml4cube/alarm"
-_CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class World:
-    """All ranks that train together, and the rank and device of this process."""
-
-    # With one rank, no method communicates, and no process group is needed.
-
-    rank: int
-    size: int
-    device: torch.device
-
-    @classmethod
-    def single(cls, device: str | torch.device | None = None) -> World:
-        """Return a world of this process alone, even if there is a process group."""
-        return cls(0, 1, pick_device(device))
-
-    @classmethod
-    def current(cls, device: str | torch.device | None = None) -> World:
-        """Return the world of the process group, or of this process alone if there is none."""
-        if not dist.is_initialized():
-            return cls.single(device)
-        return cls(dist.get_rank(), dist.get_world_size(), pick_device(device))
-
-    @property
-    def is_main(self) -> bool:
-        """True on rank 0, which writes files and logs."""
-        return self.rank == 0
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        self.maximum([0.0])
-
-    def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return the maximum over ranks of each number."""
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def total(self, values: Sequence[float]) -> list[float]:
-        """Return the sum over ranks of each number."""
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks of a tensor, without reading it on the host."""
-        if self.size == 1:
-            return tensor
-        summed = tensor.detach().to(self._sending_device(tensor.device), copy=True)
-        dist.all_reduce(summed)
-        return summed.to(tensor.device)
-
-    def gather_objects(self, value: T) -> list[T]:
-        """Return the objects of all ranks."""
-        if self.size == 1:
-            return [value]
-        gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, value)
-        return gathered
-
-    def broadcast(self, value: T) -> T:
-        """Return the object of rank 0."""
-        if self.size == 1:
-            return value
-        objects: list[Any] = [value if self.is_main else None]
-        dist.broadcast_object_list(objects, src=0, device=self._sending_device(_CPU))
-        received: T = objects[0]
-        return received
-
-    def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite tensors, in place, with those of rank 0."""
-        if self.size == 1:
-            return
-        for tensor in tensors:
-            received = tensor.detach().to(self._sending_device(tensor.device)).contiguous()
-            dist.broadcast(received, src=0)
-            with torch.no_grad():
-                tensor.copy_(received)
-
-    def raise_alarm(self, message: str) -> None:
-        """Set a message that other ranks can read with `alarm`."""
-        self._ask_store(lambda store: store.set(_ALARM_KEY, message))
-
-    def clear_alarm(self) -> None:
-        """Remove the message."""
-        self._ask_store(lambda store: store.delete_key(_ALARM_KEY))
-
-    def alarm(self) -> str | None:
-        """Return the message set by a rank, without waiting for other ranks."""
-        is_set = self._ask_store(lambda store: store.check([_ALARM_KEY]))
-        return self._ask_store(lambda store: store.get(_ALARM_KEY).decode()) if is_set else None
-
-    def report_error(self, error: BaseException) -> None:
-        """Tell other ranks of an error of this rank, unless there is an alarm already."""
-        if self.alarm() is None:
-            self.raise_alarm(f"rank {self.rank}: {type(error).__name__}: {error}")
-
-    def _ask_store(self, ask: Callable[[Store], T]) -> T | None:
-        """Return what the store of the ranks says; None if there is none any more."""
-        if self.size > 1 and _Joined.store is not None:
-            with suppress(*_STORE_ERRORS):
-                return ask(_Joined.store)
-        return None
-
-    def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
-        device = self._sending_device(_CPU)
-        tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
-        if self.size > 1:
-            dist.all_reduce(tensor, op=op)
-        result: list[float] = tensor.tolist()
-        return result
-
-    def _sending_device(self, wanted: torch.device) -> torch.device:
-        """Return the device to send a tensor from: the wanted one if the group can use it."""
-        # A group that the caller made may have nccl alone, which cannot use main memory.
-        backends = dist.get_backend_config() if self.size > 1 else "cpu:gloo"
-        if wanted.type == "cpu":
-            return wanted if "cpu:" in backends else self.device
-        return wanted if f"{wanted.type}:nccl" in backends else _CPU
-
-
-def pick_device(device: str | torch.device | None = None) -> torch.device:
-    """Return the device to compute on."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise InvalidValueError(
-            f"device must be a torch device such as 'cpu' or 'cuda:0', got {device!r}"
-        ) from None
-    if found.type != "cuda":
-        return found
-    count = _usable_gpus()
-    index = local_rank() % max(count, 1) if found.index is None else found.index
-    if index >= count:
-        raise InvalidValueError(
-            f"device={str(device)!r}, but this machine has {count} GPUs; use device='cpu'"
-        )
-    return torch.device("cuda", index)
-
-
-def local_rank() -> int:
-    """Return the number of this process among those on this machine."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+_ANSWER_S = 0.5  # within which a rank that has left its entry in the store confirms the answer
 
 
 def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TIMEOUT_S) -> World:
-    """Initialize the process group of torchrun, if this process was started by torchrun."""
+    """Initialize the process group, if this process was started by torchrun or srun."""
     # An existing group, such as one made by the user, is left as it is. The group is destroyed by
     # `dist_train` or at the end of the program.
+    return join(None, backend, timeout)
+
+
+def join(
+    device: str | torch.device | None,
+    backend: str | None = None,
+    timeout: float | timedelta = DEFAULT_TIMEOUT_S,
+) -> World:
+    """Initialize the process group, as `ddp_init` does, and return the world with this device."""
     check_choice("backend", backend, ["gloo", "nccl", None])
     limit = _as_timedelta(timeout)
-    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = _torchrun_store(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
-        _join_group(store, rank, size, _pick_backend(backend), limit)
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
-    world = World.current()
-    if world.device.type == "cuda":
-        torch.cuda.set_device(world.device)
-    return world
+    if not dist.is_initialized():
+        os.environ.update(slurm_variables(os.environ))
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            store = _served_store(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
+            _join_group(store, rank, size, backend, limit, device)
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
+    return World.current(device)
 
 
-def ddp_cleanup() -> None:
+def ddp_cleanup(*, failed: bool = False) -> None:
     """Destroy the process group that `ddp_init` made, but not one that the caller made."""
-    group = _Joined.group
+    group = Joined.group
     if group is not None and dist.is_initialized() and dist.group.WORLD is group:
+        if failed and "nccl" in dist.get_backend_config():
+            # It would wait for ranks that wait for this one. The end of the process aborts it.
+            return
         dist.destroy_process_group()
         time.sleep(_GLOO_THREADS_END_S)
-    _Joined.group = _Joined.store = None
+    Joined.group = Joined.store = None
 
 
 def launch(
@@ -215,6 +108,7 @@ def launch(
     *args: Any,
     backend: str | None = None,
     timeout: float | timedelta = DEFAULT_TIMEOUT_S,
+    device_of_rank: Sequence[str | torch.device] | None = None,
     **kwargs: Any,
 ) -> T:
     """Run a function on several new local processes that form one group."""
@@ -237,6 +131,7 @@ def launch(
             store_path=os.path.join(folder, "store"),
             backend=backend,
             timeout=_as_timedelta(timeout),
+            devices=device_of_rank,
             parent_pid=os.getpid(),
         )
         pool = ProcessPoolExecutor(max_workers=nproc, timeout=None)
@@ -249,83 +144,79 @@ def launch(
         return result
 
 
-@contextmanager
-def reporting_errors(world: World) -> Iterator[None]:
-    """Report an error of this rank to the others, and explain a lost connection by their error."""
-    try:
-        yield
-    except Exception as error:
-        if _is_lost_connection(error):
-            reason = world.alarm() or "no rank reported an error: one was killed or froze"
-            message = f"rank {world.rank} lost the other ranks: {reason}"
-            # Written at once, because a launcher may end this rank before its traceback appears.
-            write_line(message)
-            raise RunError(message) from error
-        world.report_error(error)
-        raise
-
-
-class _Joined:
-    """The process group that this module made, if any, and the store that its ranks share."""
-
-    group: Any = None
-    store: Store | None = None
-    numbers = itertools.count()  # of the groups that this process joins one after the other
-
-
 @functools.cache  # rank 0 may serve the store, which only one server can do at an address
-def _torchrun_store(address: str, rank: int, size: int, timeout: timedelta) -> Store:
-    """Return the store of the ranks that torchrun started; `address` only tells calls apart."""
+def _served_store(address: str, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the store that ranks share; `address` only tells calls apart."""
     store: Store
     store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
     return store
 
 
-def _join_group(base: Store, rank: int, size: int, backend: str, timeout: timedelta) -> None:
-    # Without this prefix, restarted workers would read the addresses of dead ones.
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"ml4cube/{run}/{restart}/{next(_Joined.numbers)}", base)
-    with _loopback_if_local(size):
+def _join_group(
+    base: Store,
+    rank: int,
+    size: int,
+    backend: str | None,
+    timeout: timedelta,
+    device: str | torch.device | None,
+) -> None:
+    gpu = gpu_name(pick_device(device))
+    start, gpus = meet(PrefixStore("ml4cube", base), rank, size, gpu, timeout)
+    backend, obstacle = choose_backend(backend, gpus)
+    if rank == 0 and size > 1:
+        logger.info("%d ranks on %d GPUs, with %s", size, len({*gpus} - {""}), backend)
+        if obstacle is not None:
+            warnings.warn(
+                f"gradients of {size} ranks travel through main memory ({backend}), because "
+                f"{obstacle}; start as many ranks as there are GPUs, or give device='cpu'",
+                stacklevel=3,
+            )
+    store = PrefixStore(f"ml4cube/{start}", base)
+    with loopback_if_local(size):
         # Objects and decisions travel in main memory, so that they do not wait for the GPU.
         backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
         dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=timeout)
-    _Joined.group, _Joined.store = dist.group.WORLD, store
-    atexit.register(ddp_cleanup)
+    Joined.group, Joined.store = dist.group.WORLD, store
+    atexit.unregister(_clean_up_at_exit)
+    atexit.register(_clean_up_at_exit)
 
 
-@contextmanager
-def _loopback_if_local(size: int) -> Iterator[None]:
-    """Restrict gloo to the loopback interface if all ranks are on this machine."""
-    variable = "GLOO_SOCKET_IFNAME"
-    all_local = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    if not all_local or loopback is None or variable in os.environ:
-        yield
-        return
-    os.environ[variable] = loopback
-    try:
-        yield
-    finally:
-        del os.environ[variable]
+def _clean_up_at_exit() -> None:
+    ddp_cleanup(failed=getattr(sys, "last_value", None) is not None)  # of an error not caught
 
 
-def _usable_gpus() -> int:
-    # torch may count GPUs that it cannot use, with a driver that is too old for example.
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+def meet(
+    store: Store, rank: int, size: int, facts: Any, timeout: timedelta
+) -> tuple[str, list[Any]]:
+    """Return a name that only this start of the ranks has, and what each rank tells of itself."""
+    # The store may hold entries of ranks that ran before a restart, and nothing tells them apart:
+    # each agent of torchrun counts its restarts by itself. So rank 0 asks the rank behind every
+    # entry whether it is alive.
+    me = uuid.uuid4().hex
+    if rank == 0:
+        end = time.monotonic() + timeout.total_seconds()
+        others = [_ask(store, other, me, end) for other in range(1, size)]
+        store.set(f"{me}/facts", json.dumps([facts, *others]))
+        start = me
+    else:
+        store.set(f"entry/{rank}", json.dumps([me, facts]))
+        start = store.get(f"start/{me}").decode()
+        store.set(f"{start}/{me}", "here")
+    return start, json.loads(store.get(f"{start}/facts"))
 
 
-def _pick_backend(backend: str | None) -> str:
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = _usable_gpus()
-    if backend is None:
-        return "nccl" if gpus >= local_size and dist.is_nccl_available() else "gloo"
-    if backend == "nccl" and gpus < local_size:
-        raise InvalidValueError(
-            f"backend='nccl' needs a GPU for each of the {local_size} ranks on this machine, which "
-            f"has {gpus}; use backend='gloo'"
-        )
-    return backend
+def _ask(store: Store, rank: int, start: str, end: float) -> Any:
+    """Tell a rank the name of this start, until it confirms; return its facts."""
+    while time.monotonic() < end:
+        name, facts = json.loads(store.get(f"entry/{rank}"))
+        store.set(f"start/{name}", start)
+        answer_end = time.monotonic() + _ANSWER_S
+        while time.monotonic() < answer_end:
+            if store.check([f"{start}/{name}"]):
+                return facts
+            time.sleep(0.01)
+        # The entry is of a rank that has ended.
+    raise RunError(f"rank {rank} has not started in time, or ended at once")
 
 
 def _as_timedelta(timeout: float | timedelta) -> timedelta:
@@ -345,6 +236,7 @@ def _run_rank(
     store_path: str,
     backend: str | None,
     timeout: timedelta,
+    devices: Sequence[str | torch.device] | None,
     parent_pid: int,
 ) -> T | None:
     """Call a function as one rank, in its own process; return the result of rank 0."""
@@ -353,17 +245,20 @@ def _run_rank(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size)
     )
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    failed = True
     try:
         store = FileStore(store_path, size)
-        _join_group(store, rank, size, _pick_backend(backend), timeout)
-        ddp_init()
+        device = None if devices is None else devices[rank]
+        _join_group(store, rank, size, backend, timeout, device)
+        World.current(device)
         result = call()
+        failed = False
     except BaseException as error:
-        # The alarm tells ranks that wait in a collective why it fails.
-        World.current("cpu").report_error(error)
+        # Tells ranks that wait in a collective why it fails.
+        report_error(World.current("cpu"), error)
         raise
     finally:
-        ddp_cleanup()
+        ddp_cleanup(failed=failed)
     return result if rank == 0 else None
 
 
@@ -375,25 +270,8 @@ def _result_of_main(futures: list[Future[Any]]) -> Any:
     wait(futures, timeout=_OTHERS_END_S)
     errors = {r: f.exception() for r, f in enumerate(futures) if f.done() and f.exception()}
     # The others only lost their connection to the rank that failed first.
-    rank, error = min(errors.items(), key=lambda item: _is_lost_connection(_first_cause(item[1])))
+    rank, error = min(errors.items(), key=lambda item: is_lost_connection(first_cause(item[1])))
     if isinstance(error, RunError):
         raise error
     name = type(error).__name__
     raise RunError(f"rank {rank} of {len(futures)} failed: {name}: {error}") from error
-
-
-def _first_cause(error: BaseException | None) -> BaseException | None:
-    """Return the first cause of an error that was passed on between processes."""
-    while isinstance(error, RunError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _is_lost_connection(error: BaseException | None) -> bool:
-    """Return True if an error only says that other ranks cannot be reached."""
-    signs = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout")
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError)
-        and not isinstance(error, RunError)
-        and any(sign in str(error).lower() for sign in signs)
-    )

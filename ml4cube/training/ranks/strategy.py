@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ class Strategy:
 
     def __init__(self, world: World, options: Options) -> None:
         self.world, self.options = world, options
+        # Trained parameters, by index, in the order in which the first backward pass since they
+        # were wrapped gave their gradients.
+        self.gradient_order: list[int] = []
 
     def place(self, model: nn.Module) -> nn.Module:
         """Move the model to the device, before anything is loaded into it."""
@@ -68,12 +72,36 @@ class Strategy:
         """Return the module to call in training, made from the compiled model; every rank."""
         if self.world.size == 1 or not any(p.requires_grad for p in model.parameters()):
             return compiled
-        return DistributedDataParallel(
+        ddp = DistributedDataParallel(
             compiled,
             device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
+            process_group=self.world.group(self.world.device),
             find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,
         )
+        if not self.options.find_unused_parameters:
+            self._order_buckets(ddp, list(model.parameters()))
+        return ddp
+
+    def _order_buckets(self, ddp: DistributedDataParallel, parameters: list[nn.Parameter]) -> None:
+        """Make DDP reduce gradients as before an interruption; every rank."""
+        # After its first backward pass, DDP arranges gradients anew, in the order in which they
+        # came. Sums over three and more ranks depend on that to rounding. So a resumed run has to
+        # start with the order of the run before it.
+        trained = {i: p for i, p in enumerate(parameters) if p.requires_grad}
+        if trained.keys() != set(self.gradient_order):
+            order: list[int] = []
+            self.gradient_order = order
+            for i, parameter in trained.items():
+                _once(parameter, partial(order.append, i))
+            return
+        gradients = [parameter.grad for parameter in parameters]
+        ddp.reducer.prepare_for_backward([])
+        for i in self.gradient_order:
+            torch.autograd.backward(trained[i].sum() * 0)
+        ddp.reducer._rebuild_buckets()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes do not reduce gradients."""
@@ -126,3 +154,13 @@ class Strategy:
         if self.world.is_main and state is not None:
             model.load_state_dict(state)
         broadcast_model(model, self.world)
+
+
+def _once(parameter: nn.Parameter, act: Callable[[], None]) -> None:
+    """Call a function when the gradient of a parameter has been computed for the first time."""
+
+    def hook(_: torch.Tensor) -> None:
+        handle.remove()
+        act()
+
+    handle: Any = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

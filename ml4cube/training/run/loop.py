@@ -26,7 +26,7 @@ from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import kept_generators
 from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures, rank_columns
 from ml4cube.training.ranks.clock import StepClock
-from ml4cube.training.ranks.dist import reporting_errors
+from ml4cube.training.ranks.failures import CUT, FAILURE, reporting_errors
 from ml4cube.training.ranks.polling import PERIOD_S
 from ml4cube.training.ranks.signals import Signals
 from ml4cube.training.run.engine import Engine, named_sets
@@ -52,7 +52,7 @@ class Loop(Engine):
     _epoch_started_s = 0.0
     _validation_started_s: float | None = None  # of one that is under way
     _resumed_s = 0.0  # the training time of this epoch that a snapshot held
-    _alarm_read_s = 0.0  # when an alarm was last looked for, on the clock of time.perf_counter
+    _messages_read_s = 0.0  # when messages were last looked for, on the clock of time.perf_counter
     _signals = Signals(active=False)
 
     @cached_property
@@ -99,7 +99,6 @@ class Loop(Engine):
             )
             stack.enter_context(reporting_errors(self.world))
             stack.callback(self._call_hooks, "on_close")
-            self._clear_alarm()
             self._shard()
             self.feed.share_out()
             self.resumed = False
@@ -125,13 +124,6 @@ class Loop(Engine):
             self._call_hooks("on_train_end")
             model = self.strategy.unshard(self.model)
         return model.eval()
-
-    def _clear_alarm(self) -> None:
-        """Remove the alarm that an earlier, failed run has left; every rank."""
-        self.world.barrier()  # no rank is still in that run
-        if self.world.is_main:
-            self.world.clear_alarm()
-        self.world.barrier()  # no rank has raised an alarm of this run yet
 
     def _warn_if_complete(self) -> None:
         if not self.world.is_main or not self._is_finished():
@@ -349,13 +341,13 @@ class Loop(Engine):
 
     def _must_cut_pass(self) -> bool:
         """Return True if a signal came or time is over, on any rank; without waiting."""
-        if not self._signals.must_save and time.perf_counter() - self._alarm_read_s < PERIOD_S:
+        if not self._signals.must_save and time.perf_counter() - self._messages_read_s < PERIOD_S:
             return False
-        self._alarm_read_s = time.perf_counter()
+        self._messages_read_s = time.perf_counter()
         if self._signals.must_save or (self._is_out_of_time() and self.snapshot is not None):
-            self.world.raise_alarm(f"rank {self.world.rank}: a signal came, or time is over")
+            self.world.post(CUT, "a signal came, or time is over")
             return True
-        return self.world.alarm() is not None
+        return any(self.world.message(topic) is not None for topic in (CUT, FAILURE))
 
     # ------------------------------------------------------- communication of ranks
 
@@ -389,7 +381,7 @@ class Loop(Engine):
     def _save_for_signal(self, *, stop: bool) -> None:
         """Write the snapshot at once; end the run with an error if `stop`; every rank."""
         if self.world.is_main:
-            self.world.clear_alarm()
+            self.world.remove(CUT)
         self._save()
         self._signals.deliver()
         if stop:

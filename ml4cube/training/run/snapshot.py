@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.core.errors import InvalidValueError, StoreError
-from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
+from ml4cube.training.files.checkpoint import read_file, stored_digest, to_plain, write_file
 from ml4cube.training.inputs.batches import data_facts
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.resume_changes import (
@@ -84,6 +84,7 @@ class Snapshot:
                     "run": self._description,
                     "groups": group_names(run.model, run.optimizer),
                     "trained": current_settings(run)["trained"],
+                    "gradient_order": run.strategy.gradient_order,
                 },
             )
             logger.info("snapshot of epoch %d written to %s", run.state.epoch, self.path)
@@ -96,9 +97,9 @@ class Snapshot:
         run, path = self._run, self.path
         if not run.world.broadcast(Path(path).exists()):
             return False
-        # Ranks that need only their shards map the file into memory, which they then share. What is
-        # not copied into a model or optimizer is copied here, because the file will be replaced.
-        content = read_file(path, mmap=run.strategy.is_sharded)
+        content = self._read()
+        # What is not copied into a model or optimizer is copied here, because the file, which may
+        # be mapped into memory, will be replaced.
         mapped = ("model", "optimizer", "ema")
         content |= copy.deepcopy({name: v for name, v in content.items() if name not in mapped})
         if content.get("ml4cube_snapshot") != FORMAT:
@@ -135,6 +136,31 @@ class Snapshot:
         logger.info("resumed from %s after epoch %d", path, run.state.epoch)
         return True
 
+    def _read(self) -> dict[str, Any]:
+        """Return what is in the file that rank 0 sees; every rank."""
+        run, path = self._run, self.path
+        digests = run.world.gather_objects(stored_digest(path))
+        if len(set(digests)) == 1:
+            # Ranks that need only their shards map the file into memory, which they then share.
+            return read_file(path, mmap=run.strategy.is_sharded)
+        # The file is on a disk that not all nodes share.
+        if run.strategy.is_sharded:
+            others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+            raise StoreError(
+                f"{path} must be on a disk that all ranks share for strategy='fsdp', but ranks "
+                f"{others} do not see the file of rank 0; give another snapshot_path"
+            )
+        content: dict[str, Any] | StoreError = {}
+        if run.world.is_main:
+            try:
+                content = read_file(path)
+            except StoreError as error:
+                content = error
+        content = run.world.broadcast(content)
+        if isinstance(content, StoreError):
+            raise content
+        return content
+
     def _rank_state(self) -> dict[str, Any]:
         run, feed = self._run, self._run.feed
         return {
@@ -154,6 +180,7 @@ class Snapshot:
             run.optimizer.add_param_group({"params": [parameters[name] for name in names]})
         run.strategy.load_model(run.model, content["model"])
         run.strategy.load_optimizer(run.optimizer, content["optimizer"])
+        run.strategy.gradient_order = content.get("gradient_order", [])
         apply_requests(run, self._requested, content, changes)
         if content["scaler"]:  # empty if that run did not scale its gradients
             run.scaler.load_state_dict(content["scaler"])
