@@ -20,9 +20,14 @@ html_title = "ml4cube"
 html_theme_options = {
     "header_links_before_dropdown": 6,
     "navigation_with_keys": False,
-    "secondary_sidebar_items": ["page-toc"],
+    # not beside notebooks, whose code and tables are wide
+    "secondary_sidebar_items": {
+        pages: ["page-toc"]
+        for pages in ("index", "tutorials/*", "how_to/*", "explanation/*", "reference/**")
+    },
     "show_toc_level": 2,
 }
+html_sidebars = {"gallery": []}
 autosummary_generate = True
 numpydoc_class_members_toctree = False
 numpydoc_show_class_members = False
