@@ -246,6 +246,14 @@ def test_what_is_no_class_is_refused():
         score_cube(as_map(prediction), truth[["cover"]].isel(time=slice(12, 24)))
 
 
+@pytest.mark.parametrize("dtype", ["U5", object, np.dtypes.StringDType()])  # of numpy, in files
+def test_classes_may_have_the_names_of_the_flags(dtype):
+    prediction, truth = cubes()
+    named = prediction.assign_coords({"class": np.array(NAMES.split(), dtype)})
+    found, expected = (evaluate(p, truth, **QUICK) for p in (named, prediction))
+    xr.testing.assert_identical(found.scores, expected.scores)
+
+
 @pytest.mark.parametrize("n", [2, 9])  # 9 members have as many ranks as there are bins
 def test_members_are_scored_as_the_mean_of_their_probabilities(n):
     prediction, truth = cubes()
