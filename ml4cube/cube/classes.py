@@ -43,7 +43,11 @@ def class_names(variable: xr.Variable | xr.DataArray) -> dict[float, str]:
     """Return the labels that CF's attributes list, with their names; none if they list none."""
     if variable.dtype.kind == "b":
         return {0.0: "False", 1.0: "True"}
-    values = np.ravel(variable.attrs.get("flag_values", ())).astype(np.float64).tolist()
+    listed = np.ravel(variable.attrs.get("flag_values", ()))
+    if variable.dtype.kind == "u" and listed.dtype.kind == "i":
+        # netCDF has no unsigned bytes: xarray decodes the variable, but not its flags
+        listed = listed.astype(variable.dtype)
+    values = listed.astype(np.float64).tolist()
     meanings = str(variable.attrs.get("flag_meanings", "")).split()
     meanings += map(as_text, values[len(meanings) :])
     return dict(zip(values, meanings, strict=False))

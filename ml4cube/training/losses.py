@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import xarray as xr
 from torch import nn
 
 from ml4cube.core.angles import cell_areas
 from ml4cube.core.axes import is_time
 from ml4cube.core.display import PrintedAsCall, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.cube.classes import MOST_CLASSES
+from ml4cube.cube.classes import MOST_CLASSES, class_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.tensors import PTXrDataset
 from ml4cube.training.inputs.checks import check_loss
@@ -261,7 +262,9 @@ def balanced_weights(data: Any) -> dict[float, float]:
     Returns
     -------
     dict of float to float
-        Weights by label, in increasing order, for `CrossEntropy` or the `weights` of `PTXrDataset`.
+        Weights by label, for `CrossEntropy` or the `weights` of `PTXrDataset`. In the order of
+        ``flag_values``, which `predict_cube` gives to the model's channels; others in increasing
+        order.
 
     Raises
     ------
@@ -294,7 +297,16 @@ def balanced_weights(data: Any) -> dict[float, float]:
             f"{'more' if counts else 'no value'}"
         )
     cells = sum(counts.values())
-    return {float(c): cells / (len(counts) * counts[c]) for c in sorted(counts)}
+    listed = _listed_labels(data)
+    order = sorted(counts, key=lambda c: (listed.index(c) if c in listed else len(listed), c))
+    return {float(c): cells / (len(counts) * counts[c]) for c in order}
+
+
+def _listed_labels(data: PTXrDataset) -> list[float]:
+    """Return the labels that the flags of the target list, in their order."""
+    variables = data.metadata.provenance.get("variables", {}) if data.metadata else {}
+    attrs = variables.get(data.targets[0], {}).get("attrs")
+    return [*class_names(xr.Variable((), 0.0, attrs))]
 
 
 def masked(loss: Callable[..., Any]) -> MaskedLoss:

@@ -2,6 +2,7 @@
 
 import logging
 
+import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
@@ -99,3 +100,15 @@ def test_gaps_of_labels_are_not_filled_with_numbers_that_are_none(method):
 def test_gaps_of_labels_are_not_interpolated():
     with pytest.raises(InvalidTypeError, match=r"got 'cover' of dtype float32, .* classes by its"):
         fill_gaps(cube(), variables="cover")
+
+
+def test_flags_of_unsigned_bytes_in_netcdf_are_those_of_the_decoded_variable(tmp_path):
+    with netCDF4.Dataset(tmp_path / "cover.nc", "w") as file:
+        file.createDimension("x", 3)
+        variable = file.createVariable("cover", "i1", ("x",))
+        variable.set_auto_maskandscale(False)
+        flags = np.array([10, -126, -56], "i1")
+        variable.setncatts({"_Unsigned": "true", "flag_values": flags, "flag_meanings": "a b c"})
+        variable[:] = flags
+    with xr.open_dataset(tmp_path / "cover.nc") as ds:
+        assert class_names(ds["cover"]) == {10.0: "a", 130.0: "b", 200.0: "c"}

@@ -246,6 +246,26 @@ def test_what_is_no_class_is_refused():
         score_cube(as_map(prediction), truth[["cover"]].isel(time=slice(12, 24)))
 
 
+@pytest.mark.parametrize("dtype", ["U5", object, np.dtypes.StringDType()])  # of numpy, in files
+def test_classes_may_have_the_names_of_the_flags(dtype):
+    prediction, truth = cubes()
+    named = prediction.assign_coords({"class": np.array(NAMES.split(), dtype)})
+    found, expected = (evaluate(p, truth, **QUICK) for p in (named, prediction))
+    xr.testing.assert_identical(found.scores, expected.scores)
+
+
+@pytest.mark.parametrize("n", [2, 9])  # 9 members have as many ranks as there are bins
+def test_members_are_scored_as_the_mean_of_their_probabilities(n):
+    prediction, truth = cubes()
+    orders = [np.roll(np.arange(3), k) for k in range(n)]
+    members = [prediction.cover.copy(data=prediction.cover.values[:, order]) for order in orders]
+    ensemble = xr.concat(members, "member").to_dataset()
+    found, expected = (evaluate(p, truth, **QUICK) for p in (ensemble, ensemble.mean("member")))
+    for metric in ("accuracy", "brier", "log_loss"):
+        np.testing.assert_allclose(found.scores[metric], expected.scores[metric])
+    xr.testing.assert_allclose(found.reliability["cover"], expected.reliability["cover"])
+
+
 def test_the_figure_has_the_scores_of_each_class_and_the_confusion_matrix():
     prediction, truth = cubes()
     card = evaluate(prediction, truth, baselines="climatology", climatology="mean", progress=False)

@@ -13,6 +13,7 @@ from torch import nn
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.prediction import predict_cube
 from ml4cube.training.losses import CrossEntropy, MaskedLoss, area_weights, balanced_weights
 from ml4cube.training.measure.means import BatchMean
 from ml4cube.training.pytorch import Trainer
@@ -157,6 +158,23 @@ def test_balanced_weights_are_those_of_scikit_learn():
     assert balanced_weights(PTXrDataset(cube, "cover", scale_fn=None, **WINDOW)) == found
     with pytest.raises(InvalidValueError, match="1 to 64 classes, 'x' has more"):
         balanced_weights(PTXrDataset(cube, "x", features="cover", **WINDOW))
+
+
+def test_balanced_weights_are_in_the_order_of_the_channels_that_predict_cube_expects():
+    cube = cover_cube()
+    cube.cover.attrs["flag_values"] = [30, 10, 20]
+    cube["x"] = cube.cover.fillna(10).drop_attrs()
+    data = PTXrDataset(cube, "cover", scale_fn=None, **WINDOW)
+    labels = [*balanced_weights(data)]
+    assert labels == [30, 10, 20]
+
+    class Perfect(nn.Module):
+        def forward(self, x):
+            return torch.cat([-((x - label) ** 2) for label in labels], dim=1)
+
+    found = predict_cube(Perfect(), cube, data, reduce="argmax", progress=False)["cover"]
+    known = cube.cover.notnull()
+    np.testing.assert_array_equal(found.where(known), cube.cover)
 
 
 def test_torchs_own_loss_trains_on_targets_with_gaps_as_ours_does():

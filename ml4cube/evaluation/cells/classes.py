@@ -40,7 +40,7 @@ def labels_along(array: xr.DataArray, truth: xr.DataArray) -> NDArray[Any]:
     """Return the labels along the dim of classes; names are looked up in the truth's flags."""
     labels = np.asarray(array[CLASS].values)
     numbers = {name: label for label, name in class_names(truth).items()}
-    if labels.dtype.kind in "OU" and numbers.keys() >= set(labels.tolist()):
+    if labels.dtype.kind in "OTU" and numbers.keys() >= set(labels.tolist()):
         labels = np.array([numbers[name] for name in labels.tolist()])
     check_real(f"labels along {CLASS!r} of {array.name!r}", labels.dtype)
     return labels

@@ -188,7 +188,7 @@ class VariableSums:
         if self.reliability is None:
             return
         name, prediction = next(iter(block.points.items()))
-        if name in block.several:
+        if name in block.several and not self.n_classes:
             outputs, values = block.several[name]
             of_cells = np.moveaxis(values, 2, -1)[scored]
             self.reliability.values += outputs.observed(
