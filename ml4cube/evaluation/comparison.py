@@ -57,8 +57,8 @@ def evaluate(
         a plain prediction with the dims of the truth. It may have a dim ``member``, ``quantile``,
         or ``class`` (probabilities of the labels that the truth has, or of their names in its
         ``flag_meanings``). Labels of classes are known by CF's ``flag_values`` or
-        ``flag_meanings``, or if prediction and truth both hold integers or booleans, of at most 64
-        different values. A model is given to `predict_cube` with `truth`, `data` and `predict`.
+        ``flag_meanings``, or if prediction and truth both hold booleans; integers without flags
+        are quantities. A model is given to `predict_cube` with `truth`, `data` and `predict`.
     truth : Dataset, DataArray or path
         The true cube, with one time dim in increasing order. Variables of both are scored. Dates
         that it lacks are left out and counted. Its split label, if any, says which cells are for

@@ -91,6 +91,15 @@ class PredictionSpec:
             if metadata.spec.apply_mask and mask is None:
                 mask = metadata.spec.filter_var
         scaling = _scaling(source if metadata is None else metadata, _grid(windows, axes), names)
+        # Samples leave integers as they are, `standardize` does not.
+        scaled = [name for name in feature_names if name in scaling and name in cube.variables]
+        unclear = [name for name in scaled if holds_classes(cube[name])]
+        if unclear and metadata is None:
+            raise InvalidValueError(
+                f"store_or_stats has statistics of {unclear}, which hold integers or classes, so "
+                "it is unclear whether the model got them scaled; give the store or the data set "
+                "that it was trained on, or make the integers floats (astype('float32'))"
+            )
         spec = cls(
             features=feature_names,
             targets=target_names or feature_names,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
+    caller_level,
     check_real,
     names_of,
     prefixed,
@@ -244,7 +246,11 @@ def _without_classes(cube: xr.Dataset, names: list[str]) -> list[str]:
             "have no mean; name them in variables= if you want one"
         )
     if classes:
-        logger.info("%s hold classes by their flags, and have no statistics", classes)
+        warnings.warn(
+            f"{classes} hold classes by flag_values or flag_meanings, and have no statistics; drop "
+            "these attributes if they hold numbers",
+            stacklevel=caller_level(),
+        )
     return [name for name in names if name not in classes]
 
 

@@ -186,7 +186,16 @@ class Sampling:
             check_targets(spec, names)
         # integers are known by the dtype of the samples, which a callback may change
         classes = frozenset(name for name in names if is_flagged(ds[name].attrs))
-        _refuse_means_of_classes(spec, [name for name in classes if ds[name].dtype.kind == "f"])
+        of_floats = sorted(name for name in classes if ds[name].dtype.kind == "f")
+        _refuse_means_of_classes(spec, of_floats)
+        targets = {*spec.targets, *options.unfilled}
+        unscaled = [name for name in of_floats if scale_fn and name not in targets]
+        if unscaled:
+            warnings.warn(
+                f"{unscaled} hold classes by flag_values or flag_meanings, and are not scaled; "
+                "drop these attributes if they hold numbers",
+                stacklevel=caller_level(),
+            )
         methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in names if name in spec.targets}
         filled = {name: method for name, method in methods.items() if method is not None}
         warn_of_filled("to_pred", filled, FILL_FEATURES)
@@ -359,7 +368,7 @@ def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> No
 
 def _refuse_means_of_classes(spec: SampleSpec, classes: Iterable[str]) -> None:
     """Refuse to fill the gaps of classes with numbers that are none of them."""
-    for name in sorted(classes):
+    for name in classes:
         if (method := spec.fill_of(name)) not in (None, "constant"):
             raise InvalidValueError(
                 f"fill_method: {name!r} holds classes by its flags, and {method!r} would fill its "

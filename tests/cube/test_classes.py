@@ -1,6 +1,6 @@
 """One rule says which variables hold classes; statistics, samples and fills leave these alone."""
 
-import logging
+import warnings
 
 import netCDF4
 import numpy as np
@@ -56,11 +56,10 @@ def test_names_are_those_of_the_flags_and_numbers_where_some_lack():
     assert class_names(xr.Variable("x", [1])) == {}
 
 
-def test_statistics_leave_out_what_has_flags_and_say_so(caplog):
-    with caplog.at_level(logging.INFO):
+def test_statistics_leave_out_what_has_flags_and_say_so():
+    with pytest.warns(UserWarning, match=r"\['cover'\] hold classes .* and have no statistics"):
         found = get_statistics(cube())
     assert list(found) == ["t"]
-    assert "['cover'] hold classes by their flags, and have no statistics" in caplog.text
     assert list(get_range(cube())) == ["t"]
     assert list(Statistics.from_cube(cube(), ["cover"])) == ["cover"]  # if asked for by name
     scaled = standardize(cube(), found)
@@ -69,6 +68,16 @@ def test_statistics_leave_out_what_has_flags_and_say_so(caplog):
     xr.testing.assert_identical(scaler.transform(cube()).cover, cube().cover)
     with pytest.raises(InvalidValueError, match=r"\['cover'\] hold classes by flag_values or"):
         get_statistics(cube()[["cover"]])
+
+
+def test_features_that_are_not_scaled_are_named():
+    made = assign_time_split(cube(), 0.7)
+    with pytest.warns(UserWarning, match=r"\['cover'\] hold classes .* and are not scaled"):
+        PTXrDataset(made, "t", features=["cover"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".* hold classes")
+        PTXrDataset(made, "cover", features=["t"])
+        PTXrDataset(made, "t", features=["cover"], scale_fn=None)
 
 
 def test_samples_of_labels_are_not_scaled(tmp_path):

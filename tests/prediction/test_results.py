@@ -16,6 +16,7 @@ from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.results.layout import Expected, Layout, Outputs
+from ml4cube.preprocessing import Statistics
 from ml4cube.training.ranks.dist import launch
 from tests.cubes import cell_id_cube
 from tests.distributed_runner import kept_ranks
@@ -467,6 +468,26 @@ def test_a_layout_reads_probabilities_and_logits_alike():
     np.testing.assert_allclose(layout.channels(logits, (3, 2, 4)), shares)
     shares[0] = np.nan
     np.testing.assert_allclose(layout.channels(shares, (3, 2, 4)), shares)
+
+
+def test_cells_that_a_model_masks_do_not_turn_the_probabilities_of_others():
+    expected = Expected(("k",), True, {"x": 4}, {"k": None}, Outputs.parse(None, ()))
+    shares = np.random.default_rng(0).dirichlet(np.ones(5), size=(3, 4)).transpose(0, 2, 1)
+    shares[0, :, 2] = 0.0
+    layout = Layout.of(shares, expected, (3, 2, 4))
+    np.testing.assert_array_equal(layout.channels(shares, (3, 2, 4)), shares)
+    untrained = layout.channels(np.zeros((3, 5, 4)), (3, 2, 4))  # logits
+    np.testing.assert_allclose(untrained, 0.2)
+
+
+@pytest.mark.parametrize("given", ["statistics", "pairs"])
+def test_statistics_of_integers_do_not_tell_whether_a_model_got_them_scaled(given):
+    made = cube().assign(height=cube().a.round().astype("int16"))
+    statistics = Statistics.from_cube(made, ["a", "height"])
+    of_cube = statistics if given == "statistics" else statistics.mean_std()
+    with pytest.raises(InvalidValueError, match=r"statistics of \['height'\], which hold integers"):
+        predict_cube(nn.Conv2d(1, 1, 1), made, of_cube, features="height", targets="a")
+    predict_cube(nn.Identity(), made, of_cube, features="a", targets="a")
 
 
 def test_probabilities_in_half_precision_are_no_logits():

@@ -19,21 +19,23 @@ _ROUNDING = 1e-2
 
 
 def class_labels(prediction: xr.DataArray, truth: xr.DataArray) -> NDArray[Any] | None:
-    """Return the labels by which a prediction and its truth are compared; None for quantities."""
+    """Return the labels by which a prediction and its truth are compared; None for quantities.
+
+    Integers without flags are quantities, such as counts.
+    """
     if CLASS in prediction.dims and CLASS not in truth.dims:
         return labels_along(prediction, truth)
     are_flagged = is_flagged(truth.attrs) or is_flagged(prediction.attrs)
-    are_integers = truth.dtype.kind in "iub" and prediction.dtype.kind in "iub"
-    if not are_flagged and not are_integers:
+    if not are_flagged and not truth.dtype.kind == prediction.dtype.kind == "b":
         return None
     listed = class_names(truth) or class_names(prediction)
     labels = np.array([*listed]) if listed else _labels_in(truth, prediction)
-    if are_flagged and len(labels) > MOST_CLASSES:
+    if len(labels) > MOST_CLASSES:
         raise InvalidValueError(
             f"{truth.name!r} holds classes, of which at most {MOST_CLASSES} are scored, got "
             f"{len(labels)}; drop its flags if they are numbers"
         )
-    return labels if len(labels) <= MOST_CLASSES else None
+    return labels
 
 
 def labels_along(array: xr.DataArray, truth: xr.DataArray) -> NDArray[Any]:

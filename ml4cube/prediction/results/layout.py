@@ -334,11 +334,14 @@ def _variable(part: _Part, count: int | None, expected: Expected) -> Variable:
 
 
 def _probabilities(values: NDArray[Any]) -> NDArray[Any]:
-    """Return probabilities along the second axis; other numbers are logits."""
+    """Return probabilities along the second axis; other numbers are logits.
+
+    Cells whose probabilities are all 0 are those that a model has masked.
+    """
     total = values.sum(axis=1)
-    known = np.isfinite(total)
+    total = total[np.isfinite(total) & (values != 0).any(axis=1)]
     # Rounded to bfloat16, shares differ by up to 1/512 of them.
-    if not (values < 0).any() and np.allclose(total[known], 1, atol=1e-2):
+    if total.size and not (values < 0).any() and np.allclose(total, 1, atol=1e-2):
         return values
     powers = np.exp(values - values.max(axis=1, keepdims=True))
     shares: NDArray[Any] = powers / powers.sum(axis=1, keepdims=True)
