@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError
@@ -71,8 +71,15 @@ class Trainer(pytorch.Trainer):
         torch.nn.Module
             The model with the weights of the best epoch, the same on every rank.
         """
-        # Because of `record`, torchrun reports the error of the rank that failed first.
-        return cast(nn.Module, record(super().train)())
+        # Tells torchrun, which reports the error of the rank that failed first. Torch's `record`
+        # does so too, but goes on after ``sys.exit(0)``, as if the model were trained.
+        errors = get_error_handler()
+        errors.initialize()
+        try:
+            return super().train()
+        except Exception as error:
+            errors.record_exception(error)
+            raise
 
     def _make_world(self, device: str | torch.device | None) -> World:
         """Return the ranks of the process group, which is made if there is none."""

@@ -12,17 +12,19 @@ import torch.distributed as dist
 import xarray as xr
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from ml4cube.errors import RunError
 from ml4cube.prediction.cube import predict_cube
 from ml4cube.training.addons import mpu
+from ml4cube.training.events import Callback
 from ml4cube.training.ranks import dist as ranks_dist
 from ml4cube.training.ranks import strategy, world
 from ml4cube.training.ranks.dist import World, ddp_cleanup, launch
 from ml4cube.training.ranks.failures import is_lost_connection, reporting_errors
 from ml4cube.training.trainer import Trainer
 from tests.distributed_runner import assert_same_on_all_ranks, kept_ranks, on_ranks
-from tests.training_parts import At, Save, resumed_alike, trainer, weights
+from tests.training_parts import At, Save, dataset, resumed_alike, trainer, weights
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +64,29 @@ def goes_on_bit_for_bit(folder):
             position, resumed = resumed_alike(path, fresh, Save(step), At(step + 1))
             assert position["step"] == step
             assert_same_on_all_ranks(weights(resumed.model))
+
+
+class Complex(nn.Module):
+    """Has complex weights, as Fourier neural operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(8, 1), nn.Parameter(torch.rand(3, 8, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return self.last((x.to(torch.cfloat) @ self.first).real)
+
+
+def goes_on_with_complex_weights(folder):
+    def fresh(**more):
+        torch.manual_seed(5)
+        return trainer(ranks=True, model=Complex(), **more)
+
+    resumed_alike(f"{folder}/snapshot.pt", fresh, Save(2), At(3))
+
+
+def test_complex_weights_can_be_resumed(tmp_path):
+    on_ranks(2, goes_on_with_complex_weights, str(tmp_path))
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
@@ -153,6 +178,17 @@ def test_a_rank_that_never_comes_is_named():
     store.set("entry/1", json.dumps(["dead", None]))
     with pytest.raises(RunError, match="rank 1 has not started in time"):
         ranks_dist.meet(store, 0, 2, None, timedelta(seconds=0.1))
+
+
+def test_an_exit_within_training_ends_the_program():
+    """As that of a handler of SIGTERM; what comes after would take the model for a trained one."""
+
+    class Exit(Callback):
+        def on_step_end(self, loop):
+            raise SystemExit(0)
+
+    with pytest.raises(SystemExit):
+        trainer(ranks=True, train=DataLoader(dataset(8), batch_size=4), callbacks=[Exit()]).train()
 
 
 @pytest.mark.parametrize(

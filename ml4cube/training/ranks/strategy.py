@@ -98,7 +98,7 @@ class Strategy:
         gradients = [parameter.grad for parameter in parameters]
         ddp.reducer.prepare_for_backward([])
         for i in self.gradient_order:
-            torch.autograd.backward(trained[i].sum() * 0)
+            torch.autograd.backward(trained[i], torch.zeros_like(trained[i]))
         ddp.reducer._rebuild_buckets()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
