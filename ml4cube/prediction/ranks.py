@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from ml4cube.core.errors import RunError
 from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.failures import is_lost_connection
 
 
 @contextmanager
@@ -18,7 +19,12 @@ def all_ranks_or_none(world: World) -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    messages = world.gather_objects(failure and f"{type(failure).__name__}: {failure}")
+    try:
+        messages = world.gather_objects(failure and f"{type(failure).__name__}: {failure}")
+    except RuntimeError as error:
+        if failure is None and is_lost_connection(error):
+            raise RunError("prediction stopped because another rank ended") from error
+        raise failure or error from None
     if failure is not None:
         raise failure
     for rank, message in enumerate(messages):

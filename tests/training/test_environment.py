@@ -9,6 +9,7 @@ from ml4cube.training.ranks.environment import (
     choose_device,
     first_host,
     pick_of,
+    refuse_mpirun,
     slurm_variables,
     tasks_per_node,
 )
@@ -148,3 +149,12 @@ def test_all_ranks_choose_the_same_backend(monkeypatch, wanted, gpus, backend, o
 def test_nccl_is_refused_where_it_cannot_work(gpus, why):
     with pytest.raises(InvalidValueError, match=rf"but ranks \[0, 1\] {why}; use backend='gloo'"):
         choose_backend("nccl", list(gpus))
+
+
+def test_processes_of_mpirun_are_refused_unless_they_know_their_rank():
+    of_mpirun = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+    with pytest.raises(InvalidValueError, match="mpirun started 2 processes.* torchrun or srun"):
+        refuse_mpirun(of_mpirun)
+    refuse_mpirun(of_mpirun | {"RANK": "1"})
+    refuse_mpirun({"OMPI_COMM_WORLD_SIZE": "1"})
+    refuse_mpirun({})

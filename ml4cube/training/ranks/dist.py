@@ -29,6 +29,7 @@ from ml4cube.training.ranks.environment import (
     choose_backend,
     gpu_name,
     pick_device,
+    refuse_mpirun,
     slurm_variables,
 )
 from ml4cube.training.ranks.failures import (
@@ -80,6 +81,7 @@ def join(
     check_choice("backend", backend, ["gloo", "nccl", None])
     limit = _as_timedelta(timeout)
     if not dist.is_initialized():
+        refuse_mpirun(os.environ)
         os.environ.update(slurm_variables(os.environ))
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

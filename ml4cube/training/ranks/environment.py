@@ -45,6 +45,17 @@ def slurm_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def refuse_mpirun(environ: Mapping[str, str]) -> None:
+    """Refuse processes that mpirun started, which would not know of one another."""
+    size = int(environ.get("OMPI_COMM_WORLD_SIZE", 1))
+    if size > 1 and "RANK" not in environ:
+        raise InvalidValueError(
+            f"mpirun started {size} processes, which do not know their ranks; start them by "
+            "torchrun or srun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; to train "
+            "alone, unset OMPI_COMM_WORLD_SIZE"
+        )
+
+
 def first_host(nodes: str) -> str:
     """Return the first host of a list as SLURM writes it: node01 of ``node[01-03,07],login``."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
