@@ -153,7 +153,7 @@ def test_nccl_is_refused_where_it_cannot_work(gpus, why):
 
 def test_processes_of_mpirun_are_refused_unless_they_know_their_rank():
     of_mpirun = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
-    with pytest.raises(InvalidValueError, match="mpirun started 2 processes.* torchrun or srun"):
+    with pytest.raises(InvalidValueError, match=r"mpirun started 2 processes.* torchrun or srun"):
         refuse_mpirun(of_mpirun)
     refuse_mpirun(of_mpirun | {"RANK": "1"})
     refuse_mpirun({"OMPI_COMM_WORLD_SIZE": "1"})

@@ -51,8 +51,8 @@ def refuse_mpirun(environ: Mapping[str, str]) -> None:
     if size > 1 and "RANK" not in environ:
         raise InvalidValueError(
             f"mpirun started {size} processes, which do not know their ranks; start them by "
-            "torchrun or srun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; to train "
-            "alone, unset OMPI_COMM_WORLD_SIZE"
+            "torchrun or srun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; "
+            "to train alone, unset OMPI_COMM_WORLD_SIZE"
         )
 
 
