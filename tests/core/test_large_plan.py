@@ -88,7 +88,7 @@ print(json.dumps({
 '''
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # half a minute
 def test_a_million_blocks(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path], cwd=ROOT, capture_output=True, text=True

@@ -222,6 +222,7 @@ def assert_ends_calm(launcher: Launcher, calm: dict[str, Any], **plan: Any) -> N
     assert result(launcher.folder) == calm
 
 
+@pytest.mark.soak  # test_features does so without torchrun
 @pytest.mark.timeout(600)
 def test_told_to_stop_again_and_again_it_goes_on_bit_for_bit(
     launcher: Launcher, calm: dict[str, Any]
