@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ml4cube.training.run import data_wait as data_wait_module
+from ml4cube.training.ranks import device_time
 from ml4cube.training.run.data_wait import DataWait
 
 
@@ -47,7 +47,7 @@ class Event:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     Event.machine = machine = Machine()
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(data_wait_module.time, "perf_counter", lambda: machine.host)
+    monkeypatch.setattr(device_time.time, "perf_counter", lambda: machine.host)
     return machine
 
 

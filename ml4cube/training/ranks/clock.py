@@ -8,7 +8,6 @@ it is measured by events, which are read at the end of the epoch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,13 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ml4cube.training.ranks.device_time import DeviceTime, Span
 from ml4cube.training.ranks.dist import World
 
 _PERIOD = 50  # steps
 _FIRST = 2  # the first two steps include setup
-
-# When a span began and ended: seconds, or events of a GPU.
-Span = tuple[Any, Any]
 
 
 class StepClock:
@@ -30,7 +27,7 @@ class StepClock:
 
     def __init__(self, world: World, *, active: bool = True) -> None:
         self._world, self._active = world, active
-        self._uses_events = world.device.type == "cuda"
+        self._time = DeviceTime(world.device)
         self._in_timed_step = False
         self._is_forward = False  # the model has been called for the batch under way
         self._wait_start: Any = None  # when this rank last computed a gradient
@@ -52,8 +49,8 @@ class StepClock:
         """Return the fraction of the timed steps spent waiting; None if none was timed."""
         if self._world.size == 1:
             return 0.0
-        total = sum(map(self._seconds, self._steps))
-        waited = sum(map(self._seconds, self._waits))
+        total = sum(map(self._time.seconds, self._steps))
+        waited = sum(map(self._time.seconds, self._waits))
         return min(waited / total, 1.0) if total else None
 
     @contextmanager
@@ -63,7 +60,7 @@ class StepClock:
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
-        step_start = self._wait_start = self._now()
+        step_start = self._wait_start = self._time.now()
         if next(model.buffers(), None) is not None:
             # DDP broadcasts buffers before the forward pass of the model.
             hooks.append(model.register_forward_pre_hook(self._begin_forward))
@@ -74,7 +71,7 @@ class StepClock:
             self._in_timed_step = False
             for hook in hooks:
                 hook.remove()
-        self._steps.append((step_start, self._now()))
+        self._steps.append((step_start, self._time.now()))
 
     def _begin_forward(self, *_: Any) -> None:
         # A batch may call the model several times, and waits only before the first.
@@ -83,23 +80,9 @@ class StepClock:
         self._is_forward = True
 
     def _restart_wait(self, parameter: torch.Tensor) -> None:
-        self._wait_start = self._now()
+        self._wait_start = self._time.now()
 
     def _end_wait(self) -> None:
-        now = self._now()
+        now = self._time.now()
         self._waits.append((self._wait_start, now))
         self._wait_start = now
-
-    def _now(self) -> Any:
-        if not self._uses_events:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def _seconds(self, span: Span) -> float:
-        start, end = span
-        if self._uses_events:
-            end.synchronize()
-            return float(start.elapsed_time(end)) / 1000
-        return float(end - start)

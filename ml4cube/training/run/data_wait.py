@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
+
+from ml4cube.training.ranks.device_time import DeviceTime, Span
 
 
 class DataWait:
@@ -19,22 +19,22 @@ class DataWait:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._uses_events = device.type == "cuda"
+        self._time = DeviceTime(device)
         self.restart()
 
     def restart(self) -> None:
         """Begin to count from zero."""
         self._seconds = 0.0
         # Of waits that the GPU has not passed yet, as many as steps that it has not computed.
-        self._under_way: deque[tuple[Any, Any]] = deque()
+        self._under_way: deque[Span] = deque()
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count the time in the body."""
-        began = self._now()
+        began = self._time.now()
         yield
-        self._under_way.append((began, self._now()))
-        while self._under_way and self._is_over(self._under_way[0][1]):
+        self._under_way.append((began, self._time.now()))
+        while self._under_way and self._time.is_over(self._under_way[0][1]):
             self._add_first()
 
     @property
@@ -45,19 +45,4 @@ class DataWait:
         return self._seconds
 
     def _add_first(self) -> None:
-        began, ended = self._under_way.popleft()
-        if self._uses_events:
-            ended.synchronize()
-            self._seconds += began.elapsed_time(ended) / 1000
-        else:
-            self._seconds += ended - began
-
-    def _is_over(self, moment: Any) -> bool:
-        return not self._uses_events or moment.query()
-
-    def _now(self) -> Any:
-        if not self._uses_events:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        self._seconds += self._time.seconds(self._under_way.popleft())
