@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import CubeError
+from ml4cube.cube.reader import CubeReader
 from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.sampling import request
 from tests.cubes import cell_id_cube
 from tests.samplestores import sampled
 
@@ -119,6 +121,24 @@ def test_cells_of_one_step() -> None:
         two = forecasts(cube, inputs, outputs, weights="a", rollout=2)
         assert two.step_sizes == one.step_sizes
         assert list(map(tuple, two.step_sizes)) == list(one.layout)
+
+
+def test_only_the_steps_of_the_samples_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "tile_bytes", lambda spec, ds: 1)  # each window by itself
+    read: list[tuple[int, int]] = []
+    original = CubeReader.read
+
+    def noted(reader: CubeReader, slices: Any) -> Any:
+        read.append((slices["time"].start, slices["time"].stop))
+        return original(reader, slices)
+
+    monkeypatch.setattr(CubeReader, "read", noted)
+    cube = cell_id_cube(SHAPE, names=("b",))
+    for steps, most in ((1, 1), (3, 4)):  # X and y of one step are read one after the other
+        data = forecasts(cube, rollout=steps)
+        read.clear()
+        data.take(range(len(data)))
+        assert max(stop - start for start, stop in read) == most
 
 
 def test_a_store_gives_what_its_cube_does(tmp_path: Path) -> None:
