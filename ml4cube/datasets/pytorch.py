@@ -9,10 +9,10 @@ from typing import Any
 from ml4cube.core.errors import InvalidTypeError, needs_torch
 from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.loading.augmentation import Flip, Rotate90
+from ml4cube.loading.epochs import LoaderOptions
 from ml4cube.loading.handover import Augment, Collate
 from ml4cube.loading.loaders import (
     EpochLoader,
-    LoaderOptions,
     MapLoader,
     SampleLoader,
     ShareSampler,

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
-from ml4cube.loading import loaders
+from ml4cube.loading import epochs
 from ml4cube.sampling import request as sampling
 from ml4cube.sampling import shards as shard_writer
 from ml4cube.splits import assign_block_split
@@ -259,7 +259,7 @@ def test_a_pass_over_test_samples_goes_on_only_on_its_rank(
 ) -> None:
     def on(rank: int, world: int) -> Any:
         ranks = {"rank": rank, "world": world}
-        monkeypatch.setattr(loaders, "_rank_and_world", lambda parallel: ranks)
+        monkeypatch.setattr(epochs, "_rank_and_world", lambda parallel: ranks)
         return prep_dataloader(test_ds=data, batch_size=8, parallel=True)
 
     first = on(1, 2)
