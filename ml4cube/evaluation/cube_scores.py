@@ -192,7 +192,7 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
         check_aligned(f"prediction of {name!r}", p, t)
         for array in (p, t):
             check_decoded(str(name), array)
-        if is_flagged(t.attrs):
+        if is_flagged(t.attrs) or is_flagged(p.attrs):
             raise InvalidValueError(
                 f"{name!r} holds classes by its flags, which have no such errors; score it with "
                 "evaluate, a map after expand_dims('time'), or select the other variables"

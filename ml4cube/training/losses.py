@@ -271,7 +271,7 @@ def balanced_weights(data: Any) -> dict[float, float]:
     InvalidTypeError
         If `data` is not a PTXrDataset with one target.
     InvalidValueError
-        If it has more than 64 different values, or none.
+        If it has more than 64 different values, or none, or one that is no whole number.
 
     Examples
     --------
@@ -295,6 +295,11 @@ def balanced_weights(data: Any) -> dict[float, float]:
         raise InvalidValueError(
             f"the target must have 1 to {MOST_CLASSES} classes, {data.targets[0]!r} has "
             f"{'more' if counts else 'no value'}"
+        )
+    if any(not float(label).is_integer() for label in counts):
+        raise InvalidValueError(
+            f"labels must be whole numbers, {data.targets[0]!r} has {[*counts]}; if it was scaled, "
+            "give it CF's flag_values or an integer dtype, or use scale_fn=None"
         )
     cells = sum(counts.values())
     listed = _listed_labels(data)

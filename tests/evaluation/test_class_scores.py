@@ -243,6 +243,11 @@ def test_what_is_no_class_is_refused():
         InvalidValueError, match="'cover' holds classes by its flags, which have no"
     ):
         score_cube(as_map(prediction), truth[["cover"]].isel(time=slice(12, 24)))
+    labels = truth[["cover"]].isel(time=slice(12, 24))
+    with pytest.raises(
+        InvalidValueError, match="'cover' holds classes by its flags, which have no"
+    ):
+        score_cube(labels, labels.drop_attrs())
 
 
 @pytest.mark.parametrize("dtype", ["U5", object, np.dtypes.StringDType()])  # of numpy, in files

@@ -504,6 +504,13 @@ def test_two_ranks_forecast_what_one_does(tmp_path, suffix):
     np.testing.assert_array_equal(result, alone)
 
 
+def test_missing_dates_are_warned_of():
+    cube = daily(12)
+    data = one_step(cube)
+    with pytest.warns(UserWarning, match="target_offset counts cells, but steps along 'time'"):
+        predict_cube(first, cube.isel(time=[0, 1, 2, 3, 7, 8, 9]), data)
+
+
 def test_targets_beyond_the_inputs_in_space_are_no_forecast():
     lat, lon = np.meshgrid(np.linspace(50, 60, 12), np.linspace(0, 10, 14), indexing="ij")
     coords = {"lat": (("y", "x"), lat), "lon": (("y", "x"), lon)}

@@ -140,6 +140,15 @@ def test_labels_of_classes_are_those_of_the_flags(dtype):
         predict_cube(nn.Conv2d(1, 4, 1), made, data)
 
 
+def test_labels_have_no_units_of_what_they_were_computed_from():
+    made = cube()
+    made["warm"] = (made.a > made.a.median()).assign_attrs(units="K")  # as xarray may keep them
+    data = PTXrDataset(made, "warm", ["a"], **WINDOWS)
+    best = predict_cube(nn.Conv2d(1, 2, 1), made, data, reduce="argmax").warm
+    assert best.attrs["flag_values"] == [0, 1]
+    assert "units" not in best.attrs
+
+
 def test_a_number_for_an_integer_target_stays_a_number():
     data = PTXrDataset(cube(), "kind", ["a"], scale_fn=None, **WINDOWS)
     np.testing.assert_allclose(predict_cube(of_a, cube(), data).kind, cube().a)

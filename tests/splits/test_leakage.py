@@ -914,6 +914,21 @@ def test_copies_in_many_small_fields_are_not_more_than_there_are():
     assert 0.9 * held_out < found <= held_out
 
 
+def test_another_member_of_the_same_dates_is_no_leak_but_is_said():
+    values = np.random.default_rng(0).normal(size=(5, 60, 4, 4)).cumsum(1)
+    coords = {**coordinates({"time": 60}), "member": np.arange(5)}
+    ds = xr.Dataset({"t": (("member", "time", "lat", "lon"), values)}, coords)
+    ds = ds.assign_coords(lat=np.arange(4.0), lon=np.arange(4.0))
+    labelled = assign_region_split(ds.isel(member=slice(4)), ds.member[:4], test=[3])
+    text = "100 % of the test cells are at the location and time of a train cell of another member"
+    report = leakage_report(labelled)
+    assert not report.leaks
+    assert text in report.verdict
+    new = leakage_report(labelled, ds.isel(member=[4]))
+    assert new.verdict.startswith("This split fits the deployment")
+    assert text in new.verdict
+
+
 def test_cells_at_one_place_in_two_parts_are_found():
     """The first row of a grid with a fold has each place twice, in blocks of two parts."""
     lat, lon = np.meshgrid(np.linspace(80, 10, 12), np.linspace(0, 110, 24), indexing="ij")

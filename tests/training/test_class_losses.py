@@ -158,6 +158,8 @@ def test_balanced_weights_are_those_of_scikit_learn():
     assert balanced_weights(PTXrDataset(cube, "cover", scale_fn=None, **WINDOW)) == found
     with pytest.raises(InvalidValueError, match="1 to 64 classes, 'x' has more"):
         balanced_weights(PTXrDataset(cube, "x", features="cover", **WINDOW))
+    with pytest.raises(InvalidValueError, match=r"labels must be whole numbers.* if it was scaled"):
+        balanced_weights(PTXrDataset(cube.drop_attrs(), "cover", **WINDOW))
 
 
 def test_balanced_weights_are_in_the_order_of_the_channels_that_predict_cube_expects():

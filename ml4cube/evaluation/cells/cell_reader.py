@@ -61,7 +61,8 @@ class CellReader:
         if other.size:
             raise InvalidValueError(
                 f"{self.array.name!r} has the label {other[0]:g}, but its classes are "
-                f"{self.classes.tolist()}; make other labels gaps, as with ds.where"
+                f"{self.classes.tolist()}; list all in its flag_values, name those of a "
+                "prediction by outputs={'class': [...]}, or make others gaps, as with ds.where"
             )
 
     def at(self, steps: Mapping[str, Steps], tile: Tile) -> Floats:

@@ -98,6 +98,7 @@ def _attrs(
         return {"long_name": "embedding", "units": "1"}
     attrs = target_attrs(cube, variable.target, spec.source_attrs.get(variable.target, {}))
     if is_label:
+        attrs.pop("units", None)  # of what the labels were computed from
         values = variable.class_values
         known = np.ravel(attrs.get("flag_values", ())).tolist()
         if not set(values) <= set(known):

@@ -14,6 +14,7 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.cube.coordinates import find_time_dim, role_of
 from ml4cube.cube.variables import cube_dims
 from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.loading.lead_time import DimLead, warn_of_uneven_steps
 from ml4cube.prediction.options import PredictionOptions
 from ml4cube.prediction.windows.dates import axis_of, choose_inits, extended
 from ml4cube.prediction.windows.geometry import DimWindows, Windows
@@ -91,6 +92,7 @@ def place_windows(
         offset, target_size = trained.targets.get(dim, (0, size[dim]))
         if dim == lead_dim:
             axis = axis_of(cube, dim)
+            warn_of_uneven_steps({dim: DimLead(offset, size[dim], target_size)}, {dim: axis})
             dims[dim] = _lead_windows(
                 axis, size[dim], offset, target_size, options, dim in forcing_dims
             )

@@ -277,7 +277,7 @@ def leakage_report(
         checks.carried(find_carried(view, layout, names, time_dim))
     checks.neighbours(separation, placement, time_dim, made_by)
     checks.ranges(ranges, separation, ordered, placement)
-    checks.distances(curves_by_domain)
+    checks.distances(curves_by_domain, [dim for dim in cut if dim not in domain_of])
     if deployed is not None:
         cells = deployed.layout.counts[TRAIN]
         checks.deployment(curves_by_domain, spacing(train, measured), cells, unknown)
