@@ -238,6 +238,14 @@ def test_curvilinear_grids_are_weighted_by_the_cosine():
     assert "cosine" in found.attrs["weights"]
 
 
+def test_latitudes_that_are_missing_on_land_give_no_weights_and_a_warning():
+    lat = ("y", "x"), np.array([[10.0, 9.97e36], [20.0, 9.97e36]]), {"units": "degrees_north"}
+    ds = xr.Dataset({"t": (("y", "x"), [[1.0, np.nan], [2.0, np.nan]])}, {"nav_lat": lat})
+    with pytest.warns(UserWarning, match="cells have equal weights, because .* must be finite"):
+        found = get_insights(ds)
+    assert found["mean"].item() == 1.5
+
+
 def test_cubes_without_time_without_places_and_without_values():
     nothing = xr.Dataset({"t": ("time", np.full(4, np.nan)), "z": (("y", "x"), np.zeros((2, 3)))})
     found = get_insights(nothing)

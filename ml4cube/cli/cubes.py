@@ -31,7 +31,9 @@ def open_cube(
     if variables is not None:
         names = names_of("variables", variables)
         check_known(str(cube), names, sorted(map(str, ds.variables)), "variable")
-        ds = ds[list(names)]
+        # areas of cells need the bounds of coordinates, which are variables of their own
+        bounds = {c.attrs.get("bounds", c.encoding.get("bounds")) for c in ds.coords.values()}
+        ds = ds[[*names, *(bounds & set(ds.data_vars) - set(names))]]
     if recipe is not None:
         from ml4cube.splits import apply_split
 

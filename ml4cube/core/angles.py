@@ -36,7 +36,7 @@ def cell_areas(
     if not (np.abs(degrees) <= MOST_LAT).all():
         raise InvalidValueError(
             f"{name} must be finite, from -90 to 90 degrees, got {degrees.min():g} to "
-            f"{degrees.max():g}; correct them, or pass weights of your own"
+            f"{degrees.max():g}; correct them, or give weights of your own or none"
         )
     degrees = degrees.clip(-90.0, 90.0)
     if degrees.ndim != 1:

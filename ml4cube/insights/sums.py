@@ -7,6 +7,7 @@ are summed up if one of the two has all dims of the other, which is repeated alo
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import prefixed
+from ml4cube.core.errors import InvalidValueError, caller_level, prefixed
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.sums.fields import Moments, slabs
 from ml4cube.core.sums.quantiles import Histogram, default_bins
@@ -101,7 +102,11 @@ def _sum_group(
     """Add the sums of variables with the same dims, and of their pairs."""
     first = cube[own[0]]
     time_dim = find_time_dim(first.coords.values(), first.dims)
-    weights, weighting = cell_weights("area", first, first, cube.variables)
+    try:
+        weights, weighting = cell_weights("area", first, first, cube.variables)
+    except InvalidValueError as error:  # such as latitudes that are missing on land
+        warnings.warn(f"cells have equal weights, because {error}", stacklevel=caller_level())
+        weights, weighting = None, f"none, {error}"
     of_step = _weight_of_step(first, time_dim, weights)
     sums |= {
         name: VariableSums(cube[name].transpose(*first.dims), time_dim, weighting, of_step)

@@ -85,16 +85,18 @@ def _angles(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np
     if name in _TIME_FEATURES and name not in axes:
         dim = _only_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
         return dim, _angles_of_time(name, axes[dim])
-    kinds = {
-        dim: [kind for kind in (is_latitude, is_longitude) if kind(dim, axis.attrs, rotated=True)]
+    # "lat" also means a dim of another name, such as nav_lat, if no dim has that very name; but not
+    # that of a rotated grid, which is another angle.
+    alike = [
+        dim
         for dim, axis in axes.items()
-    }
-    # "lat" also means a dim of another name, such as nav_lat, if no dim has that very name.
-    alike = [d for d in axes if any(kind(name, {}, rotated=True) for kind in kinds[d])]
+        if any(kind(name, {}) and kind(dim, axis.attrs) for kind in (is_latitude, is_longitude))
+    ]
     dim = _only_one([name] if name in axes else alike, name, axes)
     axis = axes[dim]
     units = axis.attrs.get("units")
-    if not kinds[dim] and not str(units).startswith(("degree", "rad")):
+    is_angle = any(kind(dim, axis.attrs, rotated=True) for kind in (is_latitude, is_longitude))
+    if not is_angle and not str(units).startswith(("degree", "rad")):
         raise InvalidValueError(
             f"coord_features={name!r} must be an angle, got units {units!r}; make it a variable "
             "of the cube, or choose lat, lon, dayofyear, hour"
@@ -108,8 +110,9 @@ def _only_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> s
     raise InvalidValueError(
         f"coord_features={name!r} matches {found or 'no coordinate'}; the coordinates known at "
         f"every cell are {list(axes)}. Choose angles (lat, lon), or one of {_TIME_FEATURES} if one "
-        "has dates. For samples made by hand only evenly spaced coordinates are known; give the "
-        "cube itself, or its store"
+        "has dates. Latitudes along two dims, as on rotated grids, can be variables of the cube. "
+        "For samples made by hand only evenly spaced coordinates are known; give the cube itself, "
+        "or its store"
     )
 
 

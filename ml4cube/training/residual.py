@@ -92,14 +92,15 @@ class Residual(nn.Module):
             The targets, in the dtype that holds both X and the change.
         """
         change: Tensor = self.model(x)
-        if change.ndim < 2 or change.shape[1] != self._targets:
-            raise InvalidValueError(
-                f"the model must return the change of {self._targets} targets, of shape (samples, "
-                f"{self._targets}, ...), got {tuple(change.shape)}"
-            )
         x_axis, y_axis = self._axes
         last = x if x_axis is None else x.select(x_axis, -1)
         last = last.index_select(1, self._x_channels)
+        n_axes = last.ndim + (y_axis is not None)
+        if change.ndim != n_axes or change.shape[1] != self._targets:
+            raise InvalidValueError(
+                f"the model must return the change of {self._targets} targets, of shape (samples, "
+                f"{self._targets}, ...) with {n_axes} axes, got {tuple(change.shape)}"
+            )
         if y_axis is not None:
             last = torch.stack([last] * change.shape[y_axis], y_axis)
         dtype = torch.promote_types(change.dtype, last.dtype)  # half precision under autocast

@@ -88,6 +88,19 @@ def test_stats_are_those_of_the_train_part(recipe):
     assert shown.splitlines()[1].split()[-1] == "q0.5"
 
 
+def test_areas_are_those_of_the_bounds_also_of_chosen_variables(cube):
+    ds = small_cube()
+    edges = np.stack([ds.lat - 0.1, ds.lat + 0.1 * np.arange(1, ds.lat.size + 1)], -1)
+    ds["lat_bnds"] = ("lat", "bnds"), edges
+    ds.lat.attrs["bounds"] = "lat_bnds"
+    ds.to_zarr("bounded.zarr")
+    expected = Statistics.from_cube(ds[["a", "lat_bnds"]], weights="area")["a"].mean
+    assert expected != pytest.approx(Statistics.from_cube(ds[["a"]], weights="area")["a"].mean)
+    chosen = report_of("stats bounded.zarr --weights area --variables '[a]'")["variables"]
+    assert list(chosen) == ["a"]
+    assert chosen["a"]["mean"] == pytest.approx(expected)
+
+
 def test_texts_lie_at_urls_too(cube):
     invoke("split cube.zarr --method time --out memory://cli/split.json")
     line = "stats cube.zarr --recipe memory://cli/split.json --out memory://cli/stats.json"

@@ -12,6 +12,7 @@ from ml4cube.core.angles import cell_areas
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.evaluation import evaluate
 from ml4cube.evaluation.metrics import area_weights, score_cube
 from ml4cube.splits.cube import CubeView
 from ml4cube.training.losses import MaskedLoss
@@ -59,7 +60,7 @@ def test_what_is_a_latitude_or_longitude(known, name, attrs, kind):
 
 @pytest.mark.parametrize(("name", "attrs", "kind"), LATITUDES)
 def test_all_folders_find_the_same_latitude(name, attrs, kind):
-    """Areas and features may be of a rotated grid; a split takes positions on Earth."""
+    """Areas may be of a rotated grid; a split takes positions on Earth, as do features if asked."""
     lat = np.array([0.0, 60.0])
     if attrs.get("units", "").startswith("rad"):
         lat = np.deg2rad(lat)
@@ -69,12 +70,15 @@ def test_all_folders_find_the_same_latitude(name, attrs, kind):
         assert area_weights(ds) is None
         with pytest.raises(InvalidValueError, match="needs a latitude"):
             pp.get_statistics(ds, weights="area")
+    if kind == "none" or (kind == "rotated" and name != "lat"):
         with pytest.raises(InvalidValueError, match="matches no coordinate"):
             PTXrDataset(ds, features="a", coord_features="lat", scale_fn=None)
+    if kind == "none":
         return
     assert area_weights(ds).values == pytest.approx([1.0, 0.5])
     assert pp.get_statistics(ds, weights="area")["a"][0] == pytest.approx(2.0)
-    X = PTXrDataset(ds, features="a", coord_features="lat", scale_fn=None).take([0, 1])
+    feature = name if kind == "rotated" else "lat"
+    X = PTXrDataset(ds, features="a", coord_features=feature, scale_fn=None).take([0, 1])
     assert sorted(X[:, 2].tolist()) == pytest.approx([0.5, 1.0])
 
 
@@ -183,6 +187,20 @@ def test_statistics_scores_and_losses_weigh_by_the_same_areas(kind):
     loss = MaskedLoss(torch.nn.MSELoss(), weights=loss_weights(latitude, bounds=bounds))
     target = torch.from_numpy(values)
     assert loss(torch.zeros_like(target), target).item() == pytest.approx(square, rel=1e-4)
+
+
+def test_bounds_may_be_in_one_of_two_cubes_alone():
+    """A selection of variables leaves bounds out, a prediction keeps those of its cube."""
+    truth = grids()["bounds"][0].assign_coords(time=np.arange(3).astype("M8[D]"))
+    prediction, bare = truth * 1.1, truth[["a"]]
+    prediction["lat_bnds"], prediction.lat.attrs = truth.lat_bnds, truth.lat.attrs
+    prediction.a[:, 0] += 1
+    expected = score_cube(prediction, truth).rmse.item()
+    assert score_cube(prediction[["a"]], bare).rmse.item() != pytest.approx(expected)
+    for one, other in ((prediction, bare), (prediction[["a"]], truth)):
+        assert score_cube(one, other).rmse.item() == pytest.approx(expected)
+        card = evaluate(one, other, metrics="rmse", n_boot=0, split=None, progress=False)
+        assert card.scores.rmse.item() == pytest.approx(expected)
 
 
 def test_unknown_areas_are_refused_or_noted_in_the_scores():

@@ -174,6 +174,17 @@ def test_coordinates_that_are_none(wanted: Any, message: str) -> None:
         PTXrDataset(cube(), coord_features="lat")
 
 
+def test_the_latitude_of_a_rotated_grid_is_not_that_on_earth() -> None:
+    kinds = {"lat": "latitude", "lon": "longitude"}
+    ds = cube().rename({name: f"r{name}" for name in kinds})
+    for name, kind in kinds.items():
+        attrs = {"standard_name": f"grid_{kind}", "units": "degrees"}
+        ds = ds.assign_coords({f"r{name}": (f"r{name}", ds[f"r{name}"].values, attrs)})
+    with pytest.raises(InvalidValueError, match=r"'lat' matches no coord.* can be variables of"):
+        PTXrDataset(ds, features="a", coord_features="lat")
+    assert PTXrDataset(ds, features="a", coord_features="rlat").channels[1] == "sin(rlat)"
+
+
 def test_a_dim_called_hour_is_not_the_hour_of_the_dates() -> None:
     ds = cube().drop_vars("lon").rename(lon="hour").assign_coords(hour=range(6))
     with pytest.raises(InvalidValueError, match="'hour' must be an angle"):

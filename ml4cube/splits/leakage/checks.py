@@ -205,7 +205,9 @@ class Checks:
                 status = "unknown"
             meaning = f"median length of runs of {self.part} cells, to compare with the range"
             self.row(f"block along {dim}", length, "cells", meaning, cells, status)
-            meaning = f"median distance from {self.part} cells to their nearest train cell"
+            meaning = (
+                f"median distance from {self.part} cells to their nearest train cell, estimated"
+            )
             self.row(f"separation along {dim}", separation.cells_to_train[dim], "cells", meaning)
         meaning = f"separate pieces of the {self.part} part, weighted by size"
         self.row("pieces", separation.pieces, "", meaning)
@@ -244,7 +246,7 @@ class Checks:
         nearest = {"space": "location, at the nearest time", "time": "time, at any location"}
         for domain, (unit, curves) in by_domain.items():
             for name, values in curves.items():
-                meaning = f"median distance to the nearest train {nearest[domain]}"
+                meaning = f"median distance to the nearest train {nearest[domain]}, estimated"
                 self.row(f"{name}, {domain}", float(np.median(values)), unit, meaning)
         of_test = {domain: next(iter(curves.values())) for domain, (_, curves) in by_domain.items()}
         self._same_places(of_test, others)
