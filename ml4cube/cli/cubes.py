@@ -33,7 +33,7 @@ def open_cube(
         check_known(str(cube), names, sorted(map(str, ds.variables)), "variable")
         # areas of cells need the bounds of coordinates, which are variables of their own
         bounds = {c.attrs.get("bounds", c.encoding.get("bounds")) for c in ds.coords.values()}
-        ds = ds[[*names, *(bounds & set(ds.data_vars) - set(names))]]
+        ds = ds[[*names, *(name for name in ds.data_vars if name in bounds and name not in names)]]
     if recipe is not None:
         from ml4cube.splits import apply_split
 

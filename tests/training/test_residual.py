@@ -133,9 +133,7 @@ def test_bad_residuals() -> None:
         Residual(nn.Identity(), forecasts(cube, target_size={"level": 1}))
     with pytest.raises(CubeError, match=r"the change of 3 targets, .* got \(1, 2, 3, 2\)"):
         Residual(nn.Identity(), data)(data.take([0])[0])
-    with pytest.raises(
-        CubeError, match=r"the change of 3 targets, .* with 4 axes, got \(1, 12\)"
-    ):
+    with pytest.raises(CubeError, match=r"the change of 3 targets, .* with 4 axes, got \(1, 12\)"):
         Residual(nn.Flatten(), data)(data.take([0])[0])
 
 
