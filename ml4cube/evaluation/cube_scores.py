@@ -150,9 +150,8 @@ def score_cube(
             "by must hold labels of different names, other than 'variable' and those of metrics, "
             f"got {names}; rename them, e.g. da.rename('region')"
         )
-    bounds: dict[Any, xr.Variable] = {}
-    for cube in (prediction, truth):  # the truth wins: arithmetic changes a prediction's bounds too
-        bounds |= cube.variables if isinstance(cube, xr.Dataset) else {}
+    # not those of the prediction, which arithmetic may have changed with its values
+    bounds = dict(truth.variables) if isinstance(truth, xr.Dataset) else {}
     sums, descriptions = [], {}
     for name, (predicted, true) in pairs.items():
         of_cells, descriptions[name] = cell_weights(weights, predicted, true, bounds)

@@ -189,18 +189,19 @@ def test_statistics_scores_and_losses_weigh_by_the_same_areas(kind):
     assert loss(torch.zeros_like(target), target).item() == pytest.approx(square, rel=1e-4)
 
 
-def test_bounds_may_be_in_one_of_two_cubes_alone():
-    """A selection of variables leaves bounds out, a prediction keeps those of its cube."""
+def test_scores_take_the_bounds_of_the_truth():
+    """Arithmetic changes the bounds of a prediction, and a selection of variables drops them."""
     truth = grids()["bounds"][0].assign_coords(time=np.arange(3).astype("M8[D]"))
-    prediction, bare = truth * 1.1, truth[["a"]]
-    prediction["lat_bnds"], prediction.lat.attrs = truth.lat_bnds, truth.lat.attrs
+    bare, prediction = truth[["a"]], truth * 1.1
     prediction.a[:, 0] += 1
-    expected = score_cube(prediction, truth).rmse.item()
-    assert score_cube(prediction[["a"]], bare).rmse.item() != pytest.approx(expected)
-    for one, other in ((prediction, bare), (prediction[["a"]], truth)):
-        assert score_cube(one, other).rmse.item() == pytest.approx(expected)
-        card = evaluate(one, other, metrics="rmse", n_boot=0, split=None, progress=False)
-        assert card.scores.rmse.item() == pytest.approx(expected)
+    prediction.lat.attrs = truth.lat.attrs
+    expected = score_cube(prediction[["a"]], truth).rmse.item()
+    halfway = score_cube(prediction[["a"]], bare).rmse.item()
+    assert halfway != pytest.approx(expected)
+    for true, rmse in ((truth, expected), (bare, halfway)):
+        assert score_cube(prediction, true).rmse.item() == pytest.approx(rmse)
+        card = evaluate(prediction, true, metrics="rmse", n_boot=0, split=None, progress=False)
+        assert card.scores.rmse.item() == pytest.approx(rmse)
 
 
 def test_unknown_areas_are_refused_or_noted_in_the_scores():

@@ -67,8 +67,7 @@ class Scored:
         array, time_dim = truth[name], timing.time_dim
         if lacking := [model for model, (cube, _) in cubes.items() if name not in cube]:
             raise InvalidValueError(f"the baseline {lacking[0]!r} lacks the variable {name!r}")
-        predicted_cube = next(iter(cubes.values()))[0]
-        prediction = predicted_cube[name]
+        prediction = next(iter(cubes.values()))[0][name]
         row_dim = spectrum_dim(array, time_dim)
         dims = [str(dim) for dim in array.dims if dim not in (time_dim, row_dim)]
         dims += [] if row_dim is None else [row_dim]
@@ -79,8 +78,7 @@ class Scored:
             model: Predicted.of(cube[name], steps, array, tuple(sizes), classes)
             for model, (cube, steps) in cubes.items()
         }
-        bounds = {**predicted_cube.variables, **truth.variables}  # as in score_cube, truth wins
-        of_cells, described = cell_weights(weights, prediction, array, bounds)
+        of_cells, described = cell_weights(weights, prediction, array, dict(truth.variables))
         if of_cells is not None and not set(of_cells.dims) <= set(sizes):
             raise InvalidValueError(
                 f"weights must lie along the dims of a step of {name!r}, {tuple(sizes)}, got "
