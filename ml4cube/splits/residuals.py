@@ -62,7 +62,7 @@ def sample_lines(array: xr.DataArray, dim: str, deseason: bool) -> xr.DataArray:
     indexers: dict[str, Any] = {dim: slice(start, start + length)}
     lines_left = max(CELLS_AT_MOST // length, 1)
     others = [name for name in sizes if name != dim]
-    dated = [name for name in others if deseason and _dates(array, name) is not None]
+    dated = [name for name in others if deseason and days_and_year(array, name) is not None]
     undated = sorted((name for name in others if name not in dated), key=lambda name: sizes[name])
     for name in dated:
         # So many time steps that about 16 locations are left, but 120 (ten years of months) if
@@ -97,15 +97,19 @@ def cycles_of(array: xr.DataArray) -> dict[str, list[float]]:
     """
     cycles: dict[str, list[float]] = {}
     for dim in map(str, array.dims):
-        dates = _dates(array.isel({dim: slice(CELLS_AT_MOST)}), dim)  # Lines are no longer.
+        dates = days_and_year(array.isel({dim: slice(CELLS_AT_MOST)}), dim)  # Lines are no longer.
         if dates is None:
             continue
         days, year = dates
-        step = _step(days)
-        # Two years may both be ordinary ones, and months differ in length.
-        if np.ptp(days) + 1.5 * step >= 2 * math.floor(year):
-            cycles[dim] = [year, 1.0] if step <= _DAILY_CYCLE_DAYS else [year]
+        if has_year(days, year):
+            cycles[dim] = [year, 1.0] if _step(days) <= _DAILY_CYCLE_DAYS else [year]
     return cycles
+
+
+def has_year(days: Floats, year: float) -> bool:
+    """Return whether dates span two years, in which an annual cycle shows."""
+    # Two years may both be ordinary ones, and months differ in length.
+    return bool(np.ptp(days) + 1.5 * _step(days) >= 2 * math.floor(year))
 
 
 def remove_trend_and_season(
@@ -130,7 +134,7 @@ def remove_trend_and_season(
         )
     values -= values[known].mean()
     for axis, dim in enumerate(dims):
-        if dim in cycles and (dates := _dates(array, dim)) is not None:
+        if dim in cycles and (dates := days_and_year(array, dim)) is not None:
             values = _without_season(values, axis, dates[0], cycles[dim], positions[dim])
     if detrend:
         values = _without_trend(values, list(positions.values()))
@@ -162,7 +166,7 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     return equally_spaced if error <= _ABOUT_EQUAL else positions
 
 
-def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
+def days_and_year(array: xr.Dataset | xr.DataArray, dim: str) -> tuple[Floats, float] | None:
     """Return days since the first date along a dim, and the length of its calendar's year."""
     coord = dates_of(array, dim)
     if coord is None or coord.size < 2 or coord.isnull().any():

@@ -16,6 +16,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.carried_forward import Carried
+from ml4cube.splits.leakage.changed_copies import ChangedCopies
 from ml4cube.splits.leakage.duplicates import Duplicates
 from ml4cube.splits.leakage.label_layout import Layout, Separation
 from ml4cube.splits.leakage.stores import count_copies, count_near
@@ -153,6 +154,14 @@ class Checks:
                 f"train step at their location, compared with {percent(worst.train)} of the train "
                 "cells"
             )
+
+    def changed_copies(self, found: list[ChangedCopies]) -> None:
+        """Add what holds train values, or the target, in another form."""
+        for copies in found:
+            unit = f"fraction of {copies.of}"
+            self.row(copies.name, copies.share, unit, copies.text, 0, copies.status)
+            sentences = self.leaks if copies.status == "leak" else self.warnings
+            sentences.append(copies.text)
 
     def neighbours(
         self,

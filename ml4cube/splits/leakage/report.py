@@ -24,6 +24,7 @@ from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import read_recipe
 from ml4cube.splits.leakage.carried_forward import find_carried
+from ml4cube.splits.leakage.changed_copies import find_changed_copies
 from ml4cube.splits.leakage.checks import Checks, CurvesByDomain, Placement
 from ml4cube.splits.leakage.deployment import (
     Axes,
@@ -275,6 +276,7 @@ def leakage_report(
     checks.duplicates(find_duplicates(view, label, names), view)
     if time_dim is not None:
         checks.carried(find_carried(view, layout, names, time_dim))
+    checks.changed_copies(find_changed_copies(view, layout, names, time_dim, var is not None))
     checks.neighbours(separation, placement, time_dim, made_by)
     checks.ranges(ranges, separation, ordered, placement)
     checks.distances(curves_by_domain, [dim for dim in cut if dim not in domain_of])

@@ -1,0 +1,144 @@
+"""Copies in another form: near copies, interpolated values, predictors that hold the target."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import honesty_copies
+from ml4cube.splits import assign_time_split, leakage_report
+from ml4cube.splits.cube import CubeView
+from ml4cube.splits.leakage.coarse_fields import CoarseFields, Steps
+from ml4cube.splits.leakage.label_layout import Layout
+from ml4cube.splits.leakage.near_copies import find_near_copies
+from ml4cube.splits.leakage.predictors import find_target
+from ml4cube.splits.leakage.smoothed import running_mean_window
+from ml4cube.splits.leakage.value_pairs import copied_share
+
+
+def steps_of(ds: xr.Dataset) -> tuple[CubeView, Steps]:
+    view = CubeView.of(ds)
+    layout = Layout.of(ds["split"], ("lat", "lon"))
+    return view, Steps.of(view, layout, "time")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", honesty_copies.PLANTS)
+def test_a_planted_copy_is_named_by_its_kind(plant):
+    case = honesty_copies.run(f"plant: {plant}, seed 0")
+    assert case["named"], case["verdict"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cube", honesty_copies.CLEAN)
+def test_a_clean_cube_is_not_accused(cube):
+    case = honesty_copies.run(f"clean: {cube}, seed 0")
+    assert not case["leaks"], case["verdict"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reach", [5, 20, 60])
+@pytest.mark.parametrize("kind", ["classes", "rare", "kelvin", "ice", "rain"])
+def test_values_of_few_digits_are_no_copies(kind, reach):
+    fields = honesty_copies.drifting_fields(reach, reach=float(reach))
+    values = {
+        "classes": np.digitize(fields, [-1, -0.3, 0.3, 1]).astype("int8"),
+        "rare": (fields > 1.5).astype("int8"),
+        "kelvin": np.round(280 + 5 * fields).astype("float32"),
+        "ice": np.clip(0.5 + 2 * fields, 0, 1).astype("float32"),
+        "rain": np.round(np.maximum(fields - 1, 0), 1),
+    }[kind]
+    report = leakage_report(honesty_copies.forward(values), var="y")
+    assert not report.leaks, report.verdict
+
+
+@given(seed=st.integers(0, 99), copied=st.integers(0, 12), flip=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_near_copies_are_the_steps_that_correlate(seed, copied, flip):
+    """The oracle correlates whole fields of noise with one another, cell by cell."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(60, 12, 12))
+    if copied:
+        values[-copied:] = 3 * values[5 : 5 + copied, :: -1 if flip else 1] + 7
+    dims = ("time", "lat", "lon")
+    ds = assign_time_split(xr.Dataset({"y": (dims, values)}), 0.7)
+    view, steps = steps_of(ds)
+    fields = CoarseFields.of(view, "y", "time")
+    assert fields is not None
+    copies = find_near_copies(fields, steps)
+    held_out = values[42:].reshape(18, -1)
+    turned = values[42:, ::-1].reshape(18, -1)
+    train = values[:42].reshape(42, -1)
+    best = max(
+        (np.corrcoef(some, train)[:18, 18:].max(axis=1) > 0.999).sum()
+        for some in (held_out, turned)
+    )
+    assert best == copied
+    if copied < 3:
+        assert copies is None
+    else:
+        assert copies is not None
+        assert round(copies.share * 18) == copied
+        assert (copies.first, copies.last) == (60 - copied, 59)
+        assert copies.flipped == (("lat",) if flip else ())
+
+
+@given(seed=st.integers(0, 99), rows=st.integers(0, 4), chunked=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_copied_pairs_are_those_of_a_slow_search(seed, rows, chunked):
+    values = np.random.default_rng(seed).normal(size=(10, 8, 9)).astype("float32")
+    values[8, :rows, 2:] = values[1, 3 : 3 + rows, :-2]
+    ds = xr.Dataset({"y": (("time", "lat", "lon"), values)})
+    ds["split"] = ("time", np.array([1] * 7 + [0] * 3, dtype="uint8"))
+    view = CubeView.of(ds.chunk(time=3) if chunked else ds)
+    train = {tuple(pair) for line in values[:7].reshape(-1, 9) for pair in itertools.pairwise(line)}
+    pairs = [tuple(pair) for line in values[7:].reshape(-1, 9) for pair in itertools.pairwise(line)]
+    copied = sum(pair in train for pair in pairs)
+    assert copied == 6 * rows
+    expected = copied / len(pairs) if copied >= 8 else 0
+    assert copied_share(view, ds["split"], "y") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "lag"),
+    [
+        (lambda y: 1.8 * y + 32, 0),
+        (lambda y: np.roll(y, -2, axis=0), 2),
+        (lambda y: y + np.roll(y, -1, axis=0), None),
+    ],
+)
+def test_a_predictor_that_holds_the_target_is_found_with_its_lag(make, lag):
+    ds = honesty_copies.forward(honesty_copies.temperatures(1))
+    _, steps = steps_of(ds)
+    target = ds["y"].values.reshape(len(ds["time"]), -1)
+    held = find_target(target, make(target), steps)
+    assert held is not None
+    assert held.lag == lag
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y: np.roll(y, 1, axis=0),  # the value of the last step may be known
+        lambda y: y + 0.2 * np.random.default_rng(0).normal(size=y.shape),
+        lambda y: np.broadcast_to(y.mean(axis=0), y.shape),
+    ],
+)
+def test_a_predictor_that_may_be_known_is_no_leak(make):
+    ds = honesty_copies.forward(honesty_copies.temperatures(1))
+    _, steps = steps_of(ds)
+    target = ds["y"].values.reshape(len(ds["time"]), -1)
+    assert find_target(target, make(target), steps) is None
+
+
+@pytest.mark.parametrize("window", [4, 7, 12])
+def test_the_window_of_a_running_mean_is_found(window):
+    walks = np.random.default_rng(0).normal(size=(200, 40)).cumsum(axis=0)
+    smooth = np.lib.stride_tricks.sliding_window_view(walks, window, axis=0).mean(axis=-1)
+    assert running_mean_window(smooth) == window
+    assert running_mean_window(walks) is None
