@@ -1,4 +1,8 @@
-"""Objects made from their names: ``my_models:UNet``, ``AdamW``, ``{class: MaskedLoss, ...}``."""
+"""Objects made from their names: ``my_models:UNet``, ``AdamW``, ``{class: MaskedLoss, ...}``.
+
+A name can come from a file that somebody else wrote. So nothing is imported or called by its name
+before `Names` has allowed it.
+"""
 
 from __future__ import annotations
 
@@ -7,111 +11,210 @@ import functools
 import importlib
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from ml4cube.cli.configuration import check_known
+from ml4cube.cli.configuration import as_flow, check_known
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 
-#: Arguments that are names, and the modules in which a name without a module is looked up.
-MODULES: dict[str, tuple[str, ...]] = {
-    "model": (),
-    "callback": (),
-    "loss": ("torch.nn", "ml4cube.training.losses"),
-    "optimizer": ("torch.optim",),
-    "scheduler": ("torch.optim.lr_scheduler", "ml4cube.training.schedulers"),
-    "metrics": ("torch.nn", "ml4cube.training.losses", "ml4cube.evaluation.metrics"),
-    "early_stopping": ("ml4cube.training.callbacks",),
-    "callbacks": ("ml4cube.training.callbacks",),
-    "loggers": ("ml4cube.training.loggers",),
-    "augment": ("ml4cube.datasets.pytorch",),
+
+class Place(NamedTuple):
+    """An argument whose values are made from names."""
+
+    # Where a name without a module is looked up.
+    modules: tuple[str, ...]
+    # Of which classes those are that a received file may name.
+    bases: tuple[str, ...]
+
+
+_LOSSES = "ml4cube.training.losses"
+_CALLBACK = "ml4cube.training.events:Callback"
+
+PLACES: dict[str, Place] = {
+    "model": Place((), ("torch.nn:Module",)),
+    "callback": Place((), ()),
+    "loss": Place(("torch.nn", _LOSSES), ("torch.nn:Module", f"{_LOSSES}:MaskedLoss")),
+    "optimizer": Place(("torch.optim",), ("torch.optim:Optimizer",)),
+    "scheduler": Place(
+        ("torch.optim.lr_scheduler", "ml4cube.training.schedulers"),
+        ("torch.optim.lr_scheduler:LRScheduler",),
+    ),
+    "metrics": Place(
+        ("torch.nn", _LOSSES, "ml4cube.evaluation.metrics"),
+        ("torch.nn:Module", f"{_LOSSES}:MaskedLoss", "ml4cube.evaluation.metrics:Metric"),
+    ),
+    "early_stopping": Place(("ml4cube.training.callbacks",), (_CALLBACK,)),
+    "callbacks": Place(("ml4cube.training.callbacks",), (_CALLBACK,)),
+    "loggers": Place(("ml4cube.training.loggers",), ("ml4cube.training.loggers:Logger",)),
+    "loader.augment": Place(("ml4cube.datasets.pytorch",), ("ml4cube.loading.augmentation:_Turn",)),
+    "loader.callback": Place((), ()),
 }
+# Whose classes a received file may name.
+_PACKAGES = ("torch.nn", "torch.optim", "ml4cube")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names that a call may import: those that the user typed, and those of safe classes.
+
+    Safe are classes of torch.nn, torch.optim and ml4cube in the place of their kind, such as an
+    optimizer as the optimizer.
+    """
+
+    typed: frozenset[str] = frozenset()
+    # With ``--trust``: every name may be imported.
+    trusts: bool = False
+
+    def make(self, argument: str, recipe: Any, *first: Any, call: bool = False) -> Any:
+        """Make what a recipe describes; anything that is no recipe is returned as it is.
+
+        A recipe is a name, or a mapping with the name as ``class`` and arguments. A class is called
+        with `first` and the arguments. A function is too if `call`, else it is the result itself,
+        with the arguments bound. Lists and other mappings hold recipes.
+        """
+        return _Making(self, argument, recipe).make(recipe, first, call)
+
+    def check(self, argument: str, name: str, arguments: Mapping[str, Any], whole: Any) -> None:
+        """Refuse a name of a received file that is not safe, before it is imported."""
+        if self.trusts or name in self.typed or _is_safe(argument, name):
+            return
+        bound = ", ".join(f"{key}={one_line(value)}" for key, value in arguments.items())
+        raise InvalidValueError(
+            f"{argument} is {name}({bound}) in a received file, and no class of torch.nn, "
+            "torch.optim or ml4cube; it was neither imported nor called. If you trust it, add "
+            f"{_option(argument, whole)}, or --trust"
+        )
+
+
+@dataclass(frozen=True)
+class _Making:
+    """The making of one argument from its recipe."""
+
+    names: Names
+    argument: str
+    whole: Any
+
+    def make(self, recipe: Any, first: tuple[Any, ...] = (), call: bool = False) -> Any:
+        if isinstance(recipe, str):
+            return self._call(recipe, {}, first, call)
+        if isinstance(recipe, Mapping) and "class" in recipe:
+            arguments = {name: self._inside(v) for name, v in recipe.items() if name != "class"}
+            return self._call(recipe["class"], arguments, first, call)
+        if isinstance(recipe, Mapping):
+            if call:
+                raise InvalidValueError(
+                    f"{self.argument} needs the key 'class', a name, got {recipe!r}"
+                )
+            return {name: self.make(value) for name, value in recipe.items()}
+        if isinstance(recipe, list | tuple):
+            return [self.make(value) for value in recipe]
+        return recipe
+
+    def _inside(self, value: Any) -> Any:
+        """Make the recipes inside arguments, where texts are texts."""
+        if isinstance(value, Mapping):
+            if "class" in value:
+                return self.make(value)
+            return {name: self._inside(inner) for name, inner in value.items()}
+        return [self._inside(inner) for inner in value] if isinstance(value, list) else value
+
+    def _call(
+        self, name: Any, arguments: dict[str, Any], first: tuple[Any, ...], call: bool
+    ) -> Any:
+        if not isinstance(name, str):
+            raise InvalidTypeError(
+                f"{self.argument} must be the name of a class or function, got {name!r}"
+            )
+        self.names.check(self.argument, name, arguments, self.whole)
+        named = _find(self.argument, name)
+        _check_arguments(f"{self.argument} {name!r}", named, arguments, len(first))
+        if isinstance(named, type) or call:
+            return named(*first, **arguments)
+        return functools.partial(named, **arguments) if arguments else named
+
+
+def _option(argument: str, value: Any) -> str:
+    """Return the option, quoted for a shell, that gives an argument a value."""
+    text = as_flow(value)
+    if "." in argument:
+        return f"--set {shlex.quote(f'{argument}={text}')}"
+    return f"--{argument.replace('_', '-')} {shlex.quote(text)}"
+
+
+def _is_safe(argument: str, name: str) -> bool:
+    """Return True for a class that a received file may name; imports no other module."""
+    module, colon, attribute = name.partition(":")
+    is_public = attribute.isidentifier() and not any(
+        part.startswith("_") for part in (*module.split("."), attribute)
+    )
+    if colon and not (is_public and _is_of_safe_package(module)):
+        return False
+    named = _find(argument, name)
+    # modules also show what they only import
+    is_class = isinstance(named, type) and _is_of_safe_package(named.__module__)
+    return is_class and issubclass(named, tuple(map(load, PLACES[argument].bases)))
+
+
+def _is_of_safe_package(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for package in _PACKAGES)
 
 
 def load(path: str) -> Any:
-    """Return what ``module:name`` names; modules in the working directory can be imported."""
+    """Return what ``module:name`` names in an installed module."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise InvalidValueError(f"a name must be module:name, such as my_models:UNet, got {path!r}")
-    if (folder := os.getcwd()) not in sys.path:
-        sys.path.insert(0, folder)
     try:
-        found = importlib.import_module(module)
+        named: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module was found, and lacks another
         raise InvalidValueError(
-            f"{path!r}: there is no module {module!r}, neither in {folder} nor installed"
+            f"{path!r}: there is no module {module!r}, neither installed nor in {os.getcwd()}"
         ) from None
+    origin = f"{module!r} ({getattr(named, '__file__', None) or 'built in'})"
     for part in name.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=3)
+        if not hasattr(named, part):
+            near = difflib.get_close_matches(part, dir(named), n=3)
             hint = f"; did you mean {listed(near, 'or')}?" if near else ""
-            raise InvalidValueError(f"{path!r}: module {module!r} has no {part!r}{hint}")
-        found = getattr(found, part)
-    return found
+            raise InvalidValueError(f"{path!r}: module {origin} has no {part!r}{hint}")
+        named = getattr(named, part)
+    return named
 
 
-def make(argument: str, recipe: Any, *first: Any, call: bool = False) -> Any:
-    """Make what a recipe describes; anything that is no recipe is returned as it is.
+def _load_of_user(path: str) -> Any:
+    """Return what ``module:name`` names, in a module of the working directory or an installed one.
 
-    A recipe is a name, or a mapping with the name as ``class`` and arguments. A class is called
-    with `first` and the arguments. A function is too if `call`, else it is the result itself, with
-    the arguments bound. Lists and other mappings hold recipes.
+    The directory is searched last, so that a pandas.py in it is not taken for pandas.
     """
-    if isinstance(recipe, str):
-        return _made(argument, recipe, {}, first, call)
-    if isinstance(recipe, Mapping) and "class" in recipe:
-        arguments = {name: _nested(argument, v) for name, v in recipe.items() if name != "class"}
-        return _made(argument, recipe["class"], arguments, first, call)
-    if isinstance(recipe, Mapping):
-        if call:
-            raise InvalidValueError(f"{argument} needs the key 'class', a name, got {recipe!r}")
-        return {name: make(argument, one) for name, one in recipe.items()}
-    return [make(argument, one) for one in recipe] if isinstance(recipe, list | tuple) else recipe
+    module, colon, _ = path.partition(":")
+    if colon and not _is_of_safe_package(module) and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return load(path)
 
 
-def _nested(argument: str, value: Any) -> Any:
-    """Make the recipes inside arguments, where texts are texts."""
-    if isinstance(value, Mapping):
-        if "class" in value:
-            return make(argument, value)
-        return {name: _nested(argument, one) for name, one in value.items()}
-    return [_nested(argument, one) for one in value] if isinstance(value, list) else value
-
-
-def _made(
-    argument: str, name: Any, arguments: dict[str, Any], first: tuple[Any, ...], call: bool
-) -> Any:
-    found = _find(argument, name)
-    _check_arguments(f"{argument} {name!r}", found, arguments, len(first))
-    if isinstance(found, type) or call:
-        return found(*first, **arguments)
-    return functools.partial(found, **arguments) if arguments else found
-
-
-def _find(argument: str, name: Any) -> Any:
+def _find(argument: str, name: str) -> Any:
     """Return the class or function of a name."""
-    modules = MODULES[argument]
-    if not isinstance(name, str):
-        raise InvalidTypeError(f"{argument} must be the name of a class or function, got {name!r}")
-    found: Any = None
+    modules = PLACES[argument].modules
     if ":" in name or not modules:
-        found = load(name)
+        named = _load_of_user(name)
     else:
-        known = {n: v for module in modules for n, v in _members(module)}
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3)
+        members = {n: v for module in modules for n, v in _members(module)}
+        if name not in members:
+            near = difflib.get_close_matches(name, members, n=3)
             hint = f"did you mean {listed(near, 'or')}?" if near else "or give module:name"
             raise InvalidValueError(
                 f"{argument} must be a class or function of {listed(modules, 'or')}, got {name!r}; "
                 f"{hint}"
             )
-        found = known[name]
-    if not callable(found):
-        raise InvalidTypeError(f"{argument} must be a class or function, {name!r} is {found!r}")
-    return found
+        named = members[name]
+    if not callable(named):
+        raise InvalidTypeError(f"{argument} must be a class or function, {name!r} is {named!r}")
+    return named
 
 
 def _members(module: str) -> list[tuple[str, Any]]:
@@ -133,3 +236,14 @@ def _check_arguments(owner: str, found: Any, arguments: Mapping[str, Any], n_fir
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return
     check_known(owner, arguments, [parameter.name for parameter in parameters[n_first:]])
+
+
+def texts_in(value: Any) -> set[str]:
+    """Return all texts in a value of YAML."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if not isinstance(value, list):
+        return set()
+    return set().union(*map(texts_in, value))

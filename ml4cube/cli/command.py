@@ -14,7 +14,7 @@ import click
 
 import ml4cube
 from ml4cube.cli.arguments import Argument, arguments_of, summary_of
-from ml4cube.cli.by_name import MODULES, load
+from ml4cube.cli.by_name import PLACES, Names, load, texts_in
 from ml4cube.cli.configuration import (
     as_yaml,
     check_known,
@@ -22,7 +22,7 @@ from ml4cube.cli.configuration import (
     read_file,
     read_value,
 )
-from ml4cube.cli.files import MADE_BY, write_text
+from ml4cube.cli.files import MADE_BY, is_copy, write_text
 from ml4cube.cli.task import FAILED, WRONG, Task
 from ml4cube.core.errors import (
     CubeError,
@@ -40,6 +40,9 @@ _COMMON = {
     "json": "Report in JSON.",
     "debug": "Show the traceback of an error.",
 }
+_TRUST = "Import and call also what a file names that a command wrote: of a run, of a store."
+# The argument of a function that makes objects from names: the names that it may import.
+_NAMES = "names"
 
 
 class Command(click.Command):
@@ -66,10 +69,12 @@ class Command(click.Command):
         self._calls = {"": calls} if isinstance(calls, str) else dict(calls or {})
         own = inspect.signature(function).parameters.values()
         self._positional = [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+        self._makes_objects = _NAMES in [p.name for p in own]
 
     def arguments(self, chosen: str | None = None) -> dict[str, Argument]:
         """Return all arguments, or those for one of the callables."""
         own = arguments_of(self._function)
+        own.pop(_NAMES, None)
         taken: dict[str, Argument] = {}
         for name, path in self._calls.items():
             if chosen in (None, name):
@@ -84,6 +89,8 @@ class Command(click.Command):
             except ImportError as error:  # without torch
                 raise click.ClickException(str(error)) from error
             self.params = [*map(self._parameter, found), *_common_options()]
+            if self._makes_objects:
+                self.params.append(click.Option(["--trust"], is_flag=True, help=_TRUST))
         return super().get_params(ctx)
 
     def _parameter(self, argument: Argument) -> click.Parameter:
@@ -115,6 +122,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> int:
         """Run the command and return its exit code; an error is one line on stderr."""
         common = {name: ctx.params.pop(name) for name in _COMMON}
+        common["trust"] = ctx.params.pop("trust", False)
         try:
             with _plain_warnings():
                 return self._run(ctx.params, common)
@@ -126,7 +134,8 @@ class Command(click.Command):
             return WRONG if isinstance(error, wrong) else FAILED
 
     def _run(self, options: Mapping[str, Any], common: Mapping[str, Any]) -> int:
-        given, arguments = self._merge(options, common["config"], common["set"])
+        file = read_file(common["config"]) if common["config"] else {}
+        given, arguments = self._merge(options, file, common["set"])
         if common["print_config"]:
             click.echo(self._as_yaml(given, arguments), nl=False)
             return 0
@@ -134,14 +143,21 @@ class Command(click.Command):
         if lacking:
             raise InvalidValueError(f"{self.name} needs {', '.join(lacking)}; see --help")
         positional = [given.pop(n, arguments[n].default) for n in self._positional]
-        task = self._function(*positional, **given)
+        if self._makes_objects:
+            is_typed = common["config"] and not is_copy(common["config"])
+            typed, _ = self._merge(options, file if is_typed else {}, common["set"])
+            names = Names(frozenset(texts_in(typed)), common["trust"])
+            task = self._function(*positional, **given, names=names)
+        else:
+            task = self._function(*positional, **given)
         given |= dict(zip(self._positional, positional, strict=True))
 
         def keep(path: str, **replaced: Any) -> None:
             # who uses it again has not asked to replace anything
             made = {n: v for n, v in given.items() if n not in ("overwrite", "append")}
             if is_main():
-                write_text(path, self._as_yaml({**made, **replaced}, arguments))
+                text = self._as_yaml({**made, **replaced}, arguments)
+                write_text(path, f"{MADE_BY} {ml4cube.__version__}\n{text}")
 
         report = task.plan() if common["dry_run"] else task.run(keep)
         if not is_main():
@@ -153,7 +169,7 @@ class Command(click.Command):
         return report.exit_code
 
     def _merge(
-        self, options: Mapping[str, Any], file: str | None, settings: Sequence[str]
+        self, options: Mapping[str, Any], file: Mapping[str, Any], settings: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, Argument]]:
         """Return the values that are given, and all arguments that apply."""
         known = self.arguments()
@@ -164,7 +180,7 @@ class Command(click.Command):
             for name, value in options.items()
             if value is not None
         }
-        given = merged(read_file(file) if file else {}, read, settings, MODULES)
+        given = merged(file, read, settings, PLACES)
         chosen = None
         if self._choice is not None:
             chosen = given.get(self._choice, arguments_of(self._function)[self._choice].default)
@@ -177,8 +193,7 @@ class Command(click.Command):
     def _as_yaml(self, given: Mapping[str, Any], arguments: Mapping[str, Argument]) -> str:
         defaults = {n: None if a.is_required else a.default for n, a in arguments.items()}
         kinds = {n: f"{a.kind}{'; required' * a.is_required}" for n, a in arguments.items()}
-        text = as_yaml(str(self.name), {**defaults, **given}, kinds)
-        return f"{MADE_BY} {ml4cube.__version__}\n{text}"
+        return as_yaml(str(self.name), {**defaults, **given}, kinds)
 
 
 def _common_options() -> Iterator[click.Option]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ml4cube.cli.by_name import load, make
+from ml4cube.cli.by_name import Names, load
 from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import check_known
 from ml4cube.cli.files import check_free, check_ours, read_text, write_text
@@ -180,6 +180,7 @@ def sample(
     recipe: str | None = None,
     callback: str | Mapping[str, Any] | None = None,
     statistics: str | None = None,
+    names: Names,
     **arguments: Any,
 ) -> Task:
     """Cut samples from a cube and write one store per part.
@@ -205,7 +206,7 @@ def sample(
 
     sampler = MultiProcSampler(
         open_cube(cube, variables, recipe),
-        callback=make("callback", callback),
+        callback=names.make("callback", callback),
         statistics=read_statistics(statistics),
         **arguments,
     )

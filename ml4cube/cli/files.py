@@ -10,6 +10,8 @@ from ml4cube.store.locations import folder_of
 
 #: How a configuration begins that a command wrote.
 MADE_BY = "# made by ml4cube"
+#: Files of a run: the arguments of `train`, the weights of the best epoch, the state of the run.
+CONFIG, BEST, SNAPSHOT = "config.yaml", "best_model.pt", "snapshot.pt"
 
 
 def read_text(path: str) -> str:
@@ -37,6 +39,17 @@ def check_ours(path: str) -> None:
         raise StoreExistsError(
             f"{path} exists, and no command of ml4cube made it; move it away or choose another path"
         )
+
+
+def is_copy(path: str) -> bool:
+    """Return True for a configuration that a command wrote, or that lies in the folder of a run.
+
+    Who passes a file of another kind has written it for the call, or has read it.
+    """
+    folder, name = os.path.split(path)
+    beside = [os.path.exists(os.path.join(folder, weights)) for weights in (BEST, SNAPSHOT)]
+    is_of_run = name == CONFIG and any(beside)
+    return is_of_run or read_text(path).startswith(MADE_BY)
 
 
 def check_free(out: str, overwrite: bool) -> None:

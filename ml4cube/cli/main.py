@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -69,4 +70,6 @@ for _command in (
 
 def main() -> None:
     """Run the command line of this process."""
+    # worker processes would search the working directory first, too
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     program()

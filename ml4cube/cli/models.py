@@ -8,19 +8,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.cli.arguments import arguments_of
-from ml4cube.cli.by_name import make
+from ml4cube.cli.by_name import Names
 from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import check_known, read_file
 from ml4cube.cli.cubes import open_cube, read_statistics
-from ml4cube.cli.files import check_free, check_ours, write_text
+from ml4cube.cli.files import BEST, CONFIG, SNAPSHOT, check_free, check_ours, write_text
 from ml4cube.cli.task import NOTHING, Keep, Report, Task
+from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 
 if TYPE_CHECKING:
+    import torch
+
     from ml4cube.datasets.pytorch import PTXrDataset
 
-#: Files of a run: the arguments of `train`, the weights of the best epoch, the state of the run.
-CONFIG, BEST, SNAPSHOT, HISTORY = "config.yaml", "best_model.pt", "snapshot.pt", "history.json"
+HISTORY = "history.json"  # of a run
 
 Recipe = str | Mapping[str, Any]
 
@@ -69,6 +71,7 @@ def train(
     early_stopping: bool | Recipe = True,
     callbacks: Recipe | Sequence[Recipe] = (),
     loggers: Recipe | Sequence[Recipe] = (),
+    names: Names,
     **arguments: Any,
 ) -> Task:
     """Train a model on sample stores, on one device or under torchrun.
@@ -121,28 +124,30 @@ def train(
     world = ddp_init()
     train_data = samples_of(train_store, data)
     val_data = None if val_store is None else samples_of(val_store, data)
-    loaders = _loaders(train_data, val_data, batch_size, loader)
+    loaders = _loaders(train_data, val_data, batch_size, loader, names)
     if seed is not None:
         seed_everything(seed)
-    module = make("model", model, call=True)
-    stepped = make("optimizer", optimizer, module.parameters(), call=True)
+    module = _model(model, names)
+    stepped = names.make("optimizer", optimizer, module.parameters(), call=True)
 
     recorder = _recorder(run, {"train_store": train_store, "val_store": val_store})
-    others = make("callbacks", callbacks)
+    others = names.make("callbacks", callbacks)
     trainer = Trainer(
         module,
         *loaders,
         stepped,
         best_model_path=f"{run}/{BEST}",
         snapshot_path=f"{run}/{SNAPSHOT}",
-        loss=make("loss", loss),
-        metrics=make("metrics", metrics),
-        scheduler=None if scheduler is None else make("scheduler", scheduler, stepped, call=True),
+        loss=names.make("loss", loss),
+        metrics=names.make("metrics", metrics),
+        scheduler=None
+        if scheduler is None
+        else names.make("scheduler", scheduler, stepped, call=True),
         seed=seed,
         save_every=save_every,
-        early_stopping=make("early_stopping", early_stopping),
+        early_stopping=names.make("early_stopping", early_stopping),
         callbacks=[*(others if isinstance(others, list) else [others]), recorder],
-        loggers=make("loggers", loggers),
+        loggers=names.make("loggers", loggers),
         **arguments,
     )
 
@@ -178,7 +183,11 @@ def train(
 
 
 def _loaders(
-    train_data: Any, val_data: Any, batch_size: int, loader: Mapping[str, Any] | None
+    train_data: Any,
+    val_data: Any,
+    batch_size: int,
+    loader: Mapping[str, Any] | None,
+    names: Names,
 ) -> tuple[Any, Any]:
     """Make the loaders for training and validation, the second None without samples."""
     from ml4cube.datasets.pytorch import prep_dataloader
@@ -186,7 +195,7 @@ def _loaders(
     given = {"train_ds", "test_ds", "val_ds", "batch_size", "parallel"}
     options = _options("loader", loader, prep_dataloader, given)
     for name in options.keys() & {"augment", "callback"}:
-        options[name] = make(name, options[name])
+        options[name] = names.make(f"loader.{name}", options[name])
     made = prep_dataloader(
         train_data, batch_size=batch_size, parallel=True, val_ds=val_data, **options
     )
@@ -255,6 +264,7 @@ def predict(
     weights: str | None = None,
     store_or_stats: str | None = None,
     variables: str | Sequence[str] | None = None,
+    names: Names,
     **arguments: Any,
 ) -> Task:
     """Predict a cube with a trained model, on its grid and in physical units.
@@ -285,7 +295,7 @@ def predict(
 
     source = read_statistics(store_or_stats)
     if run is not None:
-        trained = read_file(f"{run}/{CONFIG}")
+        trained = _configuration_of(run)
         model, weights = model or trained["model"], weights or f"{run}/{BEST}"
         if not isinstance(source, str | None):
             raise InvalidTypeError(
@@ -299,7 +309,7 @@ def predict(
     if model is None or weights is None:
         raise InvalidTypeError("predict needs run, or model and weights; see --help")
     ddp_init()
-    module = make("model", model, call=True)
+    module = _model(model, names)
     _load_weights(module, weights)
     ds = open_cube(cube, variables)
 
@@ -310,6 +320,25 @@ def predict(
 
     plan = Report.of(model=model, weights=weights, sizes=dict(ds.sizes), out=out)
     return Task(lambda: plan, work)
+
+
+def _configuration_of(run: str) -> dict[str, Any]:
+    """Return the arguments of `train` in the folder of a run."""
+    trained = read_file(f"{run}/{CONFIG}")
+    if lacking := [name for name in ("model", "train_store", "data") if name not in trained]:
+        raise InvalidValueError(f"{run}/{CONFIG} is not of ml4cube train: it lacks {lacking}")
+    return trained
+
+
+def _model(recipe: Recipe, names: Names) -> torch.nn.Module:
+    from ml4cube.training import torch
+
+    module = names.make("model", recipe, call=True)
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidTypeError(
+            f"model must be, or return, a torch.nn.Module, {recipe!r} gave {one_line(module)}"
+        )
+    return module
 
 
 def _load_weights(module: Any, path: str) -> None:

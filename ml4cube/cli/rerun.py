@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ml4cube.cli.by_name import make
+from ml4cube.cli.by_name import Names
 from ml4cube.cli.command import Command
 from ml4cube.cli.cubes import read_statistics
 from ml4cube.cli.task import FAILED, Keep, Report, Task
@@ -35,6 +35,7 @@ def rerun(
     statistics: str | None = None,
     nproc: int = 1,
     progress: bool = True,
+    names: Names,
 ) -> Task:
     """Write a sample store again from the provenance that it holds, and compare all bytes.
 
@@ -50,7 +51,8 @@ def rerun(
     out : path or URL, optional
         Folder for the stores. Default: a folder beside the store that is removed at the end.
     callback : module:name, or mapping with class and arguments, optional
-        Callback of the store, where it was not made with one that can be imported by its name.
+        Callback of the store. It must be given, since a store may come from anyone, and what its
+        provenance names is not imported.
     statistics : path or URL, optional
         Statistics that the call was given. Default: those of the store, which are only of the
         variables that it holds.
@@ -72,7 +74,7 @@ def rerun(
         return MultiProcSampler(cube, nproc=nproc, progress=progress, **targets, **arguments)
 
     with prefixed(f"{store} cannot be rerun"):
-        arguments = _arguments(store, metadata) | _callback(metadata.provenance, callback)
+        arguments = _arguments(store, metadata) | _callback(metadata.provenance, callback, names)
         if statistics is not None:
             arguments["statistics"] = read_statistics(statistics)
         cube = _source(metadata)
@@ -172,7 +174,7 @@ def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
     return arguments
 
 
-def _callback(provenance: Mapping[str, Any], given: Any) -> dict[str, Any]:
+def _callback(provenance: Mapping[str, Any], given: Any, names: Names) -> dict[str, Any]:
     """Return the callback of a call and its version."""
     name = provenance["settings"]["callback"]
     if name is None:
@@ -185,7 +187,7 @@ def _callback(provenance: Mapping[str, Any], given: Any) -> dict[str, Any]:
     identity = str(provenance["call_parts"]["callback"]["code, values or version"])
     is_version = identity.startswith(_VERSION)
     version = ast.literal_eval(identity.removeprefix(_VERSION)) if is_version else None
-    return {"callback": make("callback", path), "version": version}
+    return {"callback": names.make("callback", path), "version": version}
 
 
 RERUN = Command(rerun)

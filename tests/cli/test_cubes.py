@@ -260,13 +260,16 @@ def test_rerun_with_a_callback(recipe):
     Path("my_callbacks.py").write_text(CALLBACK.format(name="doubled", factor=2))
     invoke(f"{SAMPLE} --callback my_callbacks:doubled")
     assert StoreMetadata.of("train.zarr").provenance["callback"] == "my_callbacks:doubled"
-    assert "byte-equal" in invoke("rerun train.zarr").stdout
+    assert "If you trust it, add --callback my_callbacks:doubled" in error_of("rerun train.zarr")
+    line = "rerun train.zarr --callback my_callbacks:doubled"
+    assert "byte-equal" in invoke(line).stdout
+    assert "byte-equal" in invoke("rerun train.zarr --trust").stdout
     Path("my_others.py").write_text(CALLBACK.format(name="doubled", factor=3))
     told = error_of("rerun train.zarr --callback my_others:doubled")
     assert "cannot be rerun: callback" in told
     shutil.move("my_callbacks.py", "gone.py")
     del sys.modules["my_callbacks"]
-    assert "there is no module 'my_callbacks'" in error_of("rerun train.zarr")
+    assert "there is no module 'my_callbacks'" in error_of(line)
 
 
 def test_what_cannot_be_rerun_is_refused(stores):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 
-from ml4cube.cli.by_name import make
+from ml4cube.cli.by_name import Names
 from ml4cube.cli.doctor import _progress
 from ml4cube.evaluation import Scorecard
 from ml4cube.evaluation import evaluate as compare
@@ -84,10 +84,14 @@ def test_a_forecast_of_real_temperatures(run):
     assert "already complete" in invoke(f"{TRAIN} --epochs 2 --run run", code=3).stderr
     assert json.loads(invoke(f"{TRAIN} --epochs 3 --run run --json").stdout)["epochs"] == 3
 
-    invoke("predict sst.zarr --run run --out forecast.zarr --init-times '2009-08-16'")
+    told = error_of("predict sst.zarr --run run --out forecast.zarr")
+    named = "--model '{class: my_models:NextMonth, width: 4}'"
+    assert f"If you trust it, add {named}, or --trust" in told
+    run_of_mine = f"predict sst.zarr --run run {named}"
+    invoke(f"{run_of_mine} --out forecast.zarr --init-times '2009-08-16'")
     forecast = xr.open_zarr("forecast.zarr", decode_timedelta=True)
     assert forecast.sst.dims == ("init_time", "lead_time", "latitude", "longitude")
-    invoke("predict sst.zarr --run run --out all.zarr")
+    invoke("predict sst.zarr --run run --trust --out all.zarr")
     line = "evaluate all.zarr sst.zarr --recipe split.json --baselines '[persistence, climatology]'"
     report = json.loads(invoke(f"{line} --n-boot 0 --out scores.json --json").stdout)
     card = compare(
@@ -108,7 +112,7 @@ def test_a_forecast_of_real_temperatures(run):
         assert weights in plan
     assert not Path("x.zarr").exists()
     os.rename("train.zarr", "moved.zarr")
-    invoke("predict sst.zarr --run run --out moved_forecast.zarr --store-or-stats moved.zarr")
+    invoke(f"{run_of_mine} --out moved_forecast.zarr --store-or-stats moved.zarr")
     os.rename("moved.zarr", "train.zarr")
     assert xr.open_zarr("moved_forecast.zarr").sst.equals(xr.open_zarr("all.zarr").sst)
     told = error_of("predict sst.zarr --run run --out x.zarr --model my_models:NextMonth")
@@ -214,6 +218,7 @@ def test_what_cannot_be_trained_is_refused(run):
 
 def test_objects_by_name(folder):
     Path("my_models.py").write_text(MODULE)
+    make = Names(trusts=True).make
     assert isinstance(make("loss", "MSELoss"), torch.nn.MSELoss)
     loss = make("loss", {"class": "my_models:absolute", "power": 2.0})
     assert loss(torch.tensor([3.0]), torch.tensor([1.0])) == 4
@@ -229,7 +234,7 @@ def test_objects_by_name(folder):
     assert make("early_stopping", {"class": "EarlyStopping", "patience": 3}).patience == 3
     assert make("early_stopping", False) is False
     assert make("callbacks", ()) == []
-    assert make("augment", {"class": "Flip", "dims": ["lon"]}).dims == ("lon",)
+    assert make("loader.augment", {"class": "Flip", "dims": ["lon"]}).dims == ("lon",)
 
 
 def test_doctor_says_what_ranks_wait_for():
