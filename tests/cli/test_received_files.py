@@ -202,25 +202,46 @@ def test_a_file_cannot_say_that_it_is_trusted(evil):
     assert not Path(MARK).exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "start", [["-m", "ml4cube"], ["-c", "from ml4cube.cli.main import main; main()"]]
-)
-def test_modules_of_the_working_directory_are_not_taken_for_libraries(cube, start):
+# starts the command and then the worker processes of the sampler, as the command does
+WORKERS = """
+import operator
+from ml4cube.cli import main as module
+
+module.program = lambda: None
+module.main()
+from ml4cube.sampling.workers import local_engine
+
+with local_engine(2) as engine:
+    print(sorted(engine.run(operator.add, 1, [1, 2])))
+"""
+
+
+@pytest.fixture
+def shadows(folder):
     for name in ("pandas", "numpy", "torch", "xarray", "cloudpickle", "psutil", "wandb", "loky"):
         Path(f"{name}.py").write_text(f"open({MARK!r}, 'w')\n")
+
+
+def start(*arguments):
+    """Start Python and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_modules_of_the_working_directory_are_not_taken_for_libraries(cube, shadows):
     Path("my_callbacks.py").write_text("def same(sample):\n    return sample\n")
     line = (
-        "sample cube.zarr --sample-size '{lat: 2, lon: 2}' --to-pred y --nproc 2 "
-        "--block-size '{lat: 3, lon: 4}' --train-cube t.zarr --test-cube u.zarr "
-        "--callback my_callbacks:same"
+        "sample cube.zarr --sample-size '{lat: 2, lon: 2}' --to-pred y --nproc 1 --train-cube "
+        "t.zarr --test-cube u.zarr --block-size '{lat: 3, lon: 4}' --callback my_callbacks:same"
     )
-    safe = ["-P"] if start[0] == "-c" else []  # as the program `ml4cube` starts
-    done = subprocess.run(
-        [sys.executable, *safe, *start, *shlex.split(line)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    assert "train samples" in start("-m", "ml4cube", *shlex.split(line))
+    assert not Path(MARK).exists()
+
+
+@pytest.mark.slow
+def test_workers_do_not_search_the_working_directory_either(shadows):
+    assert start("-P", "-c", WORKERS) == "[(0, 2), (1, 3)]\n"
     assert not Path(MARK).exists()
