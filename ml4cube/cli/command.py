@@ -24,10 +24,12 @@ from ml4cube.cli.configuration import (
 )
 from ml4cube.cli.files import MADE_BY, is_copy, write_text
 from ml4cube.cli.task import FAILED, WRONG, Task
+from ml4cube.core.display import printable
 from ml4cube.core.errors import (
     CubeError,
     InvalidTypeError,
     InvalidValueError,
+    StoreError,
     StoreExistsError,
     check_choice,
 )
@@ -123,33 +125,38 @@ class Command(click.Command):
         """Run the command and return its exit code; an error is one line on stderr."""
         common = {name: ctx.params.pop(name) for name in _COMMON}
         common["trust"] = ctx.params.pop("trust", False)
+        wrong = InvalidTypeError, InvalidValueError, StoreExistsError
+        # what cannot be opened before the work was asked wrongly too
+        asked_wrongly: tuple[type[Exception], ...] = (*wrong, StoreError)
         try:
             with _plain_warnings():
-                return self._run(ctx.params, common)
+                work = self._prepare(ctx.params, common)
+                asked_wrongly = wrong
+                return work()
         except Exception as error:
             if common["debug"]:
                 raise
             click.echo(f"{ctx.command_path}: {_described(error)}", err=True)
-            wrong = InvalidTypeError, InvalidValueError, StoreExistsError
-            return WRONG if isinstance(error, wrong) else FAILED
+            return WRONG if isinstance(error, asked_wrongly) else FAILED
 
-    def _run(self, options: Mapping[str, Any], common: Mapping[str, Any]) -> int:
+    def _prepare(self, options: Mapping[str, Any], common: Mapping[str, Any]) -> Callable[[], int]:
+        """Check all arguments, and return the work, whose result is the exit code."""
         file = read_file(common["config"]) if common["config"] else {}
         given, arguments = self._merge(options, file, common["set"])
         if common["print_config"]:
-            click.echo(self._as_yaml(given, arguments), nl=False)
-            return 0
+            text = self._as_yaml(given, arguments)
+
+            def show() -> int:
+                click.echo(text, nl=False)
+                return 0
+
+            return show
         lacking = [n for n, a in arguments.items() if a.is_required and given.get(n) is None]
         if lacking:
             raise InvalidValueError(f"{self.name} needs {', '.join(lacking)}; see --help")
         positional = [given.pop(n, arguments[n].default) for n in self._positional]
-        if self._makes_objects:
-            is_typed = common["config"] and not is_copy(common["config"])
-            typed, _ = self._merge(options, file if is_typed else {}, common["set"])
-            names = Names(frozenset(texts_in(typed)), common["trust"])
-            task = self._function(*positional, **given, names=names)
-        else:
-            task = self._function(*positional, **given)
+        made_by = {_NAMES: self._names(options, file, common)} if self._makes_objects else {}
+        task = self._function(*positional, **given, **made_by)
         given |= dict(zip(self._positional, positional, strict=True))
 
         def keep(path: str, **replaced: Any) -> None:
@@ -159,14 +166,22 @@ class Command(click.Command):
                 text = self._as_yaml({**made, **replaced}, arguments)
                 write_text(path, f"{MADE_BY} {ml4cube.__version__}\n{text}")
 
-        report = task.plan() if common["dry_run"] else task.run(keep)
-        if not is_main():
+        def work() -> int:
+            report = task.plan() if common["dry_run"] else task.run(keep)
+            text = report.as_json() if common["json"] else report.text
+            if is_main() and text:
+                click.echo(printable(text))
             return report.exit_code
-        if common["json"]:
-            click.echo(report.as_json())
-        elif report.text:
-            click.echo(report.text)
-        return report.exit_code
+
+        return work
+
+    def _names(
+        self, options: Mapping[str, Any], file: Mapping[str, Any], common: Mapping[str, Any]
+    ) -> Names:
+        """Return the names that may be imported: those of the options, and of the user's file."""
+        is_typed = common["config"] and not is_copy(common["config"])
+        typed, _ = self._merge(options, file if is_typed else {}, common["set"])
+        return Names(frozenset(texts_in(typed)), common["trust"])
 
     def _merge(
         self, options: Mapping[str, Any], file: Mapping[str, Any], settings: Sequence[str]
@@ -188,6 +203,9 @@ class Command(click.Command):
         arguments = self.arguments(chosen)
         owner = self.name if chosen is None else f"{self.name} with {self._choice}={chosen!r}"
         check_known(str(owner), given, arguments)
+        for name, value in given.items():
+            if arguments[name].is_path and not isinstance(value, str | None):
+                raise InvalidTypeError(f"{name} must be a path or URL, got {value!r}")
         return given, arguments
 
     def _as_yaml(self, given: Mapping[str, Any], arguments: Mapping[str, Argument]) -> str:
@@ -228,7 +246,7 @@ def _described(error: Exception) -> str:
 
 
 def _in_one_line(text: object) -> str:
-    return " ".join(str(text).split())
+    return printable(" ".join(str(text).split()))
 
 
 def is_main() -> bool:

@@ -26,15 +26,31 @@ _RESOLVERS = {
 }
 
 
+# The other types of PyYAML, such as dates, are texts.
+_TYPES = ("null", "bool", "int", "float", "str", "seq", "map")
+# Values in a file; those behind an alias count every time, and one inside itself without end.
+_MOST_VALUES = 100_000
+_SHOWN_LETTERS = 60  # of a text in a message
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012, PyYAML's own attribute
+    yaml_constructors = {  # noqa: RUF012, PyYAML's own attribute
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in _TYPES
+    }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Refuse keys that are given twice."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is given twice")
-        return super().construct_mapping(node, deep)
+        mapping = super().construct_mapping(node, deep)
+        keys = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice")
+            keys.add(key)
+        return mapping
 
 
 class _Dumper(yaml.SafeDumper):
@@ -57,22 +73,46 @@ for _name, (_pattern, _first) in _RESOLVERS.items():
 def read_value(name: str, text: str) -> Any:
     """Return the value of a text in YAML: ``0.5``, ``[t2m, precip]``, ``{lat: 2}``."""
     try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+        return _read(text)
+    except ValueError as error:
+        shown = text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"
         raise InvalidValueError(
-            f"{name} must be YAML, such as 0.5, [a, b] or {{lat: 2}}, got {text!r}: {_short(error)}"
+            f"{name} must be YAML, such as 0.5, [a, b] or {{lat: 2}}, got {shown!r}: {error}"
         ) from None
 
 
 def read_file(path: str) -> dict[str, Any]:
     """Return the mapping in a YAML file, on disk or behind a URL."""
+    text = read_text(path)
     try:
-        found = yaml.load(read_text(path), _Loader)
-    except yaml.YAMLError as error:
-        raise InvalidValueError(f"{path} is not YAML: {_short(error)}") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        values = _read(text)
+    except ValueError as error:
+        raise InvalidValueError(f"{path} is not YAML: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InvalidTypeError(f"{path} must hold names of arguments and their values")
-    return found
+    return values
+
+
+def _read(text: str) -> Any:
+    """Return what is in YAML; ValueError, of one line, if it is broken or too large."""
+    try:
+        value = yaml.load(text, _Loader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    # of tags that do not fit their text, and of numbers of thousands of digits
+    except (yaml.YAMLError, ValueError, KeyError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    waiting, n_values = [value], 0
+    while waiting:
+        inner = waiting.pop()
+        n_values += 1
+        if n_values > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values, or one inside itself")
+        if isinstance(inner, dict):
+            waiting += inner.values()
+        elif isinstance(inner, list):
+            waiting += inner
+    return value
 
 
 def as_yaml(command: str, values: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
@@ -144,7 +184,3 @@ def check_known(
             near = difflib.get_close_matches(str(name), known, n=3)
             hint = f"did you mean {listed(near, 'or')}?" if near else f"it has {listed(known)}"
             raise InvalidValueError(f"{owner} has no {what} {name!r}; {hint}")
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -10,7 +10,7 @@ from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import check_known
 from ml4cube.cli.files import check_free, check_ours, read_text, write_text
 from ml4cube.cli.task import NOTHING, Keep, Report, Task, as_table
-from ml4cube.core.errors import names_of
+from ml4cube.core.errors import InvalidValueError, names_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -211,6 +211,14 @@ def sample(
         **arguments,
     )
 
+    spec = sampler.sampling.spec
+    is_alone = bool(spec.targets) and {*spec.variables} <= {*spec.targets}
+    if is_alone and callback is None:  # which can add variables
+        raise InvalidValueError(
+            f"to_pred={list(spec.targets)} leaves no variable to predict from; sample more "
+            "variables, or leave out to_pred and name the target in the training, with an offset: "
+            f"--set data.to_pred={spec.targets[0]} --set data.target_offset.DIM=1"
+        )
     stores = {part: str(target) for part, target in sampler.targets.items()}
     for store in stores.values():
         check_ours(f"{store}.yaml")

@@ -42,6 +42,8 @@ def doctor(target: str | None = None, /, *, verify: bool = True) -> Task:
     verify : bool
         Whether to read and hash every file of a store.
     """
+    if target is not None and "://" not in target and not os.path.exists(target):
+        raise InvalidValueError(f"target {target} does not exist")
     is_run = target is not None and any((Path(target) / n).exists() for n in (CONFIG, SNAPSHOT))
     kind = "environment" if target is None else "run" if is_run else "sample store"
 

@@ -324,6 +324,8 @@ def predict(
 
 def _configuration_of(run: str) -> dict[str, Any]:
     """Return the arguments of `train` in the folder of a run."""
+    if "://" not in run and not os.path.isfile(f"{run}/{CONFIG}"):
+        raise InvalidValueError(f"run must be a folder of ml4cube train, {run} has no {CONFIG}")
     trained = read_file(f"{run}/{CONFIG}")
     if lacking := [name for name in ("model", "train_store", "data") if name not in trained]:
         raise InvalidValueError(f"{run}/{CONFIG} is not of ml4cube train: it lacks {lacking}")

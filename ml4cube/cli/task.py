@@ -72,13 +72,11 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_cell(one)}" for name, one in value.items())
+        return ", ".join(f"{_cell(name)} {_cell(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(_cell, value))
-    return (
-        f"{value:.6g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if type(value) is int
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if type(value) is int:
+        return f"{value:,}"
+    return " ".join(str(value).split())

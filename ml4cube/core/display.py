@@ -10,6 +10,7 @@ import inspect
 import math
 import os
 import textwrap
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -81,7 +82,8 @@ class Summary:
     @property
     def texts(self) -> dict[str, str]:
         """The facts as texts."""
-        texts = {label: shown(value) for label, value in self.facts.items() if value is not None}
+        facts = {label: value for label, value in self.facts.items() if value is not None}
+        texts = {shown(label): shown(value) for label, value in facts.items()}
         return {label: text for label, text in texts.items() if text}
 
     @property
@@ -107,7 +109,7 @@ class Summarized:
 
     def __repr__(self) -> str:
         """Return the summary as text of about 15 lines."""
-        return _never_failing(self, _as_text)
+        return printable(_never_failing(self, _as_text))
 
     def _repr_html_(self) -> str:
         """Return the summary for notebooks, with sections that can be opened."""
@@ -136,7 +138,25 @@ class PrintedAsCall(Summarized):
 
     def __repr__(self) -> str:
         """Return the call, in one line."""
-        return _never_failing(self, _as_call)
+        return printable(_never_failing(self, _as_call))
+
+
+def printable(text: str) -> str:
+    r"""Return a text with control characters as escapes, such as ``\x1b``, apart from line ends.
+
+    Names and units come from files, and could move the cursor of a terminal or reverse its letters.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
+
+
+def _is_shown(letter: str) -> bool:
+    return letter == "\n" or letter.isprintable() or unicodedata.category(letter) == "Zs"
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
 
 
 def shown(value: object) -> str:

@@ -59,7 +59,7 @@ def _open_cube(source: Any, group: str) -> xr.Dataset:
 
     cube: xr.Dataset
     try:
-        if isinstance(source, str | os.PathLike) and str(source).endswith((".nc", ".nc4")):
+        if _is_file(source):
             return xr.open_dataset(source, chunks={})
         try:
             cube = xr.open_zarr(source, group=group or None, consolidated=True)
@@ -68,6 +68,43 @@ def _open_cube(source: Any, group: str) -> xr.Dataset:
             # in this case variables come in any order; by name, and with all coordinates, also
             # those along a dim of their own, such as bounds
             cube = cube[sorted(map(str, cube.variables))]
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreError(f"{source!s} cannot be opened as a cube: {error}") from error
+    except Exception as error:  # object stores and readers of files raise errors of many types
+        reason = _advice(source) if _is_file(source) and os.path.isfile(source) else None
+        raise StoreError(f"{source!s} cannot be opened as a cube: {reason or error}") from error
     return cube
+
+
+def _is_file(source: Any) -> bool:
+    if not isinstance(source, str | os.PathLike) or str(source).endswith(".zip"):  # of zarr
+        return False
+    return str(source).endswith((".nc", ".nc4")) or os.path.isfile(source)
+
+
+def _advice(file: str | os.PathLike[str]) -> str | None:
+    """Return what a file of netCDF-4, or of another format, needs that is not installed."""
+    import xarray as xr
+
+    engines = xr.backends.list_engines().keys()
+    ending = os.path.splitext(file)[1].lower()
+    with open(file, "rb") as opened:
+        start = opened.read(4)
+    if start == b"\x89HDF" and not engines & {"netcdf4", "h5netcdf"}:
+        return "netCDF-4 needs netCDF4 or h5netcdf; run `pip install netCDF4`"
+    if ending in (".tif", ".tiff") and "rasterio" not in engines:
+        return (
+            "GeoTIFF needs rioxarray; run `pip install rioxarray`, or convert it to zarr with "
+            "rioxarray.open_rasterio(path).to_dataset('band').to_zarr(...)"
+        )
+    if ending in (".grib", ".grib2", ".grb", ".grb2") and "cfgrib" not in engines:
+        return (
+            "GRIB needs cfgrib; run `pip install cfgrib`, or convert it to zarr with "
+            "xr.open_dataset(path, engine='cfgrib').to_zarr(...)"
+        )
+    if ending in (".nc", ".nc4") and start[:3] != b"CDF" and start != b"\x89HDF":
+        return "it is not netCDF"
+    if ending == ".cdf":
+        return (
+            "it is not netCDF; run `pip install cdflib` and convert a file of NASA's CDF to zarr "
+            "with cdflib.xarray.cdf_to_xarray(path).to_zarr(...)"
+        )
+    return None

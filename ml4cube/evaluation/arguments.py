@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset, store_and_path
 from ml4cube.cube.variables import data_variables, split_label
@@ -65,6 +65,7 @@ def as_prediction(
 def read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
     """Return the names of our baselines, and the cubes of given ones."""
     is_one = isinstance(baselines, str | Mapping | xr.DataArray)
+    is_one |= not isinstance(baselines, Iterable)
     one_or_more: list[Any] = [baselines] if is_one else list(baselines)
     named: list[str] = []
     given: dict[str, Any] = {}
@@ -85,10 +86,10 @@ def read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
 
 
 def read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
-    wanted = [metrics] if isinstance(metrics, str) else list(metrics or ())
+    wanted = names_of("metrics", metrics)
     for metric in wanted:
         check_choice("metrics", metric, list(METRICS))
-    return wanted
+    return list(wanted)
 
 
 def common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list[str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import UnknownAreaError
 from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels
@@ -132,7 +132,7 @@ def score_cube(
     >>> scores.mae.sel(variable="sst").values.round(3).tolist()
     [0.667, 0.333]
     """
-    metrics = [metrics] if isinstance(metrics, str) else list(metrics)
+    metrics = names_of("metrics", metrics)
     for metric in metrics:
         check_choice("metrics", metric, list(FORMULAS))
     for argument, cube in (("prediction", prediction), ("truth", truth)):

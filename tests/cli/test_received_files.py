@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ml4cube import CubeScaler, Statistics
 from ml4cube.cli.by_name import PLACES, Names
+from ml4cube.core.display import Summarized, Summary, Table, printable
 from ml4cube.errors import InvalidValueError
 from ml4cube.store.format import _manifest_bytes, read_manifest
 from ml4cube.store.locations import location_of
@@ -245,3 +249,52 @@ def test_modules_of_the_working_directory_are_not_taken_for_libraries(cube, shad
 def test_workers_do_not_search_the_working_directory_either(shadows):
     assert start("-P", "-c", WORKERS) == "[(0, 2), (1, 3)]\n"
     assert not Path(MARK).exists()
+
+
+# clears the screen, sets the title, goes to the line's start, reverses letters
+RUDE = ("\x1b[2J", "\x1b]0;title\x07", "\r", "\u202e", "\x9b31m")
+
+
+@pytest.fixture
+def rude(folder):
+    """A cube whose names, units and attributes control the terminal."""
+    ds = small_cube().rename(a=f"a{RUDE[0]}", b=f"b{RUDE[3]}", lat=f"lat{RUDE[1]}")
+    ds["y"].attrs["units"] = "".join(RUDE)
+    ds.attrs["title"] = "".join(RUDE)
+    ds.to_zarr("rude.zarr")
+    return ds
+
+
+def assert_harmless(text):
+    shown = text.replace("\n", "")
+    assert all(letter.isprintable() for letter in shown), repr(text)
+
+
+def test_names_of_a_file_do_not_control_the_terminal(rude):
+    for line in ("inspect rude.zarr", "inspect rude.zarr --json", "stats rude.zarr"):
+        result = invoke(line)
+        assert_harmless(result.stdout + result.stderr)
+        assert "x1b" in result.stdout or "u001b" in result.stdout
+    for line in ("stats rude.zarr --variables t", "sample rude.zarr --sample-size '{x: 2}'"):
+        assert_harmless(error_of(line))
+
+
+def test_reprs_of_what_a_file_names_do_not_control_the_terminal(rude):
+    for one in (Statistics.from_cube(rude, split=None), CubeScaler().fit(rude), Rude()):
+        assert_harmless(repr(one))
+        assert "\\x1b" in repr(one) or one.__class__ is CubeScaler
+
+
+class Rude(Summarized):
+    def _summary(self):
+        table = Table(RUDE, [RUDE])
+        return Summary(RUDE[0], dict.fromkeys(RUDE, RUDE[0]), dict.fromkeys(RUDE, table))
+
+
+@given(text=st.text())
+def test_printable_texts_stay_as_they_are(text):
+    harmless = printable(text)
+    assert_harmless("".join(letter for letter in harmless if not letter.isspace()))
+    assert printable(harmless) == harmless
+    if text.isprintable():
+        assert harmless == text

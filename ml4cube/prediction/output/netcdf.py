@@ -28,7 +28,8 @@ def check_netcdf(path: Path, dtypes: Mapping[str, np.dtype[Any]]) -> None:
     """Raise unless targets of some dtypes can be written to a netCDF file here."""
     if not {"netcdf4", "h5netcdf"} & xr.backends.list_engines().keys():
         raise InvalidValueError(
-            f"out={str(path)!r} needs netCDF4 or h5netcdf; install one of them, or write '.zarr'"
+            f"out={str(path)!r} needs netCDF4 or h5netcdf; run `pip install netCDF4`, or "
+            "write '.zarr'"
         )
     for name, dtype in dtypes.items():
         if dtype == np.float16:
