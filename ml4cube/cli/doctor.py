@@ -16,6 +16,8 @@ from ml4cube.cli.models import samples_of
 from ml4cube.cli.task import FAILED, Keep, Report, Task, as_table
 from ml4cube.core.errors import CubeError, InvalidValueError
 
+# Extras whose packages most users need.
+_EXTRAS = ("torch", "netcdf")
 OK, WARNING, ERROR = "ok", "warning", "error"
 # Fractions from which something is worth a warning.
 _DROPPED, _WAITS, _LEAST_FREE_GB = 0.5, 0.2, 5
@@ -70,9 +72,10 @@ def _packages() -> Iterator[Finding]:
         return
     for text in required:
         needed = Requirement(text)
-        if needed.marker is not None and not needed.marker.evaluate({"extra": "torch"}):
+        marker = needed.marker
+        is_optional = marker is not None and not marker.evaluate({"extra": ""})
+        if is_optional and not any(marker.evaluate({"extra": name}) for name in _EXTRAS):
             continue
-        is_optional = needed.marker is not None
         advice = f'pip install "{needed.name}{needed.specifier}"'
         try:
             version = importlib.metadata.version(needed.name)

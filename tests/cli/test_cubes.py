@@ -1,5 +1,6 @@
 """`inspect`, `split`, `stats`, `sample`, `doctor` and `rerun` do what the functions do."""
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -328,6 +329,28 @@ def test_doctor_names_what_drops_most_windows_and_a_source_that_is_gone(cube):
     found = findings_of("doctor train.zarr")
     assert "50% of 24 dropped: gap 12" in found["windows ok"]
     assert "is gone" in found["source warning"]
+
+
+def test_doctor_shows_what_netcdf_needs(monkeypatch):
+    needed = [
+        "netCDF4>=1.7; extra == 'netcdf'",
+        "s3fs; extra == 's3'",
+        "numpy>=2; python_version > '3'",
+    ]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: needed)
+    assert "netCDF4 ok" in findings_of("doctor")
+    version = importlib.metadata.version
+
+    def lacks_netcdf(name):
+        if name == "netCDF4":
+            raise importlib.metadata.PackageNotFoundError
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", lacks_netcdf)
+    rows = json.loads(invoke("doctor --json").stdout)["findings"]
+    (row,) = [row for row in rows if row["subject"] == "netCDF4"]
+    assert (row["level"], row["advice"]) == ("warning", 'pip install "netCDF4>=1.7"')
+    assert "s3fs" not in {row["subject"] for row in rows}
 
 
 def test_doctor_of_the_environment():

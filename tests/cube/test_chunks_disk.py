@@ -28,12 +28,15 @@ V3: dict[str, Any] = {
     "zstd": [ZstdCodec(level=1)],
     "zstd, checksums": [ZstdCodec(level=3, checksum=True), Crc32cCodec()],
     "blosc": [BloscCodec(typesize=4, cname="lz4", shuffle="bitshuffle")],
+    "gzip, checksum": [GzipCodec(level=1), Crc32cCodec()],
     "blosc, checksum": [BloscCodec(typesize=4, cname="zstd", shuffle="shuffle"), Crc32cCodec()],
 }
 V2: dict[str, Any] = {
     "v2 none": None,
     "v2 zstd": numcodecs.Zstd(1),
     "v2 blosc": numcodecs.Blosc("zlib"),
+    "v2 gzip": numcodecs.GZip(1),
+    "v2 zlib": numcodecs.Zlib(1),
 }
 DTYPES = ["<f4", "<f8", "|u1", "<i2", "|b1"]
 
@@ -95,7 +98,6 @@ def test_a_damaged_chunk_is_named(tmp_path: Path, codec: str, fault: str) -> Non
 
 OTHER_LAYOUTS: dict[str, dict[str, Any]] = {
     "sharded": {"shards": (8,)},
-    "gzip": {"compressors": [GzipCodec()]},
     "two compressors": {"compressors": [BloscCodec(), ZstdCodec()]},
     "checksum before compression": {"compressors": [Crc32cCodec(), ZstdCodec()]},
     "transposed": {"filters": [TransposeCodec(order=(0,))]},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +32,7 @@ class ChunkCodecs:
         endian = (codecs[0].get("configuration") or {}).get("endian", "little")
         if first != "bytes" or endian not in ("little", None):
             return None
-        if compressors not in ([], ["blosc"], ["zstd"]):
+        if len(compressors) > 1 or not {*compressors} <= {"blosc", "zstd", "gzip"}:
             return None
         return cls(compressors[0] if compressors else None, checksum)
 
@@ -41,25 +43,17 @@ class ChunkCodecs:
         if compressor is not None and not isinstance(compressor, Mapping):
             compressor = compressor.get_config()
         name = None if compressor is None else compressor["id"]
-        if metadata["filters"] or metadata["order"] != "C" or name not in (None, "blosc", "zstd"):
+        if metadata["filters"] or metadata["order"] != "C" or name not in (None, *_DECODERS):
             return None
         return cls(name, checksum=False)
 
     def decode(self, data: Bytes, out: NDArray[Any]) -> None:
         """Decode a whole chunk; raise ValueError if it is damaged."""
         data = without_checksum(data) if self.checksum else data
-        # sizes are checked first, because decoding leaves the rest of a larger output unchanged
+        decoder = _copy if self.compressor is None else _DECODERS[self.compressor]
         try:
-            if self.compressor == "blosc":
-                from numcodecs import blosc  # type: ignore[import-untyped]
-
-                _check_size(_blosc_size(data), out)
-                blosc.decompress(data, out)
-            elif self.compressor == "zstd":
-                _decode_zstd(data, out)
-            else:
-                _copy(data, out)
-        except RuntimeError as error:
+            decoder(data, out)
+        except (RuntimeError, zlib.error) as error:
             raise ValueError(str(error)) from error
 
 
@@ -76,6 +70,17 @@ def without_checksum(data: Bytes) -> Bytes:
     return body
 
 
+# Sizes are checked first, because decoding leaves the rest of a larger output unchanged, and no
+# more is decoded than fits, because a small chunk can inflate to more than the memory.
+
+
+def _decode_blosc(data: Bytes, out: NDArray[Any]) -> None:
+    from numcodecs import blosc  # type: ignore[import-untyped]
+
+    _check_size(_blosc_size(data), out)
+    blosc.decompress(data, out)
+
+
 def _blosc_size(data: Bytes) -> int:
     """Return the decoded size that a blosc header declares."""
     header = data[:16].tobytes()
@@ -88,12 +93,12 @@ def _decode_zstd(data: Bytes, out: NDArray[Any]) -> None:
     from numcodecs import zstd
 
     size = _zstd_size(data, out.nbytes)
-    if size < out.nbytes:
-        # several frames, of writers that compress in pieces
-        _copy(np.frombuffer(zstd.decompress(data), np.uint8), out)
-    else:
+    if size >= out.nbytes:
         _check_size(size, out)
-        zstd.decompress(data, out)
+    zstd.decompress(data, out)
+    if size < out.nbytes:
+        # several frames, of writers that compress in pieces, which may hold less than fits
+        _copy(np.frombuffer(zstd.decompress(data), np.uint8), out)
 
 
 def _zstd_size(data: Bytes, default: int) -> int:
@@ -113,6 +118,20 @@ def _zstd_size(data: Bytes, default: int) -> int:
     return size + 256 if size_bytes == 2 else size
 
 
+def _decode_deflate(data: Bytes, out: NDArray[Any], wbits: int) -> None:
+    cells, filled, rest = out.reshape(-1).view(np.uint8), 0, data.tobytes()
+    while rest:  # gzip may have several members, and zeros at the end
+        stream = zlib.decompressobj(wbits)
+        piece = stream.decompress(rest, len(cells) - filled + 1)
+        if filled + len(piece) > len(cells):
+            raise ValueError(f"it holds more than {out.nbytes} bytes")
+        if not stream.eof:
+            raise ValueError("it is truncated")
+        cells[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+        filled, rest = filled + len(piece), stream.unused_data.lstrip(b"\0")
+    _check_size(filled, out)
+
+
 def _copy(cells: Bytes, out: NDArray[Any]) -> None:
     _check_size(len(cells), out)
     out.reshape(-1).view(np.uint8)[:] = cells
@@ -121,3 +140,11 @@ def _copy(cells: Bytes, out: NDArray[Any]) -> None:
 def _check_size(found: int, out: NDArray[Any]) -> None:
     if found != out.nbytes:
         raise ValueError(f"it holds {found} bytes instead of {out.nbytes}")
+
+
+_DECODERS: Mapping[str, Callable[[Bytes, NDArray[Any]], None]] = {
+    "blosc": _decode_blosc,
+    "zstd": _decode_zstd,
+    "gzip": functools.partial(_decode_deflate, wbits=zlib.MAX_WBITS | 16),
+    "zlib": functools.partial(_decode_deflate, wbits=zlib.MAX_WBITS),
+}

@@ -54,6 +54,7 @@ def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     if not file.is_file():
         raise StoreError(f"{file} does not exist; give the path of a file written in training")
     _check_digest(file)
+    _check_zip(file)
     try:
         # weights_only is the default, but an environment variable can turn that off, and a pickle
         # from disk could then run code.
@@ -180,6 +181,13 @@ def _check_digest(path: Path) -> None:
                 f"{path} is damaged: its bytes do not match their checksum; "
                 "delete it or restore a copy"
             )
+
+
+def _check_zip(path: Path) -> None:
+    """Refuse the older formats of torch, in which releases before 2.6 execute pickles."""
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\3\4":
+            raise StoreError(f"{path} is not in the zip format of torch.save")
 
 
 def _digest_of_start(file: BinaryIO, size: int) -> bytes:
