@@ -10,6 +10,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import json
 import os
 import shlex
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ml4cube.cli.configuration import as_flow, check_known
+from ml4cube.cli.configuration import check_known
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 
@@ -139,7 +140,7 @@ class _Making:
 
 def _option(argument: str, value: Any) -> str:
     """Return the option, quoted for a shell, that gives an argument a value."""
-    text = as_flow(value)
+    text = value if isinstance(value, str) else json.dumps(value)  # which is YAML
     if "." in argument:
         return f"--set {shlex.quote(f'{argument}={text}')}"
     return f"--{argument.replace('_', '-')} {shlex.quote(text)}"

@@ -124,12 +124,6 @@ def as_yaml(command: str, values: Mapping[str, Any], kinds: Mapping[str, str]) -
     return "\n".join(lines) + "\n"
 
 
-def as_flow(value: Any) -> str:
-    """Return a value as YAML in one line, as an option takes it."""
-    text = yaml.dump(_plain(value), Dumper=_Dumper, width=10_000, default_flow_style=True)
-    return text.removesuffix("...\n").strip()
-
-
 def _plain(value: Any) -> Any:
     """Return a value with lists in place of tuples."""
     if isinstance(value, Mapping):

@@ -73,9 +73,11 @@ def _packages() -> Iterator[Finding]:
     for text in required:
         needed = Requirement(text)
         marker = needed.marker
-        is_optional = marker is not None and not marker.evaluate({"extra": ""})
-        if is_optional and not any(marker.evaluate({"extra": name}) for name in _EXTRAS):
+        extras = ("", *_EXTRAS)
+        wanted = [marker is None or marker.evaluate({"extra": extra}) for extra in extras]
+        if not any(wanted):
             continue
+        is_optional = not wanted[0]
         advice = f'pip install "{needed.name}{needed.specifier}"'
         try:
             version = importlib.metadata.version(needed.name)

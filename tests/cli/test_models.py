@@ -85,7 +85,7 @@ def test_a_forecast_of_real_temperatures(run):
     assert json.loads(invoke(f"{TRAIN} --epochs 3 --run run --json").stdout)["epochs"] == 3
 
     told = error_of("predict sst.zarr --run run --out forecast.zarr")
-    named = "--model '{class: my_models:NextMonth, width: 4}'"
+    named = """--model '{"class": "my_models:NextMonth", "width": 4}'"""
     assert f"If you trust it, add {named}, or --trust" in told
     run_of_mine = f"predict sst.zarr --run run {named}"
     invoke(f"{run_of_mine} --out forecast.zarr --init-times '2009-08-16'")

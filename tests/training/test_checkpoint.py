@@ -63,6 +63,16 @@ def test_planted_pickle_is_never_executed(tmp_path, monkeypatch, load):
     assert not mark.exists()
 
 
+def test_older_formats_of_torch_are_refused(tmp_path):
+    """Releases of torch before 2.6 execute pickles in them, whatever weights_only says."""
+    path = tmp_path / "old.pt"
+    with path.open("w+b") as file:
+        torch.save({"a": torch.zeros(2)}, file, _use_new_zipfile_serialization=False)
+        checkpoint._append_digest(file)
+    with pytest.raises(StoreError, match=r"old\.pt is not in the zip format of torch\.save"):
+        read_file(path)
+
+
 def test_only_plain_values_are_written(tmp_path):
     plain = to_plain(
         {"f": np.float64(0.5), "s": np.str_("a"), "n": np.arange(3), "set": {1}, "b": np.bool_(1)}
