@@ -245,7 +245,8 @@ def predict_cube(
     check_whole("batch_size", batch_size, 1)
     location = output_location(out)
     dtypes = {name: cube[name].dtype for name in spec.targets if name in cube.data_vars}
-    check_output(location, dtypes, overwrite=overwrite, append=append)
+    names = (*spec.targets, *spec.windows.dims, *map(str, cube.coords))
+    check_output(location, names, dtypes, overwrite=overwrite, append=append)
 
     world = World.current("cpu")  # blocks travel in main memory
     check_client(client)

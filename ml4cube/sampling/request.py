@@ -48,6 +48,7 @@ from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import label_lookup
 from ml4cube.store.format import AXES, MANIFEST
+from ml4cube.store.names import check_writable_names
 
 logger = logging.getLogger(__name__)
 
@@ -523,21 +524,16 @@ def _recipe(label: xr.DataArray) -> dict[str, Any]:
 
 def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
     """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
-    files = {MANIFEST.partition("/")[0], AXES, "zarr.json"}
+    files = {MANIFEST.partition("/")[0], AXES}
     origins = {origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
+    stored = tuple(stored)
+    check_writable_names((*spec.dims, *spec.array_dims, *stored, *sorted(origins)))
     for kind, names, taken in (
         ("dim", spec.dims, files),
         ("variable", stored, files | origins | set(spec.array_dims)),
     ):
-        if refused := [name for name in names if name in taken or not _can_name_folder(name)]:
+        if refused := [name for name in names if name in taken]:
             raise InvalidValueError(
-                f"{kind} {refused[0]!r} of the samples cannot name a folder of the store, which "
-                f"has {sorted(taken)} of its own; rename it (ds.rename, or in the callback)"
+                f"{kind} {refused[0]!r} of the samples must have another name than {sorted(taken)},"
+                " which the store uses itself; rename it (ds.rename, or in the callback)"
             )
-
-
-def _can_name_folder(name: str) -> bool:
-    if name in ("", ".", "..") or name.startswith("__"):
-        return False
-    # NUL ends a path, and a newline ends a line in lists of files
-    return not any(letter == "/" or letter < " " for letter in name)

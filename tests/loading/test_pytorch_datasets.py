@@ -816,7 +816,9 @@ def test_one_part_is_asked_for_and_no_other_given(store: Path, tmp_path: Path) -
 def test_dims_that_would_leave_the_store_are_refused(tmp_path: Path) -> None:
     for dim in ("..", "a/b", "manifest", "axes", "__x"):
         cube = xr.Dataset({"a": (("time", dim), np.ones((40, 10)))})
-        with pytest.raises(InvalidValueError, match="cannot name a folder of the store"):
+        with pytest.raises(
+            InvalidValueError, match=r"must (be without '/'|have another name than)"
+        ):
             sampled(cube, tmp_path / "d")
     assert not (tmp_path / "d").exists()
 

@@ -725,8 +725,7 @@ def test_bad_arguments_are_refused_before_any_work(tmp_path: Path, options: Any)
     assert not list(tmp_path.iterdir())
 
 
-STORES_OWN = ["lat_index", "lat_origin", "samples", "manifest", "axes", "zarr.json", "a/b", ""]
-STORES_OWN += ["a\0b", "a\nb"]
+STORES_OWN = ["lat_index", "lat_origin", "samples", "manifest", "axes"]
 
 
 @pytest.mark.parametrize(
@@ -736,7 +735,7 @@ STORES_OWN += ["a\0b", "a\nb"]
         *((name, "callback") for name in (*STORES_OWN, "time", "lat")),
     ],
 )
-def test_names_that_a_store_cannot_hold(tmp_path: Path, name: str, made_by: str) -> None:
+def test_names_that_a_store_uses_itself(tmp_path: Path, name: str, made_by: str) -> None:
     ds, options = split_cube(), {"sample_size": {"lat": 2}, "val_cube": tmp_path / "v"}
     if made_by == "callback":
         options["callback"] = lambda samples: {**samples, name: samples["a"] + 1}

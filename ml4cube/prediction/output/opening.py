@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
 from ml4cube.prediction.output.stored import StoreOutput
 from ml4cube.prediction.results.cf import storable
 from ml4cube.store.locations import Location, ZarrFolder
+from ml4cube.store.names import check_netcdf_attributes, check_writable_names
 from ml4cube.store.publishing.local import restore_replaced
 from ml4cube.store.publishing.opening import remove_work_folder
 from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
@@ -43,13 +44,19 @@ def output_location(out: Any) -> Location | None:
 
 
 def check_output(
-    location: Location | None, dtypes: Mapping[str, np.dtype[Any]], *, overwrite: bool, append: bool
+    location: Location | None,
+    names: Iterable[str],
+    dtypes: Mapping[str, np.dtype[Any]],
+    *,
+    overwrite: bool,
+    append: bool,
 ) -> None:
-    """Raise if targets of some dtypes cannot be written at a location, before any work."""
+    """Raise if names, or targets of some dtypes, cannot be written at a location."""
     if append:
         _check_append(location, overwrite)
     if location is None:
         return
+    check_writable_names(names, netcdf=is_netcdf(location))
     if isinstance(location, Path) and is_netcdf(location):
         check_netcdf(location, dtypes)
     with WriteErrors.of(location):
@@ -79,6 +86,11 @@ def make_output(
     """
     if location is None:
         return Output(template, targets, world)
+    names = map(str, (*template.variables, *template.dims))
+    check_writable_names(names, netcdf=is_netcdf(location))
+    if is_netcdf(location):
+        attrs = [template.attrs, *(variable.attrs for variable in template.variables.values())]
+        check_netcdf_attributes(str(name) for of_one in attrs for name in of_one)
     if world.size > 1 and (isinstance(location, ZarrFolder) or is_in_memory(location)):
         raise InvalidValueError(
             f"out={str(location)!r} can be written by one process only; with several ranks, write "
