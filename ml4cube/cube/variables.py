@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidValueError, listed
-from ml4cube.cube.masks_and_labels import RECIPE_ATTR, ROLE_ATTR, is_label, is_mask
+from ml4cube.core.errors import InvalidValueError, caller_level, listed
+from ml4cube.cube.masks_and_labels import (
+    LABEL,
+    RECIPE_ATTR,
+    ROLE_ATTR,
+    check_codes,
+    check_label,
+    is_label,
+    is_mask,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -30,6 +39,9 @@ _BOUNDS = re.compile(
 )
 _BOUNDS_DIM = re.compile(r"(^|_)n?(bnds?|bounds?|vertex|vertices|corners?)$|^nv(ert)?$")
 _MOST_VERTICES = 16  # a longer dim is one of the cube, such as the vertices of a mesh
+# How the kind of a variable begins that only the name of its dim tells from data.
+_TAKEN_FOR_BOUNDS = "taken for bounds of cells by its dim"
+_MOST_NAMED = 3  # variables that a warning names
 
 
 def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
@@ -98,6 +110,35 @@ def cube_variables(
     return held, reasons
 
 
+def check_left_out(ds: xr.Dataset, reasons: Mapping[str, str] | None = None) -> None:
+    """Warn of variables that are left out and may be data; refuse data named like the label.
+
+    `reasons` are those of `cube_variables`; None where variables on any dims are used.
+    """
+    label = split_label(ds)
+    if label is not None and RECIPE_ATTR not in ds[label].attrs and ds[label].variable._in_memory:
+        check_codes(label, ds[label].variable)
+    kinds = not_data(ds)
+    doubtful = {n: f"is {k}" for n, k in kinds.items() if k.startswith(_TAKEN_FOR_BOUNDS)}
+    for name, why in (reasons or {}).items():
+        if name not in kinds and ds[name].dtype.kind in "fiubc":
+            doubtful[name] = why
+    if doubtful:
+        shown = [f"{name!r} {why}" for name, why in doubtful.items()]
+        more = [f"and {len(shown) - _MOST_NAMED} more"] if len(shown) > _MOST_NAMED else []
+        warnings.warn(
+            f"left out, although it may be data: {'; '.join(shown[:_MOST_NAMED] + more)}",
+            stacklevel=caller_level(),
+        )
+
+
+def why_not_held(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
+    """Return why samples do not hold variables of a cube, also of those that users leave out."""
+    _, reasons = cube_variables(ds, filter_var)
+    kinds = not_data(ds, filter_var)
+    return {name: f"is {kind}" for name, kind in kinds.items()} | reasons
+
+
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
     """Return the data variables on any dims whose dtype is of one of numpy's `kinds`."""
     others = {*exclude, *not_data(ds), split_label(ds)}
@@ -121,7 +162,7 @@ def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
         elif variable.ndim == 0:
             found[str(name)] = "a scalar"
     found = _named_by_attributes(ds) | found
-    return found | dict.fromkeys(_bounds_by_name(ds, found), "bounds of cells by its name")
+    return found | _bounds_by_name(ds, found)
 
 
 def _named_by_attributes(ds: xr.Dataset) -> dict[str, str]:
@@ -145,7 +186,7 @@ def names_in(attribute: object) -> list[str]:
     return [word.rstrip(":") for word in str(attribute).split()]
 
 
-def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> set[str]:
+def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> dict[str, str]:
     """Find bounds by the name of the variable, or of a dim that no data variable has."""
     variables = {str(n): v for n, v in ds.data_vars.items() if n not in known}
     short_dims = {dim for dim, n in ds.sizes.items() if n <= _MOST_VERTICES}
@@ -165,13 +206,22 @@ def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> set[str]:
     own_dims = short_dims - data_dims
     axis_names = {str(name).lower() for name in (*ds.coords, *ds.dims)}
     named_after_axis = {name for name in by_name if _BOUNDS.sub("", name.lower()) in axis_names}
-    return named_after_axis | {n for n in candidates if own_dims.intersection(variables[n].dims)}
+    kinds: dict[str, str] = {}
+    for name, variable in variables.items():
+        own = own_dims.intersection(variable.dims)
+        if name in named_after_axis or (name in by_name and own):
+            kinds[name] = "bounds of cells by its name"
+        elif name in candidates and own:
+            dim = next(dim for dim in variable.dims if dim in bounds_dims)
+            kinds[name] = f"{_TAKEN_FOR_BOUNDS} {dim!r} (give the dim a coordinate if it is data)"
+    return kinds
 
 
 def split_label(ds: xr.Dataset) -> str | None:
     """Return the name of the variable with the part of each cell."""
-    if "split" in ds.variables:
-        return "split"
+    if LABEL in ds.variables:
+        check_label(LABEL, ds.variables[LABEL])
+        return LABEL
     found = [str(n) for n, v in ds.variables.items() if is_label(n, v.dtype, v.attrs)]
     if len(found) > 1:
         raise InvalidValueError(

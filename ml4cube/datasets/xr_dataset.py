@@ -241,7 +241,7 @@ class XrDataset(Summarized):
         empty = [part for part in self._needed_parts if PARTS[part] not in found]
         if not used or empty:
             refuse_empty(self._count_outcomes(), empty or list(PARTS))
-        check_targets(self._sampling.spec, used[0].samples)
+        check_targets(self._sampling.spec, used[0].samples, self._sampling.ds)
         samples = _joined([block.samples for block in used])
         origins = _joined([block.origins for block in used])
         return samples, origins, np.concatenate([block.labels for block in used])

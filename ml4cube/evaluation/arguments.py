@@ -11,7 +11,7 @@ import xarray as xr
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset, store_and_path
-from ml4cube.cube.variables import data_variables, split_label
+from ml4cube.cube.variables import check_left_out, data_variables, split_label
 from ml4cube.evaluation.cells.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
 from ml4cube.evaluation.cells.labels import Labels
@@ -96,6 +96,7 @@ def common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list
     """Return the variables to score."""
     known = [name for name in data_variables(truth) if time_dim in truth[name].dims]
     predicted = data_variables(cube)
+    check_left_out(cube)
     names = [name for name in predicted if name in known]
     if not names:
         raise InvalidValueError(

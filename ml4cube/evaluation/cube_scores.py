@@ -19,7 +19,7 @@ from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.classes import is_flagged
-from ml4cube.cube.variables import data_variables
+from ml4cube.cube.variables import check_left_out, data_variables
 from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 from ml4cube.preprocessing.area_weights import area_of, find_latitudes
 
@@ -177,6 +177,8 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
         # two arrays are compared whatever their names
         name = truth.name if prediction.name is None else prediction.name
         prediction, truth = prediction.rename(name), truth.rename(name)
+    if isinstance(prediction, xr.Dataset):
+        check_left_out(prediction)
     predicted, true = _variables(prediction), _variables(truth)
     pairs: dict[Hashable, tuple[xr.DataArray, xr.DataArray]] = {}
     for name, p in predicted.items():

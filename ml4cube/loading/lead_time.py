@@ -154,7 +154,7 @@ def warn_of_uneven_steps(lead: Lead, axes: Mapping[str, xr.Variable]) -> None:
 def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
     """Return a sampling whose targets lie elsewhere than its inputs."""
     spec, extractor, targets = sampling.spec, sampling.extractor, options.scored
-    check_known("to_pred", options.targets, spec.variables)
+    check_known("to_pred", options.targets, spec.variables, sampling.left_out)
     check_known("weights", targets, spec.variables)  # The variables of y are known by now.
     if extractor.callback is not None:
         raise InvalidTypeError(

@@ -497,8 +497,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
         """Choose the variables of X and of y, and whether they are stacked."""
         targets, chosen = options.targets, options.chosen
         stored = [name for name in self._source.variables if not is_target(name)]
-        check_known("to_pred", targets, stored)
-        check_known("features", chosen, stored)
+        reasons = self.metadata.provenance.get("left_out", {}) if self.metadata else {}
+        check_known("to_pred", targets, stored, reasons)
+        check_known("features", chosen, stored, reasons)
         both = set(targets) & set(chosen)
         if both and not self.shifted:
             raise InvalidValueError(

@@ -21,7 +21,14 @@ from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics, check_decoded, offset_and_scale
 from ml4cube.cube.classes import class_names, holds_classes
-from ml4cube.cube.variables import cube_dims, cube_variables
+from ml4cube.cube.masks_and_labels import RECIPE_ATTR, check_codes
+from ml4cube.cube.variables import (
+    check_left_out,
+    cube_dims,
+    cube_variables,
+    not_data,
+    split_label,
+)
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.loading.coordinate_features import Table, coordinate_tables
 from ml4cube.loading.sources import stored_axes
@@ -140,9 +147,10 @@ class PredictionSpec:
                     f"{argument}: unknown variable {name!r}; the cube has {list(cube.data_vars)}"
                 )
             if not set(cube[name].dims) <= set(self.windows.dims):
+                kind = not_data(cube).get(name)
                 raise InvalidValueError(
                     f"{argument} must lie along {tuple(self.windows.dims)}, got {name!r} with "
-                    f"dims {cube[name].dims}"
+                    f"dims {cube[name].dims}{f', which is {kind}' if kind else ''}"
                 )
             if argument == "mask":
                 check_mask("mask", cube[name].dtype)
@@ -212,7 +220,11 @@ def _read_source(source: Any) -> tuple[StoreMetadata | None, Mapping[str, xr.Var
 
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
     """Return all numeric variables except targets, mask and split label."""
-    names, _ = cube_variables(cube, mask)
+    names, left_out = cube_variables(cube, mask)
+    check_left_out(cube, left_out)
+    label = split_label(cube)
+    if label is not None and RECIPE_ATTR not in cube[label].attrs:
+        check_codes(label, cube[label].variable)  # else it may be data
     found = tuple(n for n in names if n not in targets and cube[n].dtype.kind in "fiub")
     if not found:
         raise InvalidValueError(

@@ -11,7 +11,7 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.missing import check_mask
-from ml4cube.core.split_plan import EXCLUDED, PARTS
+from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
@@ -103,36 +103,16 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
             "assign_block_split"
         )
     variable = ds.variables[label]
-    if variable.dtype.kind not in "biuf":
-        raise InvalidTypeError(
-            f"the split label {label!r} must hold numbers (train 1, test 0, val 2, excluded 255), "
-            f"got dtype {variable.dtype}"
-        )
     known = {dim for name, other in ds.data_vars.items() if name != label for dim in other.dims}
     if strange := [dim for dim in variable.dims if dim not in known]:
         raise InvalidValueError(
             f"the split label {label!r} has the dims {strange}, which no variable has; rename them "
             f"to some of {sorted(map(str, known))}"
         )
-    if variable.dtype.kind == "f":
-        _check_codes(label, variable)
+    if variable.dtype.kind == "f" or masks_and_labels.RECIPE_ATTR not in variable.attrs:
+        masks_and_labels.check_codes(label, variable)
     logger.info("using only the %s part of %r (split=None uses every cell)", split, label)
     return variable == PARTS[split], split
-
-
-def _check_codes(label: str, variable: xr.Variable) -> None:
-    """Refuse a label of floats with other values than the codes of parts: it was averaged."""
-    # the mean of validation 2 and test 0 is 1, which is train; floats may hold the codes, and gaps
-    # after an alignment
-    known = variable.isnull()
-    for code in (*PARTS.values(), EXCLUDED):
-        known = known | (variable == code)
-    if not bool(known.all()):
-        raise InvalidValueError(
-            f"the split label {label!r} must hold {sorted(PARTS.values())} or {EXCLUDED}, got "
-            "other numbers; if it was averaged with its cube, drop it before, as with "
-            f"ds.drop_vars({label!r}), and split the coarser cube"
-        )
 
 
 def as_flags(mask: xr.Variable) -> xr.Variable:

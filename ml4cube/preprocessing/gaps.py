@@ -42,7 +42,13 @@ from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.statistics import VariableStatistics, check_decoded, scaled_dtype
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
-from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
+from ml4cube.cube.variables import (
+    check_left_out,
+    cube_dims,
+    cube_variables,
+    data_variables,
+    not_data,
+)
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
     KEPT,
@@ -200,6 +206,7 @@ def apply_filter(
         return like_given(cube, ds)
     mask = cubes.as_flags(cube.variables[mask_name])
     data = data_variables(cube, [mask_name], _GAP_KINDS)
+    check_left_out(cube)
     if SAMPLE_DIM in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
         in_mask = mask.all([dim for dim in mask.dims if dim != SAMPLE_DIM]).values
         codes = np.where(np.broadcast_to(in_mask, cube.sizes[SAMPLE_DIM]), KEPT, MASK)
@@ -292,6 +299,8 @@ def drop_nan_values(
     gap_variables = _gap_variables(cube, data, vars, mode, filter_var)
     if mode is None:
         return like_given(cube, ds)
+    if vars is None:
+        check_left_out(cube)
     for name in data if vars is None else gap_variables:
         check_decoded(name, cube[name])
     mask_name = filter_var if mode == "masked" else None
@@ -452,6 +461,7 @@ def _fill_methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> 
         argument, vars = "method", [name for name, how in method.items() if how is not None]
     if vars is None:
         names = data_variables(cube)
+        check_left_out(cube)
     else:
         names = list(cubes.only_data(argument, names_of(argument, vars), cube))
     for name in names:

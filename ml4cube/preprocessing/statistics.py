@@ -23,7 +23,7 @@ from ml4cube.core.errors import (
 from ml4cube.core.statistics import VariableStatistics, check_decoded
 from ml4cube.core.sums.fields import quantile_of
 from ml4cube.cube.classes import is_flagged
-from ml4cube.cube.variables import data_variables
+from ml4cube.cube.variables import check_left_out, data_variables
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.blocks import each_block
@@ -218,6 +218,7 @@ def chosen_variables(
     cubes.check_known("exclude_vars", excluded, cube.variables)
     if variables is None:
         chosen = data_variables(cube, excluded)
+        check_left_out(cube.drop_vars(excluded))
     else:
         wanted = names_of("variables", variables)
         cubes.check_known("variables", wanted, cube.variables)

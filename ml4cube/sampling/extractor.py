@@ -345,7 +345,7 @@ def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
     if not known.all():
         raise InvalidValueError(
             f"the split label {name!r} must be 1 (train), 0 (test), 2 (val) or 255 (excluded), got "
-            f"{label[~known].flat[0]!r}"
+            f"{label[~known].flat[0]!r}; rename it if it is data"
         )
     return np.where(gaps, EXCLUDED, label).astype(np.uint8)
 

@@ -182,7 +182,7 @@ def make_plan(
     warn_of_nothing_to_fill(sampling.spec, accounting)
     _check_parts(sampling, accounting, outcomes, parts)
     schema = schema or extractor.schema(dtypes)  # nothing was sampled
-    check_targets(sampling.spec, schema)
+    check_targets(sampling.spec, schema, sampling.ds)
     scaled = extractor.to_scale({name: dtype for name, (_, dtype) in schema.items()})
     if statistics is None:
         statistics = Statistics.empty(scaled if looks_at_samples else [], part="train")

@@ -36,7 +36,13 @@ from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import ComputedSource, CubeReader
-from ml4cube.cube.variables import cube_dims, cube_variables, split_label
+from ml4cube.cube.variables import (
+    check_left_out,
+    cube_dims,
+    cube_variables,
+    split_label,
+    why_not_held,
+)
 from ml4cube.preprocessing.cubes import present_mask
 from ml4cube.preprocessing.rescaling import warn_of_erased
 from ml4cube.preprocessing.scaling import given_statistics
@@ -184,7 +190,7 @@ class Sampling:
             scale_fn=scale_fn,
         )
         if options.callback is None:
-            check_targets(spec, names)
+            check_targets(spec, names, ds)
         # integers are known by the dtype of the samples, which a callback may change
         classes = frozenset(name for name in names if is_flagged(ds[name].attrs))
         of_floats = sorted(name for name in classes if ds[name].dtype.kind == "f")
@@ -328,6 +334,7 @@ def _variables(ds: xr.Dataset, options: SamplingOptions) -> tuple[list[str], dic
         _check_chunk(name, ds[name].variable, options.max_chunk_mb)
     if left_out:
         logger.info("left out: %s", "; ".join(f"{n!r} {why}" for n, why in left_out.items()))
+    check_left_out(ds, left_out)
     if not names:
         raise InvalidValueError(f"the cube has no data variable to sample, only {list(ds)}")
     _check_fillable(options.fill_method, {name: ds[name].dtype for name in names})
@@ -377,17 +384,28 @@ def _refuse_means_of_classes(spec: SampleSpec, classes: Iterable[str]) -> None:
             )
 
 
-def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
+def check_targets(spec: SampleSpec, stored: Iterable[str], ds: xr.Dataset) -> None:
     """Refuse targets and features that samples do not have."""
-    stored = list(stored)
-    check_known("to_pred", spec.targets, stored)
-    check_known("features", spec.features or (), stored)
+    stored, reasons = list(stored), why_not_held(ds, spec.filter_var)
+    check_known("to_pred", spec.targets, stored, reasons)
+    check_known("features", spec.features or (), stored, reasons)
 
 
-def check_known(argument: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names of variables that are not among those of the samples."""
+def check_known(
+    argument: str,
+    names: Iterable[str],
+    known: Iterable[str],
+    reasons: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse names of variables that are not among those of the samples, with the reason."""
     known = list(known)
-    if unknown := [name for name in names if name not in known]:
+    unknown = [name for name in names if name not in known]
+    reasons = reasons or {}
+    if left_out := [f"{name!r} {reasons[name]}" for name in unknown if name in reasons]:
+        raise InvalidValueError(
+            f"{argument} must name variables of the samples, {known}, but {'; '.join(left_out)}"
+        )
+    if unknown:
         raise InvalidValueError(
             f"{argument}: unknown variables {unknown}; the samples have {known}"
         )

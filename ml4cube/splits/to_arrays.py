@@ -23,7 +23,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import TEST, TRAIN
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.masks_and_labels import FILTER_VAR
-from ml4cube.cube.variables import cube_variables
+from ml4cube.cube.variables import check_left_out, cube_variables
 from ml4cube.splits.cube import CubeView
 
 Arrays = dict[str, NDArray[Any]]
@@ -138,7 +138,9 @@ def _variables(
     if feature_vars is None:
         candidates = names
         if isinstance(data, xr.Dataset):
-            candidates = [n for n in cube_variables(data)[0] if data[n].dtype.kind in "biuf"]
+            held, reasons = cube_variables(data)
+            check_left_out(data, reasons)
+            candidates = [name for name in held if data[name].dtype.kind in "biuf"]
         left_out = {*targets, *excluded, "split", filter_var}
         features = tuple(name for name in candidates if name not in left_out)
     arguments = {"to_pred": targets, "exclude_vars": excluded, "feature_vars": features}

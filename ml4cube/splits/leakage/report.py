@@ -20,7 +20,7 @@ from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.coordinates import is_category
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.variables import data_variables
+from ml4cube.cube.variables import check_left_out, data_variables
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import read_recipe
 from ml4cube.splits.leakage.carried_forward import find_carried
@@ -334,6 +334,7 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
     found = view.ds.data_vars
     names = [var] if isinstance(var, str) else var
     if names is None:
+        check_left_out(view.ds)
         names = [
             name
             for name in data_variables(view.ds, kinds="biufmM")
