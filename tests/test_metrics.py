@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.evaluation import evaluate
 from ml4cube.evaluation.metrics import (
     MAE,
     MSE,
@@ -25,6 +26,7 @@ from ml4cube.evaluation.metrics import (
     StdRatio,
     score_cube,
 )
+from tests.cubes import cell_id_cube
 from tests.oracle import band_areas
 
 CLASSES = [RMSE, MSE, MAE, Bias, R2, Correlation, StdRatio, MaxError]
@@ -324,3 +326,13 @@ def test_scoring_reads_in_blocks_that_fit(monkeypatch):
 def test_dims_need_not_be_texts():
     prediction = xr.DataArray(np.ones((2, 3)), dims=(0, 1), name="a")
     assert float(score_cube(prediction, prediction * 0)["mae"].squeeze()) == 1.0
+
+
+def test_weights_of_zeros_are_refused():
+    """They would give scores of NaN."""
+    truth = cell_id_cube({"time": 40, "lat": 4}, "float64")
+    zeros = xr.DataArray(np.zeros(4), dims="lat")
+    for weights in (zeros, zeros.chunk()):
+        for score in (score_cube, evaluate):
+            with pytest.raises(InvalidValueError, match="above 0 in some cell, got zeros only"):
+                score(truth, truth, weights=weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
+from ml4cube.cube.opening import full_path
 from ml4cube.store.folders import Folder
 from ml4cube.store.locations import folder_of
 
@@ -58,6 +59,7 @@ def check_free(out: str, overwrite: bool) -> None:
     if not str(out).endswith(".json"):
         raise InvalidValueError(f"out must end in .json, got {out!r}")
     folder, name = _split(out)
+    out = full_path(out)
     if "://" not in out and not os.path.isdir(os.path.dirname(out) or "."):
         raise InvalidValueError(f"out={out!r} is in a folder that does not exist")
     if os.path.isdir(out) or (folder.size(name) is not None and not overwrite):

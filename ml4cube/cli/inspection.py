@@ -199,6 +199,7 @@ def _notes_on_dims(ds: xr.Dataset, dims: Rows) -> Iterator[str]:
 
 def _notes_on_variables(ds: xr.Dataset, rows: Rows) -> Iterator[str]:
     from ml4cube.core.statistics import check_decoded
+    from ml4cube.preprocessing.cubes import nodata_values, valid_range
     from ml4cube.sampling.request import MAX_CHUNK_MB
 
     for row in rows:
@@ -207,6 +208,11 @@ def _notes_on_variables(ds: xr.Dataset, rows: Rows) -> Iterator[str]:
             check_decoded(name, ds[name])
         except InvalidValueError as error:
             yield str(error)
+        if nodata := nodata_values(ds[name]):
+            yield f"{name!r} has attributes for gaps, {nodata}, which xarray does not apply"
+        low, high = valid_range(ds[name])
+        if math.isfinite(low) or math.isfinite(high):
+            yield f"{name!r} is valid from {low:g} to {high:g}; other values are no gaps by this"
         if chunk_mb is not None and chunk_mb > MAX_CHUNK_MB:
             yield (
                 f"chunks of {name!r} have {chunk_mb:,.0f} MB, and a worker holds some; rechunk the "

@@ -32,9 +32,12 @@ SCALE_FNS = ("standardize", "normalize", None)
 SCALINGS = ("standardize", "normalize", "robust", None)
 QUARTILES = (0.25, 0.5, 0.75)
 
+#: Attributes with numbers that mean a gap, and that xarray does not decode.
+NODATA = ("nodata", "no_data", "nodata_value", "nodatavals", "fill_value")
 # CF attributes that hold only for values in their own units, and the prefix of their names while
 # values are scaled.
 _ATTRS_OF_UNSCALED = (
+    *NODATA,
     "units",
     "standard_name",
     "valid_min",

@@ -11,6 +11,9 @@ from ml4cube.cube.masks_and_labels import DATA_VAR
 if TYPE_CHECKING:
     import xarray as xr
 
+# Name in files of an array that xarray saved without one.
+_UNNAMED = "__xarray_dataarray_variable__"
+
 
 def as_dataset(ds: Any) -> xr.Dataset:
     """Return a cube in any form as a Dataset, lazily and unchanged."""
@@ -41,6 +44,12 @@ def _named(array: xr.DataArray) -> xr.Dataset:
     return array.to_dataset(name=name)
 
 
+def full_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as an absolute one, with ``~`` for the home folder; a URL as it is."""
+    text = os.fspath(path)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
 def store_and_path(source: Any) -> tuple[Any, str]:
     """Return the zarr store of a group, session or store, or None, and the path inside it."""
     import zarr
@@ -58,9 +67,11 @@ def _open_cube(source: Any, group: str) -> xr.Dataset:
     import xarray as xr
 
     cube: xr.Dataset
+    if isinstance(source, str | os.PathLike):
+        source = full_path(source)
     try:
         if _is_file(source):
-            return xr.open_dataset(source, chunks={})
+            return _with_name(xr.open_dataset(source, chunks={}))
         try:
             cube = xr.open_zarr(source, group=group or None, consolidated=True)
         except (ValueError, KeyError):
@@ -71,7 +82,7 @@ def _open_cube(source: Any, group: str) -> xr.Dataset:
     except Exception as error:  # object stores and readers of files raise errors of many types
         reason = _advice(source) if _is_file(source) and os.path.isfile(source) else None
         raise StoreError(f"{source!s} cannot be opened as a cube: {reason or error}") from error
-    return cube
+    return _with_name(cube)
 
 
 def _is_file(source: Any) -> bool:
@@ -108,3 +119,10 @@ def _advice(file: str | os.PathLike[str]) -> str | None:
             "with cdflib.xarray.cdf_to_xarray(path).to_zarr(...)"
         )
     return None
+
+
+def _with_name(cube: xr.Dataset) -> xr.Dataset:
+    """Return a cube in which an array that xarray saved without a name has the default name."""
+    if _UNNAMED not in cube.data_vars or DATA_VAR in cube.variables:
+        return cube
+    return cube.rename({_UNNAMED: DATA_VAR})

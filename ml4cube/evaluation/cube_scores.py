@@ -259,6 +259,8 @@ def cell_weights(
         raise InvalidTypeError(
             f"weights must be a DataArray, 'area' or None, got {type(weights).__name__}"
         )
+    if bool((weights == 0).all()):
+        raise InvalidValueError("weights must be above 0 in some cell, got zeros only")
     return weights, "given"
 
 

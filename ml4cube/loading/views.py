@@ -272,4 +272,6 @@ def _checked(weights: ArrayLike, where: str = "") -> NDArray[np.float32]:
             f"weights must be finite and not negative, got {values[wrong].flat[0]}"
             + (f" in {where}" if where else "")
         )
+    if not where and values.size and not values.any():
+        raise InvalidValueError("weights must be above 0 somewhere, got zeros only")
     return values

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import logging
+import os
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_choice
 from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import PARTS
-from ml4cube.core.statistics import VariableStatistics
+from ml4cube.core.statistics import NODATA, VariableStatistics
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
+from ml4cube.cube.opening import as_dataset, store_and_path
 from ml4cube.cube.variables import not_data, split_label
 
 logger = logging.getLogger(__name__)
 
-Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
+Opened = xr.Dataset | xr.DataArray | Mapping[str, Any]
+Cube = Opened | str | os.PathLike[str]
 
 
-def check_cube(ds: object) -> None:
-    """Refuse anything but a Dataset, a DataArray or a dict of arrays."""
-    if not isinstance(ds, xr.Dataset | xr.DataArray | Mapping):
-        raise InvalidTypeError(
-            "ds must be a Dataset, a DataArray or a dict of arrays (samples, *window), got "
-            f"{type(ds).__name__}"
-        )
+def opened(ds: Any) -> Opened:
+    """Return a cube of any kind, or samples; a path, store or session is opened."""
+    if isinstance(ds, xr.Dataset | xr.DataArray | Mapping):
+        return ds
+    if isinstance(ds, str | os.PathLike) or store_and_path(ds)[0] is not None:
+        return as_dataset(ds)
+    raise InvalidTypeError(
+        "ds must be a Dataset, a DataArray, a path, a zarr store or group, or a dict of arrays "
+        f"(samples, *window), got {type(ds).__name__}"
+    )
 
 
 def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> None:
@@ -89,6 +96,57 @@ def check_no_fill_value(
                     f"variable {name!r} holds its {key} {value:g} as values; open the source with "
                     "mask_and_scale=True, or apply xarray.decode_cf"
                 )
+    _warn_of_invalid(name, stats, variable)
+
+
+def _warn_of_invalid(
+    name: str, stats: VariableStatistics, variable: xr.Variable | xr.DataArray
+) -> None:
+    """Warn of values that the attributes call invalid, as far as minimum and maximum show them."""
+    least, most = float(np.min(stats.min)), float(np.max(stats.max))
+    low, high = valid_range(variable)
+    # values in 32 bits, or unpacked ones, are rounded
+    rounding = 1e-6 * max(abs(end) for end in (low, high, 0.0) if np.isfinite(end))
+    nodata = [value for value in nodata_values(variable) if value in (least, most)]
+    if nodata:
+        said = f"whose attributes say that {nodata[0]:g} is no value, has it as one"
+    elif least < low - rounding or most > high + rounding:
+        said = f"valid from {low:g} to {high:g} by its attributes, is from {least:g} to {most:g}"
+    else:
+        return
+    warnings.warn(
+        f"variable {name!r}, {said}; make such cells gaps (ds.where), or correct the attributes",
+        stacklevel=caller_level(),
+    )
+
+
+def nodata_values(variable: xr.Variable | xr.DataArray) -> list[float]:
+    """Return the numbers that mean a gap by attributes that xarray does not decode."""
+    values: list[float] = []
+    for key, value in variable.attrs.items():
+        numbers = np.ravel(value)
+        if str(key).lower().strip("_") in NODATA and numbers.dtype.kind in "iuf":
+            values += numbers.astype(np.float64).tolist()
+    return values
+
+
+def valid_range(variable: xr.Variable | xr.DataArray) -> tuple[float, float]:
+    """Return the least and the greatest valid value by CF's attributes; infinite without them."""
+    attrs = variable.attrs
+    both = np.ravel(attrs.get("valid_range", ()))
+    low, high = both if both.size == 2 else (attrs.get("valid_min"), attrs.get("valid_max"))
+    return _limit(low, variable.encoding, -np.inf), _limit(high, variable.encoding, np.inf)
+
+
+def _limit(value: Any, encoding: Mapping[Any, Any], default: float) -> float:
+    number = np.asarray(value)
+    if number.dtype.kind not in "iuf" or number.size != 1 or np.isnan(number):
+        return default
+    if number.dtype.kind == "f":
+        return float(number)
+    # CF: an integer is that of packed values, if these are packed
+    scale, offset = encoding.get("scale_factor", 1.0), encoding.get("add_offset", 0.0)
+    return float(number.item() * scale + offset)
 
 
 def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None, str]:

@@ -200,6 +200,7 @@ def apply_filter(
     array([[1., 2.]])
     """
     check_flags({"drop_sample": drop_sample})
+    ds = cubes.opened(ds)
     cube = as_cube(ds, filter_var)
     mask_name = cubes.present_mask(cube.variables, filter_var)
     if mask_name is None:
@@ -293,6 +294,7 @@ def drop_nan_values(
     {'total': 3, 'kept': 2, 'gap': 1}
     """
     check_choice("mode", mode, DROP_POLICIES)
+    ds = cubes.opened(ds)
     cube = as_cube(ds, filter_var)
     kinds = "fiub" if vars is None else _GAP_KINDS
     data = data_variables(cube, [filter_var] if filter_var else [], kinds)
@@ -424,6 +426,7 @@ def fill_nan_values(
     seed = check_whole("seed", seed)
     if const is not None:
         check_real_number("const", const)
+    ds = cubes.opened(ds)
     cube = as_cube(ds)
     methods = _fill_methods(cube, vars, method)
     if const is None and "constant" in methods.values():

@@ -54,7 +54,7 @@ def rescale(
     filter_var: str | None = None,
 ) -> Any:
     """Rescale every variable that has a pair of numbers, except labels and masks."""
-    cubes.check_cube(ds)
+    ds = cubes.opened(ds)
     if not isinstance(pairs, Mapping):
         raise InvalidTypeError(
             f"{argument} must be a mapping {{variable: [a, b]}}, got {type(pairs).__name__}"

@@ -51,7 +51,7 @@ class Samples(dict[str, NDArray[Any]]):
 
 def as_cube(ds: cubes.Cube, filter_var: str | None = masks_and_labels.FILTER_VAR) -> xr.Dataset:
     """Return a cube of any kind as a Dataset; samples get dims by position and length."""
-    cubes.check_cube(ds)
+    ds = cubes.opened(ds)
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return as_dataset(ds)
     arrays = {name: masked_to_gaps(values) for name, values in ds.items()}
@@ -104,7 +104,7 @@ def _ends_with(shape: tuple[int, ...], ending: tuple[int, ...]) -> bool:
     return len(ending) <= len(shape) and shape[len(shape) - len(ending) :] == ending
 
 
-def like_given(result: xr.Dataset, given: cubes.Cube) -> Any:
+def like_given(result: xr.Dataset, given: cubes.Opened) -> Any:
     """Return a result of `as_cube` as the kind of cube that was given to it."""
     if isinstance(given, xr.Dataset):
         return result

@@ -330,7 +330,7 @@ class CubeScaler(PrintedAsCall):
         """Compute the statistics that the parameters ask for."""
         check_choice("method", self.method, METHODS)
         check_choice("climatology", self.climatology, (*GROUPS, None))
-        cubes.check_cube(X)
+        X = cubes.opened(X)
         dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
         # to_array() makes a dim of that name
         per = [n for n in names_of("per", self.per) if n != "variable" or n in (dims or ())]

@@ -78,7 +78,7 @@ class Statistics(core.Statistics):
 
         Parameters
         ----------
-        ds : Dataset, DataArray or dict of arrays (samples, *window)
+        ds : Dataset, DataArray, path, zarr store or group, or dict of arrays (samples, *window)
             A cube of any dims, lazy or not, or samples.
         variables : iterable of str, optional
             Default: every data variable except split labels, masks, bounds, grid mappings,
@@ -126,6 +126,7 @@ class Statistics(core.Statistics):
         The same chunks give the same bits under any scheduler. Other chunks give the same numbers
         up to float64 rounding.
         """
+        ds = cubes.opened(ds)
         cube = as_cube(ds)
         reduced_dims = None if dims is None else names_of("dims", dims)
         _check_quantiles(quantiles)
@@ -298,7 +299,7 @@ def get_statistics(
 
     Parameters
     ----------
-    ds : Dataset, DataArray or dict of arrays (samples, *window)
+    ds : Dataset, DataArray, path, zarr store or group, or dict of arrays (samples, *window)
         A cube of any dims, lazy or not, or samples.
     exclude_vars : iterable of str
         Variables to exclude; split labels, masks, auxiliary variables, and classes by CF's
@@ -361,7 +362,7 @@ def get_range(
 
     Parameters
     ----------
-    ds : Dataset, DataArray or dict of arrays (samples, *window)
+    ds : Dataset, DataArray, path, zarr store or group, or dict of arrays (samples, *window)
         A cube of any dims, lazy or not, or samples.
     exclude_vars : iterable of str
         Variables to exclude; split labels, masks, auxiliary variables, and classes by CF's

@@ -20,9 +20,9 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -448,8 +448,7 @@ def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Datas
         consolidated = False  # not every zarr store supports it
     else:
         is_path = "://" not in location
-        # absolute, so that a store opened twice is recognized
-        source = location = os.path.abspath(location) if is_path else location
+        source = location
         if is_path and set(location) & set("?#;"):
             # zarr from 3.4 on takes these for parts of a URL
             source = LocalStore(location, read_only=True)
@@ -575,6 +574,7 @@ class StoreMetadata(Summarized):
         else:
             location = location_of("store", source)
             attrs = read_metadata(location, read_manifest(location), "zarr.json")["attributes"]
+        attrs = {name: _parsed(value) for name, value in attrs.items()}
         try:
             return cls(
                 part=attrs["part"],
@@ -631,6 +631,14 @@ def store_facts(
         "Split": split_text(metadata.split),
         "Cut from": metadata.provenance.get("source"),
     }
+
+
+def _parsed(value: Any) -> Any:
+    """Return an attribute as it was before it became JSON, as for netCDF, which has no mappings."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _statistics(values: Any) -> Statistics:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, StoreError
-from ml4cube.cube.opening import store_and_path
+from ml4cube.cube.opening import full_path, store_and_path
 from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, digest
 
 
@@ -87,7 +87,7 @@ def location_of(argument: str, source: Any) -> str | ZarrFolder:
     A zarr store that can be opened again by its path or URL has this as its location.
     """
     if isinstance(source, str | os.PathLike) and os.fspath(source):
-        return os.fspath(source)
+        return full_path(source)
     if isinstance(source, ZarrFolder):
         return source
     store, path = store_and_path(source)
@@ -118,7 +118,7 @@ def folder_of(location: Location) -> Folder:
         return location
     if isinstance(location, str) and "://" in location:
         return RemoteFolder(location)
-    return LocalFolder(Path(location))
+    return LocalFolder(Path(full_path(location)))
 
 
 def _wait_for(coroutine: Any) -> Any:

@@ -324,6 +324,7 @@ def test_weights_by_variable_class_and_sample(store: Path, form: str) -> None:
         ({"to_pred": ["a", "b"], "weights": {0: 1}}, "need exactly one target"),
         ({"to_pred": "a", "weights": [1.0, 2.0]}, "of which there are 144"),
         ({"to_pred": "a", "weights": [-1.0] * 144}, "finite and not negative"),
+        ({"to_pred": "a", "weights": [0.0] * 144}, "above 0 somewhere, got zeros only"),
         ({"to_pred": "a", "weights": ["x"] * 144}, "one number per sample"),
     ],
 )

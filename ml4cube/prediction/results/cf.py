@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.axes import is_time
+from ml4cube.core.statistics import NODATA
 from ml4cube.cube.variables import cube_dims, names_in
 from ml4cube.preprocessing.counts import is_count
 from ml4cube.sampling.cf_encoding import as_json, as_texts, in_numpy_dtype
@@ -22,7 +23,7 @@ PREDICTION_ATTR = "ml4cube_prediction"
 
 # Attributes on the packing and range of values in the source, which predictions do not have.
 _SOURCE_ATTRS = {
-    "_FillValue", "missing_value", "scale_factor", "add_offset", "dtype",
+    *NODATA, "_FillValue", "missing_value", "scale_factor", "add_offset", "dtype",
     "valid_min", "valid_max", "valid_range", "actual_range",
 }  # fmt: skip
 # Attributes that name other variables.

@@ -57,7 +57,7 @@ def target_of(argument: str, given: Any) -> Location:
         _check_groups_above(argument, location)
         return location
     if "://" not in location:
-        return _absolute_path(os.path.expanduser(location))
+        return _absolute_path(location)
     try:
         fs, root = filesystem(location)
     except (ImportError, ValueError, OSError) as error:
