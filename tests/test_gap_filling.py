@@ -14,6 +14,7 @@ from ml4cube.cube.variables import data_variables
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.evaluation import area_weights
 from ml4cube.gap_filling import fill_gaps, hide_cells
+from ml4cube.gap_filling.methods import METHODS
 from ml4cube.splits import assign_time_split
 from tests.cubes import no_compute
 
@@ -183,7 +184,7 @@ def test_cells_and_scores_are_those_of_a_loop_over_cells(
             assert np.isnan(one["rmse"])
 
 
-@pytest.mark.parametrize("method", ["linear", "spatial"])
+@pytest.mark.parametrize("method", METHODS)
 def test_lazy_cubes_stay_lazy_and_long_blocks_do_not_matter(method, monkeypatch):
     ds = gappy_cube()
     expected = fill_gaps(ds, method=method)
@@ -270,7 +271,7 @@ def test_a_model_fills_what_it_predicts_and_is_scored_outside_train(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["linear", "nearest", "climatology", "spatial"])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_score_tells_the_error_in_the_real_gaps(method):
     """In sea surface temperatures with gaps like clouds, whose values are known to the test."""
     with xr.open_dataset(f"{iris_sample_data.path}/ostia_monthly.nc") as ds:

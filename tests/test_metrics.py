@@ -16,20 +16,16 @@ from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.evaluation import evaluate
 from ml4cube.evaluation.metrics import (
     MAE,
-    MSE,
-    R2,
     RMSE,
-    Bias,
-    Correlation,
-    MaxError,
+    Metric,
     PairSums,
-    StdRatio,
     score_cube,
 )
+from ml4cube.evaluation.pair_sums import FORMULAS
 from tests.cubes import cell_id_cube
 from tests.oracle import band_areas
 
-CLASSES = [RMSE, MSE, MAE, Bias, R2, Correlation, StdRatio, MaxError]
+CLASSES = Metric.__subclasses__()
 
 
 def oracle(prediction, truth, weights) -> dict[str, float]:
@@ -336,3 +332,15 @@ def test_weights_of_zeros_are_refused():
         for score in (score_cube, evaluate):
             with pytest.raises(InvalidValueError, match="above 0 in some cell, got zeros only"):
                 score(truth, truth, weights=weights)
+
+
+def test_every_metric_has_a_formula_and_an_oracle():
+    names = {metric_class.name for metric_class in CLASSES}
+    assert names == FORMULAS.keys() - {"count", "gaps", "unpredicted"}
+    prediction, truth = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 2.0])
+    assert oracle(prediction, truth, np.ones(3)).keys() == names
+    cubes = (xr.DataArray(values, dims="x") for values in (prediction, truth))
+    scores = score_cube(*cubes, metrics=list(FORMULAS))
+    assert scores.data_vars.keys() == FORMULAS.keys()
+    for name, value in oracle(prediction, truth, np.ones(3)).items():
+        assert scores[name].item() == pytest.approx(value)

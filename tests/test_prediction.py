@@ -36,7 +36,7 @@ from ml4cube.prediction import predict_cube
 from ml4cube.preprocessing import CubeScaler, accounting, drop_nan_values, get_statistics
 from ml4cube.splits.cube import CubeView
 from ml4cube.store.format import StoreMetadata
-from ml4cube.training.ranks.dist import launch
+from ml4cube.training.ranks.dist import World, launch
 from tests.cubes import cell_id_cube
 from tests.distributed_runner import kept_ranks
 from tests.samplestores import sampled
@@ -766,3 +766,11 @@ def test_a_rank_that_fails_stops_all_and_leaves_nothing(tmp_path):
     with kept_ranks(), pytest.raises(RunError, match=r"rank 1 .*division by zero"):
         launch(predict_on_rank, 2, str(tmp_path / "cube.zarr"), 1)
     assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_a_cluster_beside_several_ranks_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(World, "current", lambda device: World(0, 2, torch.device(device)))
+    ds = cell_id_cube({"time": 4, "lat": 4})
+    with pytest.raises(InvalidTypeError, match="client must be None in a group of 2 ranks"):
+        predict_cube(IDENTITY, ds, out=tmp_path / "p.zarr", client="tcp://127.0.0.1:9")
+    assert not list(tmp_path.iterdir())

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ml4cube.errors import InvalidValueError
 from ml4cube.evaluation import Scorecard, arguments, evaluate
+from ml4cube.evaluation.cells.baselines import BASELINES
 from ml4cube.evaluation.scores import tables
 from ml4cube.evaluation.scores.verdict import verdicts
 from ml4cube.evaluation.sums import scoring
@@ -519,3 +520,17 @@ def test_json_keeps_calendars_texts_and_flags():
     parts += [card_of(forecast[{"init_time": slice(9, 30)}], truth, by="region")]
     merged = Scorecard.from_json(parts[1].to_json()).merge(parts[0])
     xr.testing.assert_allclose(merged.scores, card_of(forecast, truth, by="region").scores)
+
+
+def test_every_baseline_has_an_oracle():
+    assert set(oracle.BASELINES) == set(BASELINES)
+
+
+@pytest.mark.parametrize("metric", tables.METRICS)
+def test_every_metric_is_scored_alone_if_it_applies(metric):
+    """A quantity has no scores of classes; the CRPS of a single value is its absolute error."""
+    truth = truth_cube(120)
+    forecast = forecast_cube(truth, range(60, 100), LAGS)
+    card = evaluate(forecast, truth, metrics=metric, progress=False, n_boot=0)
+    applies = metric in (*METRICS, "gaps", "crps", "spread_ratio")
+    assert (metric in card.scores and bool(card.scores[metric].notnull().any())) == applies

@@ -11,11 +11,10 @@ import pytest
 import xarray as xr
 
 from ml4cube import preprocessing as pp
+from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
 from tests import oracle
 from tests.cubes import no_compute
 
-POLICIES = ["auto", "if_all_nan", "masked", None]
-METHODS = ["sample_mean", "mean", "constant", "noise"]
 SIZES = (12, 2, 3, 2, 2)
 CONST = -5.0
 
@@ -89,8 +88,8 @@ def check(found: Any, wanted: dict[str, Any], method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("policy", DROP_POLICIES)
+@pytest.mark.parametrize("method", FILL_METHODS)
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5])
 def test_samples_are_dropped_then_filled_as_the_table_says(
     policy: str | None, method: str, ndim: int
@@ -124,7 +123,7 @@ def test_samples_are_dropped_then_filled_as_the_table_says(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES[:3])
+@pytest.mark.parametrize("policy", filter(None, DROP_POLICIES))
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5])
 def test_cells_of_a_cube_are_samples_of_their_own(policy: str, ndim: int) -> None:
     samples = made_samples(ndim, seed=9)
@@ -150,7 +149,7 @@ def test_cells_of_a_cube_are_samples_of_their_own(policy: str, ndim: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FILL_METHODS)
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5])
 def test_cells_of_a_cube_are_filled_lazily_and_alike_for_any_chunks(method: str, ndim: int) -> None:
     ds = as_dataset(made_samples(ndim, seed=3)).rename(samples="time")

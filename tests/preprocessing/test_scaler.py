@@ -17,11 +17,11 @@ from ml4cube import postprocessing as post
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.core.statistics import scale_parameters
+from ml4cube.preprocessing.scaler import METHODS
 from tests import oracle
 from tests.cubes import coordinates, no_compute
 
 DIMS = ("time", "level", "lat", "lon")
-METHODS = ["standardize", "normalize", "robust"]
 PER: list[Any] = [("variable",), "level", ("variable", "lat", "lon"), ("variable", "level", "lat")]
 CLIMATOLOGIES = [None, "month", "season"]
 

@@ -28,6 +28,7 @@ from ml4cube.training.loggers import (
     NeptuneLogger,
     TensorBoardLogger,
     WandBLogger,
+    _FileLogger,
 )
 from tests.distributed_runner import on_ranks
 from tests.training_parts import At, Interrupt, trained
@@ -86,7 +87,7 @@ def test_files_hold_every_step_once_whatever_was_resumed(tmp_path_factory, lives
     assert read_jsonl(folder / "log.jsonl") == [{"step": n, **row} for n, row in truth.items()]
 
 
-@pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
+@pytest.mark.parametrize("kind", _FileLogger.__subclasses__())
 def test_a_log_is_begun_like_any_file_that_must_survive(tmp_path, kind):
     left = tmp_path / ".log.elsewhere-1.tmp"  # of a machine that died in a save, long ago
     left.touch()
@@ -120,7 +121,7 @@ def test_jsonl_has_params_first_and_once_and_null_for_nan(tmp_path):
     assert [list(row) for row in read_jsonl(path)] == [["params"], ["step", "loss", "n"]]
 
 
-@pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
+@pytest.mark.parametrize("kind", _FileLogger.__subclasses__())
 @pytest.mark.parametrize("text", ["name,age\nann,3\n", "[1, 2]\n", "x", "step,a\nfirst,2\n"])
 def test_a_file_of_someone_else_is_left_alone(tmp_path, kind, text):
     path = tmp_path / "precious"
