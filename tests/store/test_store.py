@@ -143,6 +143,18 @@ def every_file(store: Path) -> list[Path]:
     return sorted(p for p in store.rglob("*") if p.is_file())
 
 
+def test_metadata_are_read_from_attributes_that_became_json(store: Path, tmp_path: Path) -> None:
+    """As in a netCDF file, which has no mappings."""
+    ds = open_store(store)
+    ds.attrs = {
+        name: value if isinstance(value, str | int) else json.dumps(value)
+        for name, value in ds.attrs.items()
+    }
+    ds.to_netcdf(tmp_path / "store.nc")
+    with xr.open_dataset(tmp_path / "store.nc") as found:
+        assert StoreMetadata.of(found) == StoreMetadata.of(store)
+
+
 def test_any_missing_emptied_or_cut_file_is_refused(tmp_path: Path) -> None:
     store = write(tmp_path / "s", layout())
     for path in every_file(store):
