@@ -20,6 +20,7 @@ from zarr.storage import MemoryStore, StorePath
 from ml4cube.core.errors import InvalidValueError, RunError, StoreError, StoreExistsError
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.output.files import PREDICTIONS
+from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.store.folders import LocalFolder, filesystem
 from ml4cube.store.locations import ZarrFolder
 from ml4cube.store.publishing.opening import open_draft
@@ -316,3 +317,28 @@ def test_other_ranks_go_on_where_one_stopped(tmp_path, expected):
         assert tree(path) == expected
         with pytest.raises(RunError, match="by one process only; with several ranks"):
             launch(predict_on_rank, 2, str(log), "memory://x/cube.zarr")
+
+
+@pytest.mark.parametrize(
+    ("raised_here", "lost", "expected"),
+    [
+        (None, "gloo: connection closed by peer", (RunError, "because another rank ended")),
+        (None, "something else", (RuntimeError, "something else")),
+        (KeyError("mine"), "gloo: connection closed by peer", (KeyError, "mine")),
+    ],
+)
+def test_a_rank_that_ended_is_told_apart_from_errors_of_ones_own(raised_here, lost, expected):
+    class Unreachable:
+        def patient(self):
+            return self
+
+        def gather_objects(self, _):
+            raise RuntimeError(lost)
+
+    with pytest.raises(expected[0], match=expected[1]), all_ranks_or_none(Unreachable()):
+        raise_unless_none(raised_here)
+
+
+def raise_unless_none(error):
+    if error is not None:
+        raise error
