@@ -123,7 +123,7 @@ def test_samples_are_dropped_then_filled_as_the_table_says(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", filter(None, DROP_POLICIES))
+@pytest.mark.parametrize("policy", [policy for policy in DROP_POLICIES if policy])
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5])
 def test_cells_of_a_cube_are_samples_of_their_own(policy: str, ndim: int) -> None:
     samples = made_samples(ndim, seed=9)
