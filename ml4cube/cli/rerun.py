@@ -160,6 +160,7 @@ def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
         "compressors": BloscCodec(**compressor) if compressor["cname"] else None,
         "dtype": precision["dtypes"] or None,
         "bitround": precision["keepbits"] or None,
+        "missing_chunks": settings.get("missing_chunks", "warn"),
     }
     arguments |= {n: getattr(spec, n) for n in ("const", "drop_nan", "apply_mask", "drop_sample")}
     arguments |= {

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError, StoreError
-from ml4cube.cube.absent_chunks import AbsentChunks, absent_chunks
+from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.cube.chunks.disk import StoredChunks, stored_chunks
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
 from ml4cube.cube.variables import repeats_dim
@@ -31,15 +30,11 @@ class Source:
     """Source of the cells of one variable; picklable.
 
     `is_shared` is True if all regions use the same source, which `narrow` returns unchanged.
-    `stored` are the chunks of zarr with exactly these cells, before CF decoding; None if unknown.
-    `hides_absent_chunks` is True if chunks that are missing in a file would not be noticed.
     """
 
     dims: tuple[str, ...]
     dtype: np.dtype[Any]
     is_shared: bool = True
-    stored: StoredChunks | None = None
-    hides_absent_chunks: bool = False
 
     def read(self, slices: Slices) -> NDArray[Any]:
         """Read the cells inside `slices` of the whole cube."""
@@ -75,8 +70,6 @@ class _MemorySource(Source):
 @dataclass(frozen=True, kw_only=True)
 class _DaskSource(_MemorySource):
     """Cells of a dask array, from `origin` on, computed in the calling thread."""
-
-    hides_absent_chunks: bool = True
 
     def read(self, slices: Slices) -> NDArray[Any]:
         return np.asarray(self._part(slices).compute(scheduler="synchronous"))
@@ -151,18 +144,9 @@ def _source(variable: xr.Variable) -> Source:
 def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Source:
     """Return a source of a lazily indexed file: zarr itself where xarray adds nothing."""
     zarr = LazyZarr.behind(file, dtype)
-    is_known = zarr.is_whole and not zarr.in_this_process
-    stored = stored_chunks(zarr.array) if is_known else None
-    if zarr.is_undecoded and stored is not None:
-        return _ZarrSource(dims=dims, dtype=dtype, stored=stored)
-    return _LazySource(
-        dims=dims,
-        dtype=dtype,
-        array=file,
-        is_shared=not zarr.in_this_process,
-        stored=stored,
-        hides_absent_chunks=zarr.array is not None and stored is None,
-    )
+    if zarr.is_whole and zarr.is_undecoded and not zarr.in_this_process:
+        return _ZarrSource(dims=dims, dtype=dtype, stored=stored_chunks(zarr.array))
+    return _LazySource(dims=dims, dtype=dtype, array=file, is_shared=not zarr.in_this_process)
 
 
 def _is_persisted(data: Any) -> bool:
@@ -244,7 +228,7 @@ class CubeReader:
     def _read_one(self, name: str, slices: Slices) -> NDArray[Any]:
         """Read a variable with all dims of the cube: repeated along those that it lacks."""
         source = self.sources[name]
-        with _reading(name, slices):
+        with reading(name, slices):
             values = source.read(slices)
         if source.dims == self.dims:
             return values
@@ -254,32 +238,14 @@ class CubeReader:
         shape = tuple(slices[d].stop - slices[d].start for d in self.dims)
         return values if values.shape == shape else np.broadcast_to(values, shape)
 
-    def absent(
-        self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
-    ) -> dict[str, AbsentChunks]:
-        """Find the absent chunks that begin in `owned`, cells of `slices` of no other region."""
-        found = {}
-        origin = {dim: slices[dim].start for dim in self.dims}
-        for name, source in self.sources.items():
-            if source.stored is None:
-                continue
-            # along dims that the variable lacks, all cells are the same
-            first_along_others = tuple(
-                slice(None) if dim in source.dims else slice(0, 1) for dim in self.dims
-            )
-            unrepeated = cells[name][first_along_others]
-            with _reading(name, slices):
-                absent = absent_chunks(source.stored, source.dims, unrepeated, origin, owned)
-            if absent is not None:
-                found[name] = absent
-        return found
-
 
 @contextlib.contextmanager
-def _reading(name: str, slices: Slices) -> Iterator[None]:
+def reading(name: str, slices: Slices) -> Iterator[None]:
     """Raise StoreError with variable and region where reading fails."""
     try:
         yield
+    except CubeError:
+        raise
     except Exception as error:
         region = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
         raise StoreError(

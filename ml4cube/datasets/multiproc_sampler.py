@@ -26,15 +26,17 @@ from ml4cube.core.errors import (
     check_choice,
     check_flags,
     check_whole,
+    listed,
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
 from ml4cube.progress import Stage
 from ml4cube.sampling.extractor import Callback, Extractor
 from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
+from ml4cube.sampling.identity.cube import SourceChangedError
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
-from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan, refuse_empty
+from ml4cube.sampling.plan import SamplePlan, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import entries_of
 from ml4cube.sampling.shards import ShardJob, make_shard
@@ -105,7 +107,6 @@ class _SamplerOptions(SamplingOptions):
     order: str
     client: Any
     progress: bool
-    missing_chunks: str
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -244,9 +245,11 @@ class MultiProcSampler(Summarized):
         zero, which compresses well. 10 bits are about three digits.
     max_chunk_mb : float
         Most megabytes that a decoded chunk of the cube may have; a worker holds some in memory.
-    missing_chunks : {"fill", "raise"}
+    missing_chunks : {"warn", "raise", "drop"}
         What to do about chunks that the cube's zarr store lacks, and which read as its fill
-        value: count them in the plan, and warn if that value is no gap; or refuse them.
+        value. If that is a gap, they are counted in the plan. If it is a value: warn, refuse them,
+        or take their cells for gaps; samples that touch such a chunk of integers are dropped as
+        ``gap``, whatever `drop_nan` is. "raise" refuses those that read as gaps, too.
     statistics : Statistics, CubeScaler, or a sample store or its path, optional
         Statistics to scale float variables by, instead of those of this call's train samples:
         to share the scaling between stores, or to scale per level, pixel or month
@@ -264,6 +267,8 @@ class MultiProcSampler(Summarized):
     UserWarning
         If the cube has no split label and `block_size` is not given; names the blocks used, and
         how to choose better ones. If nothing tells whether `callback` is that of an earlier call.
+        If the source lacks chunks that read as values, once for each variable. If windows of
+        several steps span missing dates.
 
     Raises
     ------
@@ -329,7 +334,7 @@ class MultiProcSampler(Summarized):
         dtype: Any = None,
         bitround: Any = None,
         max_chunk_mb: float = MAX_CHUNK_MB,
-        missing_chunks: str = "fill",
+        missing_chunks: str = "warn",
         statistics: Any = None,
         version: str | int | None = None,
     ) -> None:
@@ -351,7 +356,6 @@ class MultiProcSampler(Summarized):
                 f"{self.sampling.extractor.label!r} of the cube has no validation part (2); label "
                 "the cube with one (assign_block_split(..., val=0.1)), or leave val_cube out"
             )
-        check_missing_chunks(missing_chunks, self.sampling.reader)
         self._precision = Precision.parse(dtype, bitround)
         self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
         if callback is None:
@@ -372,6 +376,8 @@ class MultiProcSampler(Summarized):
         }
         if (given := self.sampling.given) is not None:
             self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
+        if self.sampling.dropped:
+            self._settings["missing_chunks"] = missing_chunks
         self._overwrite = overwrite
         # The last plan, by the id of its call, which changes when the cube does.
         self._planned: dict[str, _Planned] = {}
@@ -431,6 +437,7 @@ class MultiProcSampler(Summarized):
 
     def _plan_on(self, engine: TaskEngine, call: Call) -> _Planned:
         if call.id not in self._planned:
+            self.sampling.check_same_chunks()
             tiles, show = len(self.sampling.extractor.tiles), self._options.progress
             with Stage("counting", tiles, "tiles", show=show) as stage:
                 extractor, plan = make_plan(
@@ -439,7 +446,6 @@ class MultiProcSampler(Summarized):
                     self.targets,
                     tiles_per_task=self._options.chunk_batch,
                     note=stage.update,
-                    missing_chunks=self._options.missing_chunks,
                 )
             if self.sampling.labelled and not plan.samples.get("val", 1):
                 refuse_empty(plan.accounting, ["val"], plan.parts)
@@ -478,7 +484,8 @@ class MultiProcSampler(Summarized):
             If something else exists at a path, or appears there during the run.
         EmptyPartError, RunError, StoreError
             As `plan`; or if another run writes to the same path, or the disk is full. Then
-            nothing exists at the paths, and the same call continues where this one stopped.
+            nothing exists at the paths, and the same call continues where this one stopped. If
+            files of the cube changed while it was read, the next call starts over.
         """
         summary = self._run()
         paths = ", ".join(map(str, self.targets.values()))
@@ -582,6 +589,13 @@ class MultiProcSampler(Summarized):
                 for part, draft in drafts.items()
             }
             self._write_shards(engine, jobs, plan, drafts)
+        try:
+            call.source.check_unchanged(listed([str(draft.target) for draft in drafts.values()]))
+        except SourceChangedError:
+            # shards of old and new cells must not be resumed
+            for draft in drafts.values():
+                draft.discard()
+            raise
         named = zip(self.sampling.spec.dims, extractor.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
         made_from = provenance(self.sampling, self._settings) | {
@@ -601,6 +615,7 @@ class MultiProcSampler(Summarized):
                 fill=extractor.fill,
                 filled=plan.filled,
                 places=entries_of(scaling),
+                over_missing_dates=plan.over_missing_dates,
             )
             with WriteErrors.of(draft.target):
                 files = draft.files | write_axes(draft.store_folder, self._compressor, axes)

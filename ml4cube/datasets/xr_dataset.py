@@ -129,6 +129,9 @@ class XrDataset(Summarized):
     statistics : Statistics, CubeScaler, or a sample store or its path, optional
         Statistics to scale float variables by, instead of those of the train samples, as in
         `MultiProcSampler`.
+    missing_chunks : {"warn", "raise", "drop"}
+        What to do about chunks that the cube's zarr store lacks and that read as values, as in
+        `MultiProcSampler`.
 
     Attributes
     ----------
@@ -179,6 +182,7 @@ class XrDataset(Summarized):
         data_split: float = 0.8,
         seed: int = 42,
         statistics: Any = None,
+        missing_chunks: str = "warn",
     ) -> None:
         """Check every argument, then read the blocks."""
         self._options = _XrOptions.of(locals())

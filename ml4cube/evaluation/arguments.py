@@ -48,7 +48,11 @@ def check_starts(named: Iterable[str], timing: Timing) -> None:
 
 
 def as_prediction(
-    prediction: Any, truth: xr.Dataset, data: Any, predict: Mapping[str, Any] | None, progress: bool
+    prediction: Any,
+    truth: xr.Dataset,
+    data: Any,
+    predict: Mapping[str, Any] | None,
+    by_default: Mapping[str, Any],
 ) -> xr.Dataset:
     """Return a predicted cube, which a model makes first."""
     is_cube = isinstance(prediction, xr.Dataset | xr.DataArray | str | os.PathLike)
@@ -58,7 +62,7 @@ def as_prediction(
         return with_forecast_dims(as_dataset(prediction))
     from ml4cube.prediction import predict_cube
 
-    options = {"progress": progress, **(predict or {})}
+    options = {**by_default, **(predict or {})}
     return with_forecast_dims(predict_cube(prediction, truth, data, **options))
 
 

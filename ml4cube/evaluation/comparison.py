@@ -9,6 +9,7 @@ from typing import Any
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, caller_level
+from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation import arguments
 from ml4cube.evaluation.arguments import Baselines
@@ -43,6 +44,7 @@ def evaluate(
     data: Any = None,
     predict: Mapping[str, Any] | None = None,
     progress: bool = True,
+    missing_chunks: str = "warn",
 ) -> Scorecard:
     """Compare a prediction, and baselines beside it, with the true cube.
 
@@ -114,6 +116,9 @@ def evaluate(
     progress : bool, default True
         Show a bar in terminals and notebooks, else write a line to stderr for each tenth of a long
         comparison.
+    missing_chunks : {"warn", "raise", "drop"}, default "warn"
+        What to do about chunks that the zarr store of a cube lacks and that read as values: warn,
+        refuse them, or take their cells for gaps.
 
     Returns
     -------
@@ -191,8 +196,10 @@ def evaluate(
         prediction = prediction.rename(truth.name)  # two arrays are compared whatever their names
     truth = as_dataset(truth)
     time_dim = arguments.time_dim_of(truth)
-    cube = arguments.as_prediction(prediction, truth, data, predict, progress)
+    by_default = {"progress": progress, "missing_chunks": missing_chunks}
+    cube = arguments.as_prediction(prediction, truth, data, predict, by_default)
     names = arguments.common_variables(cube, truth, time_dim)
+    cube, truth = (heed_absent_chunks(one, names, missing_chunks).cube for one in (cube, truth))
     timing = Timing.of(cube, truth, time_dim)
     arguments.check_starts(named, timing)
     labels = Labels.of(by, cube, truth, timing)
@@ -201,6 +208,8 @@ def evaluate(
     cubes = {PREDICTION: (cube, own_steps(timing))}
     for name, baseline in given.items():
         baseline = with_forecast_dims(as_dataset(baseline))
+        of_baseline = [name for name in names if name in baseline]
+        baseline = heed_absent_chunks(baseline, of_baseline, missing_chunks).cube
         cubes[name] = baseline, matching_steps(name, baseline, timing, time_dim)
     variables = [Scored.of(name, cubes, truth, timing, weights) for name in names]
     models = [*cubes, *named]

@@ -18,7 +18,9 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels
+from ml4cube.cube.absent_chunks import heed_in_array
 from ml4cube.cube.classes import is_flagged
+from ml4cube.cube.reader import reading
 from ml4cube.cube.variables import check_left_out, data_variables
 from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 from ml4cube.preprocessing.area_weights import area_of, find_latitudes
@@ -88,6 +90,7 @@ def score_cube(
     metrics: str | Sequence[str] = _DEFAULT_METRICS,
     by: str | xr.DataArray | Sequence[str | xr.DataArray] | None = None,
     weights: xr.DataArray | str | None = "area",
+    missing_chunks: str = "warn",
 ) -> xr.Dataset:
     """Score a predicted cube against the true one, block by block, with bounded memory.
 
@@ -107,6 +110,9 @@ def score_cube(
     weights : DataArray, "area" or None, default "area"
         Weight of each cell. ``"area"`` uses `area_weights` of the prediction or, if it has no
         latitude, of the truth, and equal weights if areas are unknown.
+    missing_chunks : {"warn", "raise", "drop"}, default "warn"
+        What to do about chunks that the zarr store of a cube lacks and that read as values: warn,
+        refuse them, or take their cells for gaps.
 
     Returns
     -------
@@ -153,7 +159,8 @@ def score_cube(
     # not those of the prediction, which arithmetic may have changed with its values
     bounds = dict(truth.variables) if isinstance(truth, xr.Dataset) else {}
     sums, descriptions = [], {}
-    for name, (predicted, true) in pairs.items():
+    for name, pair in pairs.items():
+        predicted, true = (heed_in_array(array, missing_chunks) for array in pair)
         of_cells, descriptions[name] = cell_weights(weights, predicted, true, bounds)
         sums.append(_sum_variable(predicted, true, groupings, of_cells))
     coords = {grouping.name: grouping.labels for grouping in groupings}
@@ -286,7 +293,8 @@ def _sum_variable(
             code = in_block(grouping.codes, prediction.dims, slices)
             combined = group * len(grouping.labels) + code
             group = np.where((group < 0) | (code < 0), -1, combined)
-        p, t = prediction.isel(slices).values, truth.isel(slices).values
+        with reading(str(truth.name), {str(dim): along for dim, along in slices.items()}):
+            p, t = prediction.isel(slices).values, truth.isel(slices).values
         sums = sums.merge(PairSums.of(p, t, w, group, n_groups))
     return sums
 

@@ -26,7 +26,7 @@ from ml4cube.preprocessing.cubes import as_flags, cells_of_part
 
 Box = dict[str, slice]
 #: Variables of a filler's reader: the values, and flags and weights of cells.
-VALUES, ALLOWED, USED = "cell values", "may be filled", "used by climatology"
+ALLOWED, USED = "may be filled", "used by climatology"
 SCORED, WEIGHT = "may be scored", "weight of cells"
 # Cells of a block: many, because blocks that are whole along time cut chunks that are not.
 _BLOCK_CELLS = 2**22
@@ -38,6 +38,7 @@ class GapFiller:
 
     # Dims: time, if there is one, and the others.
     reader: CubeReader
+    name: str
     time_dim: str | None
     artificial: ArtificialGaps
 
@@ -59,7 +60,7 @@ class GapFiller:
         train = cells_of_part(cube, "train")[0] if is_model else None
         everywhere = xr.Variable((), True)
         variables = {
-            VALUES: array.variable,
+            name: array.variable,
             ALLOWED: everywhere if mask is None else _allowed(cube, array, mask),
             USED: everywhere if used is None else _along(used, array),
             SCORED: everywhere if train is None else _along(~train, array),
@@ -71,7 +72,7 @@ class GapFiller:
         dims = (*([] if time_dim is None else [time_dim]), *first, *last)
         reader = CubeReader.of(xr.Dataset(variables), variables, dims)
         n_steps = 1 if time_dim is None else array.sizes[time_dim]
-        return cls(reader, time_dim, artificial(n_steps))
+        return cls(reader, name, time_dim, artificial(n_steps))
 
     def blocks(self, chunks: Mapping[str, int], whole: tuple[str, ...]) -> Grid:
         """Return blocks that are whole along some dims, and follow the chunks along others."""
@@ -88,7 +89,7 @@ class GapFiller:
     def fill(self, method: Method, box: Box) -> NDArray[Any]:
         """Return the values of a block with its gaps filled, as far as the method can."""
         cells = self._read(box)
-        values = cells[VALUES]
+        values = cells[self.name]
         wanted = find_gaps(values) & cells[ALLOWED]
         if not wanted.any():
             return self._as_read(values)
@@ -101,18 +102,18 @@ class GapFiller:
     def hide(self, box: Box) -> NDArray[Any]:
         """Return the values of a block with artificial gaps."""
         cells, hidden, *_ = self._with_artificial(box)
-        values = cells[VALUES]
+        values = cells[self.name]
         return self._as_read(np.where(hidden, np.array(np.nan, values.dtype), values))
 
     def flags(self, filled: NDArray[Any], box: Box) -> NDArray[np.uint8]:
         """Return 0 for known cells, 1 for filled ones and 2 for gaps that are left."""
-        gaps = find_gaps(self.reader.only([VALUES]).read(box)[VALUES])
+        gaps = find_gaps(self.reader.only([self.name]).read(box)[self.name])
         return (gaps * np.where(find_gaps(filled), 2, 1)).astype(np.uint8)
 
     def score(self, method: Method, box: Box) -> tuple[PairSums, NDArray[np.int64]]:
         """Return the errors of artificial gaps, and cells in real ones, by length."""
         cells, hidden, real_lengths, lengths = self._with_artificial(box)
-        values = _with_nan(cells[VALUES])
+        values = _with_nan(cells[self.name])
         real = np.isnan(values) & cells[ALLOWED]
         counts = np.bincount(real_lengths[real], minlength=len(LENGTHS))
         scored = hidden & cells[SCORED]
@@ -132,11 +133,11 @@ class GapFiller:
         around = slice(max(inner.start - REACH, 0), inner.stop + REACH)
         source = self.artificial.source[around]
         cells = self._read(self._at(box, slice(around.start, around.start + len(source))))
-        gaps = find_gaps(cells[VALUES])
+        gaps = find_gaps(cells[self.name])
         copied = np.zeros_like(gaps)
         for steps in _runs(source):
             rows = self._at(box, slice(source[steps[0]], source[steps[-1]] + 1))
-            copied[steps] = find_gaps(self._read(rows, VALUES)[VALUES])
+            copied[steps] = find_gaps(self._read(rows, self.name)[self.name])
         hidden = copied & ~gaps & cells[ALLOWED]
         part = slice(inner.start - around.start, inner.stop - around.start)
         return (

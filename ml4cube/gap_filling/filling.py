@@ -21,6 +21,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import FILLED_ATTR
+from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.chunks.blocks import chunk_sizes
 from ml4cube.cube.classes import holds_classes
 from ml4cube.cube.masks_and_labels import NAME_ATTR, ROLE_ATTR
@@ -68,6 +69,7 @@ def fill_gaps(
     seed: int = 42,
     data: Any = None,
     predict: Mapping[str, Any] | None = None,
+    missing_chunks: str = "warn",
 ) -> FilledCube:
     """Fill gaps in time or space, and measure the error on artificial gaps of the same shapes.
 
@@ -106,6 +108,9 @@ def fill_gaps(
         How the data of a model's training were made: `store_or_stats` of `predict_cube`.
     predict : mapping, optional
         Further arguments of `predict_cube`.
+    missing_chunks : {"warn", "raise", "drop"}
+        What to do about chunks that the cube's zarr store lacks and that read as values: warn,
+        refuse them, or fill them like other gaps.
 
     Returns
     -------
@@ -149,7 +154,7 @@ def fill_gaps(
     check_whole("neighbours", neighbours, 1)
     if isinstance(method, str):
         check_choice("method", method, METHODS)
-    cube, names = _checked(ds, variables, fraction, seed)
+    cube, names = _checked(ds, variables, fraction, seed, missing_chunks)
     for name in names:
         if f"{name}_filled" in cube.variables:
             raise InvalidValueError(f"the cube must not have {name}_filled; drop it first")
@@ -167,9 +172,10 @@ def fill_gaps(
                 "it is scored on, and its error may be larger than the scores say",
                 stacklevel=caller_level(),
             )
-        methods = _predicted(cube, fillers, method, data, dict(predict or {}))
+        predict = {"missing_chunks": missing_chunks, **(predict or {})}
+        methods = _predicted(cube, fillers, method, data, predict)
         hidden = cube.assign({n: _hidden(f, cube[n]) for n, f in fillers.items()})
-        without_out = {key: value for key, value in dict(predict or {}).items() if key != "out"}
+        without_out = {key: value for key, value in predict.items() if key != "out"}
         methods_to_score = _predicted(hidden, fillers, method, data, without_out)
     sums = {
         name: _score(filler, methods_to_score[name], cube[name]) for name, filler in fillers.items()
@@ -230,14 +236,18 @@ def hide_cells(
     >>> [int(hide_cells(ds, seed=seed).t.isnull().sum()) for seed in range(6)]
     [2, 2, 2, 2, 2, 2]
     """
-    cube, names = _checked(ds, variables, fraction, seed)
+    cube, names = _checked(ds, variables, fraction, seed, "warn")
     artificial = partial(ArtificialGaps.of, fraction=fraction, seed=seed)
     fillers = {name: GapFiller.of(cube, name, mask, None, artificial) for name in names}
     return cube.assign({n: _hidden(f, cube[n]) for n, f in fillers.items()})
 
 
 def _checked(
-    ds: Any, variables: str | Iterable[str] | None, fraction: float, seed: int
+    ds: Any,
+    variables: str | Iterable[str] | None,
+    fraction: float,
+    seed: int,
+    missing_chunks: str,
 ) -> tuple[xr.Dataset, list[str]]:
     """Return the cube and the variables to fill."""
     check_whole("seed", seed)
@@ -255,7 +265,7 @@ def _checked(
         raise InvalidTypeError(
             f"variables must hold floating-point numbers, the cube has {list(cube.data_vars)}"
         )
-    return cube, names
+    return heed_absent_chunks(cube, names, missing_chunks).cube, names
 
 
 def _predicted(

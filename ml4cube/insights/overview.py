@@ -14,6 +14,7 @@ from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.scaling import GROUPS, group_numbers
 from ml4cube.core.sums.fields import Moments
 from ml4cube.core.sums.quantiles import Histogram
+from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.chunks.blocks import chunk_sizes
 from ml4cube.cube.coordinates import dates_along, find_time_dim, is_category
 from ml4cube.cube.opening import as_dataset
@@ -23,7 +24,7 @@ from ml4cube.insights.classes import class_fractions
 from ml4cube.insights.sums import Floats, Pair, VariableSums, sum_up
 from ml4cube.preprocessing.statistics import chosen_variables
 from ml4cube.splits.cube import microseconds
-from ml4cube.splits.ranges import estimate_range
+from ml4cube.splits.ranges import ranges_of
 
 #: Probabilities of the quantiles.
 PROBABILITIES = (0.0, 0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995, 1.0)
@@ -61,6 +62,7 @@ def get_insights(
     *,
     sample_size: SizesLike | None = None,
     overlap: SizesLike | float | None = None,
+    missing_chunks: str = "warn",
 ) -> xr.Dataset:
     """Describe what a cube holds: gaps, distribution, season, correlation, range and chunks.
 
@@ -79,6 +81,9 @@ def get_insights(
         Windows that will be read, as for `MultiProcSampler`; dims that it lacks have size 1.
     overlap : mapping of str to float, pairs or float, optional
         Fraction of a window that neighbours share, by dim or for all.
+    missing_chunks : {"warn", "raise"}
+        What to do about chunks that the cube's zarr store lacks and that read as values: warn, or
+        refuse them.
 
     Returns
     -------
@@ -144,6 +149,7 @@ def get_insights(
     window = None if sample_size is None else parse_sizes("sample_size", sample_size, sizes)
     shared = parse_overlap("overlap", overlap, window or {})
     _check(cube, names)
+    heed_absent_chunks(cube, names, missing_chunks, choices=("warn", "raise"))
     sums, pair_sums = sum_up(cube, names)
     described: dict[str, dict[str, Any]] = {}
     for name, found in sums.items():
@@ -283,7 +289,7 @@ def _ranges(cube: xr.Dataset, name: str, dims: list[str], *, is_number: bool) ->
         if is_category(dim, array.coords.get(dim)):
             reasons[dim] = f"no range: {dim!r} lists categories"
     wanted = [dim for dim, reason in reasons.items() if not reason]
-    found = estimate_range(cube, name, wanted) if wanted else None
+    found = ranges_of(array, wanted) if wanted else None
     if found is not None:
         reasons |= found.reasons
     ranges = [np.nan if found is None else found.get(dim, np.nan) for dim in dims]

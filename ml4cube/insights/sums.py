@@ -119,7 +119,7 @@ def _sum_group(
         others[_WEIGHTS] = weights.variable
     time_axis = None if time_dim is None else first.dims.index(time_dim)
     sum_block = partial(_sum_block, own, pairs, time_axis)
-    for slices, (of_variables, of_pairs) in each_block(first.variable, others, sum_block):
+    for slices, (of_variables, of_pairs) in each_block(own[0], first.variable, others, sum_block):
         for name, block in zip(own, of_variables, strict=True):
             sums[name].add(slices, block)
         for pair, of_pair in zip(pairs, of_pairs, strict=True):

@@ -208,6 +208,8 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
     statistics = Statistics(known, plan.statistics.part)
     scaling = of_inputs.scaling(statistics, plan.schema)
     settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
+    if sampling.dropped:
+        settings["missing_chunks"] = options.missing_chunks
     metadata = StoreMetadata(
         part=part,
         spec=of_inputs.spec,
@@ -219,6 +221,7 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
         fill=extractor.fill,
         filled=plan.filled,
         places=entries_of(scaling),
+        over_missing_dates=plan.over_missing_dates,
     )
     return CubeSource(sampling, extractor, plan, metadata), metadata
 
@@ -257,6 +260,7 @@ def _identity_of(sampling: Sampling) -> str | None:
     settings: dict[str, Any] = {"seed": extractor.seed, "ds": [str(d) for d in sampling.ds.dims]}
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
+    settings["dropped"] = sampling.dropped
     if isinstance(reader, LeadReader):
         settings["lead"] = [reader.lead, list(reader.target_reader.sources)]
     try:

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_whole
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_pairs
 from ml4cube.core.sample_spec import SampleSpec, parse_names
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.core.time_steps import TimeSteps, WindowsOverTime
+from ml4cube.cube.absent_chunks import ABSENT
 from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.sampling.extractor import OUTCOMES, Arrays, Extractor
-from ml4cube.sampling.request import Sampling, check_known
+from ml4cube.sampling.request import Sampling, axis_values, check_known
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -132,21 +133,13 @@ def whole_cells(
 def warn_of_uneven_steps(lead: Lead, axes: Mapping[str, xr.Variable]) -> None:
     """Warn if a lead, which counts cells, is not the same time everywhere, or lies in the past."""
     for dim, along in lead.items():
-        axis = axes.get(dim)
-        if not along.offset or axis is None or len(axis) < 2 or not is_time(axis):
+        steps = TimeSteps.of(dim, axes[dim].values) if along.offset and dim in axes else None
+        if steps is None or steps.go_forward:
             continue
-        dates = np.asarray(axis.values)
-        steps = np.diff(dates).astype("m8[us]").astype(np.int64) / 86_400e6
-        # Months and years are of unequal length, but not by half.
-        if steps.min() > 0 and steps.max() <= 1.5 * np.median(steps):
-            continue
-        last = int(steps.argmax())
         warnings.warn(
-            f"target_offset counts cells, but steps along {dim!r} differ or go back in time: "
-            f"{steps.min():g} to {steps.max():g} days, with a median of {np.median(steps):g}; the "
-            f"longest is from {dates[last]} to {dates[last + 1]}. Targets there lie at another "
-            f"lead time; sort the cube along {dim!r} and reindex it to even steps, whose gaps are "
-            "then dropped",
+            f"target_offset counts cells, but {steps}. Targets there lie at another lead time; "
+            f"sort the cube along {dim!r} and reindex it to even steps, whose gaps are then "
+            "dropped",
             stacklevel=caller_level(),
         )
 
@@ -186,13 +179,21 @@ def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
     target = replace(extractor, spec=target_spec, used_blocks=None)
     pairs = LeadExtractor(**{**vars(extractor), "spec": inputs}, target=target)
     needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
+    needed += [name for name in sampling.reader.sources if name == ABSENT]
     target_reader = sampling.reader.only(needed)
     reader = LeadReader(**vars(sampling.reader), target_reader=target_reader, lead=lead)
     given = sampling.given
     if given is not None:  # The plan asks for statistics of every variable.
         of_targets = {target_name(name): given[name] for name in targets if name in given}
         given = Statistics({**given, **of_targets}, given.part)
-    return replace(sampling, reader=reader, extractor=pairs, given=given)
+    windows = WindowsOverTime.of(inputs.window_starts, axis_values(sampling.ds, spec.dims))
+    return replace(
+        sampling,
+        reader=reader,
+        extractor=pairs,
+        given=given,
+        over_missing_dates=windows.over_missing_dates,
+    )
 
 
 @dataclass(frozen=True)

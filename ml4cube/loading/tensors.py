@@ -116,8 +116,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
         For a cube, as `MultiProcSampler` takes them: `apply_mask`, `drop_sample`,
         `fill_method`, `const`, `filter_var`, `drop_nan`, `scale_fn`, `callback`,
         `data_split` (1.0 unless given), `val_split`, `data_fraq`, `rand_chunk`, `seed`,
-        `nproc`, `statistics`, `progress`. Gaps of `to_pred` and of a variable given as `weights`
-        are filled only where a mapping given as `fill_method` names them, and at a lead time never.
+        `nproc`, `statistics`, `missing_chunks`, `progress`. Gaps of `to_pred` and of a variable
+        given as `weights` are filled only where a mapping given as `fill_method` names them, and
+        at a lead time never.
 
     Attributes
     ----------

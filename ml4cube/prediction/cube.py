@@ -20,11 +20,12 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import Grid, SizesLike
+from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.prediction.block import BlockPredictor
-from ml4cube.prediction.identity import call_id
+from ml4cube.prediction.identity import call_id, source_state
 from ml4cube.prediction.models import (
     Model,
     classes_of,
@@ -77,6 +78,7 @@ def predict_cube(
     samples: int | None = None,
     seed: int = 42,
     client: Any = None,
+    missing_chunks: str = "warn",
 ) -> xr.Dataset:
     """Predict every cell of a cube with a trained model, block by block, in physical units.
 
@@ -166,6 +168,9 @@ def predict_cube(
     client : dask.distributed.Client or str, optional
         A cluster, or the address of its scheduler, whose workers predict the blocks, and write
         them to `out`, which they all must reach. The model is sent to them.
+    missing_chunks : {"warn", "raise", "drop"}
+        What to do about chunks of features and mask that the cube's zarr store lacks and that read
+        as values: warn, refuse them, or take their cells for gaps, of integers too.
 
     Returns
     -------
@@ -193,7 +198,8 @@ def predict_cube(
     StoreExistsError
         If `out` exists, and is not to be replaced or appended to.
     StoreError
-        If the cube or the sample store cannot be read, or `out` cannot be written.
+        If the cube or the sample store cannot be read, or `out` cannot be written; if files of the
+        cube changed while it was read, so that the next call starts over.
     RunError
         If another run is writing `out`; on all other ranks, if one rank fails.
 
@@ -248,6 +254,9 @@ def predict_cube(
     names = (*spec.targets, *spec.windows.dims, *map(str, cube.coords))
     check_output(location, names, dtypes, overwrite=overwrite, append=append)
 
+    read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
+    heeded = heed_absent_chunks(cube, read, missing_chunks, mask=spec.mask or spec.feature_mask)
+    source = source_state(cube, read, location)
     world = World.current("cpu")  # blocks travel in main memory
     check_client(client)
     if client is not None and world.size > 1:
@@ -255,12 +264,11 @@ def predict_cube(
             f"client must be None in a group of {world.size} ranks, which share the blocks already"
         )
     with running(models, device, dtype, samples, seed) as members:
-        read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
         predictor = BlockPredictor(
             members,
             spec,
             Layout.plain(expected),
-            CubeReader.of(cube, read, tuple(spec.windows.dims)),
+            CubeReader.of(heeded.cube, read, tuple(spec.windows.dims)),
             keep_gaps,
             reduce,
             members.fixed_batch or batch_size,
@@ -280,14 +288,20 @@ def predict_cube(
         names = tuple(str(name) for name, v in template.data_vars.items() if v.chunks is not None)
         # The template has the layout of the results.
         settings = [spec, keep_gaps, reduce, predictor.batch_size, str(device), samples, seed]
-        id = call_id(models, cube, read, template, [*settings, append], location)
+        settings += sorted(heeded.dropped)
+        id = call_id(models, template, [*settings, append], location, source)
         output = make_output(
             location, template, names, world, overwrite=overwrite, append=append, call_id=id
         )
         if output.is_written:
             return output.result()
         engine = InProcess() if client is None else DaskCluster(client)
-        return _predict_blocks(predictor, blocks, output, world, engine, progress)
+
+        def check_source() -> None:
+            if source is not None:
+                source.check_unchanged(location)
+
+        return _predict_blocks(predictor, blocks, output, world, engine, progress, check_source)
 
 
 def _windows_per_call(spec: PredictionSpec, dtype: torch.dtype, device: torch.device) -> int:
@@ -424,8 +438,12 @@ def _predict_blocks(
     world: World,
     engine: TaskEngine,
     progress: bool,
+    check_source: Callable[[], None],
 ) -> xr.Dataset:
-    """Predict all blocks, shared among the ranks, or among the workers of a cluster."""
+    """Predict all blocks, shared among the ranks, or among the workers of a cluster.
+
+    `check_source` is called before the result is published.
+    """
     _keep_freed_memory()
     try:
         done = output.begin()
@@ -440,6 +458,7 @@ def _predict_blocks(
                     stage.update()
         with all_ranks_or_none(world):
             if world.is_main:
+                check_source()
                 output.publish()
     except BaseException as error:
         if world.is_main:

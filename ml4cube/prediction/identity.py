@@ -17,7 +17,7 @@ import xarray as xr
 from torch.nn.parallel import DistributedDataParallel
 
 from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of, is_installed
-from ml4cube.sampling.identity.cube import hash_of, identity_of_variable, state_of
+from ml4cube.sampling.identity.cube import SourceState, hash_of
 from ml4cube.sampling.identity.provenance import versions
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.publishing.draft import work_location
@@ -25,31 +25,39 @@ from ml4cube.store.publishing.draft import work_location
 logger = logging.getLogger(__name__)
 
 
+def source_state(
+    cube: xr.Dataset, names: Iterable[str], location: Location | None
+) -> SourceState | None:
+    """Return what identifies the variables that are read; None where nothing is published."""
+    if location is None:
+        return None
+    paths = [] if isinstance(location, ZarrFolder) else [location, work_location(location)]
+    outputs = {os.path.realpath(path) for path in paths}
+    return SourceState.of({name: cube.variables[name] for name in names}, outputs)
+
+
 def call_id(
     model: Any,
-    cube: xr.Dataset,
-    names: Iterable[str],
     template: xr.Dataset,
     settings: Any,
     location: Location | None,
+    source: SourceState | None,
 ) -> str | None:
     """Return a hash of all that decides about the bytes of a predicted cube.
 
-    `names` are the variables of `cube` that are read; `settings` are picklable. The result is None
-    where something cannot be identified without reading the cube, and where no run is resumed.
+    `source` is what is read; `settings` are picklable. The result is None where something cannot be
+    identified without reading the cube, and where no run is resumed.
     """
-    if location is None or isinstance(location, ZarrFolder):
+    if source is None or isinstance(location, ZarrFolder):
         return None
-    outputs = {os.path.realpath(path) for path in (location, work_location(location))}
-    state = functools.cache(functools.partial(state_of, outputs=outputs))
     try:
-        cells = {name: identity_of_variable(cube[name].variable, state) for name in names}
+        cells = source.identities
         if None in cells.values():
             raise UnknownCallbackError(f"only the cells identify {cells}")
         return _hash_of_object(
             {
                 "model": model,
-                "cells": cells,
+                "cells": dict(cells),
                 # As text, because ranks share other objects in it, which pickling shows.
                 "template": repr({str(n): _described(v) for n, v in template.variables.items()}),
                 "attrs": repr(template.attrs),

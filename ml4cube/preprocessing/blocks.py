@@ -14,8 +14,10 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.errors import CubeError
 from ml4cube.cube.chunks.blocks import block_shape, blocks
 from ml4cube.cube.chunks.lazy_zarr import read_directly
+from ml4cube.cube.reader import reading
 
 T = TypeVar("T")
 Slices = dict[str, slice]
@@ -28,26 +30,29 @@ def threads() -> int:
 
 
 def each_block(
-    variable: xr.Variable, others: Mapping[str, xr.Variable | None], function: Callable[..., T]
+    name: str,
+    variable: xr.Variable,
+    others: Mapping[str, xr.Variable | None],
+    function: Callable[..., T],
 ) -> Iterator[tuple[Slices, T]]:
     """Yield the slices and the result of each block of a variable, computed a few at a time.
 
     The function takes the block, and by name the same cells of the others, which may lack dims.
-    Those that are None are left out.
+    Those that are None are left out. If one cannot be read, the error has its name.
     """
     if variable.size == 0:
         return
     variable = read_directly(variable)  # Still lazy, but its chunks are read without zarr.
-    given = {name: other for name, other in others.items() if other is not None}
-    variables = [variable, *given.values()]
-    dims_of = {name: other.dims for name, other in given.items()}
+    given = {key: other for key, other in others.items() if other is not None}
+    variables = {name: variable, **given}
+    dims_of = {key: other.dims for key, other in given.items()}
     of_block = partial(_apply, function, variable.dims, dims_of)
-    if any(one.chunks is not None for one in variables):
+    if any(one.chunks is not None for one in variables.values()):
         yield from _each_dask_block(variables, of_block)
         return
 
     def read(slices: Slices) -> T:
-        return of_block(*(_cut(one, slices) for one in variables))
+        return of_block(*(_cut(key, one, slices) for key, one in variables.items()))
 
     # reading, decoding and summing release the GIL
     count = threads()
@@ -62,9 +67,11 @@ def each_block(
             yield done, future.result()
 
 
-def _cut(variable: xr.Variable, slices: Slices) -> NDArray[Any]:
+def _cut(name: str, variable: xr.Variable, slices: Slices) -> NDArray[Any]:
     """Read the part of a variable that lies in a block."""
-    return np.asarray(variable.isel({dim: slices[str(dim)] for dim in variable.dims}).values)
+    box = {str(dim): slices[str(dim)] for dim in variable.dims}
+    with reading(name, box):
+        return np.asarray(variable.isel(box).values)
 
 
 def _apply(
@@ -83,18 +90,19 @@ def _apply(
 
 
 def _each_dask_block(
-    variables: Sequence[xr.Variable], of_block: Callable[..., T]
+    variables: Mapping[str, xr.Variable], of_block: Callable[..., T]
 ) -> Iterator[tuple[Slices, T]]:
     """Compute the blocks of the first variable in dask's workers, a few results at a time."""
     import dask
     import dask.array
 
-    first, dims = variables[0], variables[0].dims
+    first = next(iter(variables.values()))
+    dims = first.dims
     if first.chunks is None:
         first = first.chunk(block_shape(first))
     chunks = dict(zip(dims, first.chunks or (), strict=True))
     arguments: list[Any] = []
-    for one in variables:
+    for one in variables.values():
         array = one.chunk({dim: chunks[dim] for dim in one.dims}).data
         arguments += [array, [dims.index(dim) for dim in one.dims]]
     # an array with one object, the result, in place of each block
@@ -104,6 +112,22 @@ def _each_dask_block(
     bounds_along = [pairwise(np.cumsum([0, *sizes]).tolist()) for sizes in chunks.values()]
     tasks = zip(product(*bounds_along), results.to_delayed().ravel(), strict=True)
     while batch := list(islice(tasks, max(4 * threads(), 16))):
-        computed = dask.compute(*(task for _, task in batch))  # type: ignore[attr-defined,no-untyped-call]
-        for (bounds, _), result in zip(batch, computed, strict=True):
-            yield {str(d): slice(*bound) for d, bound in zip(dims, bounds, strict=True)}, result
+        boxes = [
+            {str(d): slice(*bound) for d, bound in zip(dims, bounds, strict=True)}
+            for bounds, _ in batch
+        ]
+        try:
+            computed = dask.compute(*(task for _, task in batch))  # type: ignore[attr-defined,no-untyped-call]
+        except CubeError:
+            raise
+        except Exception:
+            _find_unreadable(variables, boxes)
+            raise
+        yield from zip(boxes, computed, strict=True)
+
+
+def _find_unreadable(variables: Mapping[str, xr.Variable], boxes: Sequence[Slices]) -> None:
+    """Read blocks again, one by one, for an error that names a variable and its cells."""
+    for box in boxes:
+        for name, variable in variables.items():
+            _cut(name, variable, box)

@@ -115,7 +115,7 @@ def field_statistics(
     histograms: dict[str, tuple[Any, Histogram]] = {}
     others = {"cells": cells, "weights": weights, "groups": groups}
     sum_block = partial(_sum_block, axes, time_axis, bins)
-    for slices, sums in each_block(variable, others, sum_block):
+    for slices, sums in each_block(name, variable, others, sum_block):
         for group, moments, histogram in sums:
             front = () if groups is None else (group,)
             # `...` makes a single entry a view, too

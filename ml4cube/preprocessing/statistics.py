@@ -22,8 +22,9 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.statistics import VariableStatistics, check_decoded
 from ml4cube.core.sums.fields import quantile_of
+from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.classes import is_flagged
-from ml4cube.cube.variables import check_left_out, data_variables
+from ml4cube.cube.variables import check_left_out, data_variables, split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.blocks import each_block
@@ -73,6 +74,7 @@ class Statistics(core.Statistics):
         by: str | None = None,
         weights: Weights = None,
         quantiles: Sequence[float] = (),
+        missing_chunks: str = "warn",
     ) -> Self:
         """Compute statistics of each variable in one pass, a few blocks at a time.
 
@@ -102,6 +104,9 @@ class Statistics(core.Statistics):
             If any are given, a histogram is kept. ``stats[name].quantile(p)`` reads these and any
             other quantile from it, with an error below ``stats[name].quantile_error``. If that is
             0, the quantile is exactly that of numpy's ``method="inverted_cdf"``.
+        missing_chunks : {"warn", "raise", "drop"}
+            What to do about chunks that the cube's zarr store lacks and that read as values: warn,
+            refuse them, or count their cells as gaps.
 
         Returns
         -------
@@ -141,6 +146,9 @@ class Statistics(core.Statistics):
         chosen = chosen_variables(cube, variables, exclude_vars)
         if variables is None:
             chosen = _without_classes(cube, chosen)
+        label = None if split is None else split_label(cube)
+        read = [*chosen, *([] if label is None else [label])]
+        cube = heed_absent_chunks(cube, read, missing_chunks).cube
         cells, part = cubes.cells_of_part(cube, split)
         options = FieldOptions.of(cube, chosen, reduced_dims, by, weights, len(quantiles) > 0)
         statistics = {}
@@ -266,7 +274,7 @@ def _statistics(
         if not options.are_default:
             return field_statistics(name, variable, cells, options)
         total = VariableStatistics()
-        for _, block in each_block(variable, {"where": cells}, VariableStatistics.of):
+        for _, block in each_block(name, variable, {"where": cells}, VariableStatistics.of):
             total = total.merge(block)
     return total
 
@@ -294,6 +302,7 @@ def get_statistics(
     dims: str | Iterable[str] | None = None,
     by: str | None = None,
     weights: Weights = None,
+    missing_chunks: str = "warn",
 ) -> dict[str, list[Any]]:
     """Compute mean and standard deviation of each variable in one pass over the cube.
 
@@ -313,6 +322,9 @@ def get_statistics(
         Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year.
     weights : {"area"} or DataArray, optional
         Weights of cells, as in `Statistics.from_cube`.
+    missing_chunks : {"warn", "raise", "drop"}
+        What to do about chunks that the cube's zarr store lacks and that read as values: warn,
+        refuse them, or count their cells as gaps.
 
     Returns
     -------
@@ -345,7 +357,13 @@ def get_statistics(
     (array([ 2., 10.]), array([1., 0.]))
     """
     stats = Statistics.from_cube(
-        ds, exclude_vars=exclude_vars, split=split, dims=dims, by=by, weights=weights
+        ds,
+        exclude_vars=exclude_vars,
+        split=split,
+        dims=dims,
+        by=by,
+        weights=weights,
+        missing_chunks=missing_chunks,
     )
     return stats.mean_std()
 
@@ -357,6 +375,7 @@ def get_range(
     split: str | None = "train",
     dims: str | Iterable[str] | None = None,
     by: str | None = None,
+    missing_chunks: str = "warn",
 ) -> dict[str, list[Any]]:
     """Compute the minimum and maximum of each variable in one pass over the cube.
 
@@ -373,6 +392,8 @@ def get_range(
         Dims to reduce over, as xarray's ``dim``; the others are kept. Default: all.
     by : {"month", "season", "dayofyear"}, optional
         Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year.
+    missing_chunks : {"warn", "raise", "drop"}
+        What to do about chunks that the cube's zarr store lacks, as in `get_statistics`.
 
     Returns
     -------
@@ -395,5 +416,10 @@ def get_range(
     {'t': [1.0, 3.0]}
     """
     return Statistics.from_cube(
-        ds, exclude_vars=exclude_vars, split=split, dims=dims, by=by
+        ds,
+        exclude_vars=exclude_vars,
+        split=split,
+        dims=dims,
+        by=by,
+        missing_chunks=missing_chunks,
     ).range()

@@ -5,8 +5,7 @@ Imports nothing that a worker does not need.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from ml4cube.core.errors import RunError
 from ml4cube.core.grid import Block
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.sampling.extractor import OUTCOMES, Extractor, Schema
 
@@ -30,8 +28,6 @@ class TileCount:
     statistics: Statistics | None = None
     # Of the samples; None if there are none.
     schema: Schema | None = None
-    # Chunks that start in the tile and are missing from the source, by variable.
-    absent: Mapping[str, AbsentChunks] = field(default_factory=dict)
     # Variables whose gaps in the tile are filled.
     filled: tuple[str, ...] = ()
 
@@ -55,13 +51,11 @@ def _count_tile(
     extractor: Extractor, id: int, reader: CubeReader, looks_at_samples: bool
 ) -> TileCount:
     tile = extractor.tiles.block(id)
-    slices = extractor.cells_of(tile)
-    cells = reader.read(slices)
+    cells = reader.read(extractor.cells_of(tile))
     outcomes = extractor.outcomes(cells, tile)
     counts = np.bincount(outcomes, minlength=len(OUTCOMES)).tolist()
     if not looks_at_samples:
         return TileCount(id, tuple(counts))
-    absent = reader.absent(cells, slices, extractor.owned_by(tile))
     statistics, schema = None, None
     for part in PARTS.values():
         is_train = part == PARTS["train"]
@@ -73,7 +67,7 @@ def _count_tile(
             if is_train:
                 statistics = extractor.statistics(samples)
     filled = extractor.filled_in(cells) if any(counts[: len(PARTS)]) else ()
-    return TileCount(id, tuple(counts), statistics, schema, absent, filled)
+    return TileCount(id, tuple(counts), statistics, schema, filled)
 
 
 def agreed_schema(known: Schema | None, found: Schema | None) -> Schema | None:

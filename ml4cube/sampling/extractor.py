@@ -23,6 +23,7 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.absent_chunks import ABSENT
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import DATE_UNITS, holds_dtype
 
@@ -95,16 +96,6 @@ class Extractor:
             )
         }
 
-    def owned_by(self, tile: Block) -> dict[str, slice]:
-        """Return the cells that belong to a tile; each covered cell belongs to exactly one."""
-        owned = {}
-        for (dim, cells), stop, windows, stride in zip(
-            self.cells_of(tile).items(), tile.stop, self.tiles.shape, self.spec.stride, strict=True
-        ):
-            is_last_tile = stop == windows
-            owned[dim] = cells if is_last_tile else slice(cells.start, stop * stride)
-        return owned
-
     @property
     def sample_variables(self) -> tuple[str, ...]:
         """Variables of the cube that `samples` needs."""
@@ -112,12 +103,16 @@ class Extractor:
         return (*self.spec.variables, *([mask] if mask and self.spec.mask_makes_gaps else []))
 
     def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
-        """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps."""
+        """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps.
+
+        Among them are the cells of absent chunks, if a variable without gaps has any.
+        """
         spec = self.spec
         checked = () if spec.drop_nan is None else spec.variables
         with_gaps = (name for name in checked if dtypes[name].kind in "fM")
         mask = () if spec.filter_var is None else (spec.filter_var,)
-        return (*with_gaps, self.label, *mask)
+        absent = (name for name in dtypes if name == ABSENT)
+        return (*with_gaps, self.label, *mask, *absent)
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> Schema:
         """Return the schema of samples that no callback changes, from the dtypes of the cube."""
@@ -161,6 +156,8 @@ class Extractor:
         mask = self._mask(cells)
         if mask is not None and self.spec.mask_drops_samples:
             drops.append(("mask", ~window_all(mask, spec.size, spec.stride)))
+        if ABSENT in cells:
+            drops.append(("gap", window_any(cells[ABSENT], spec.size, spec.stride)))
         if spec.drop_nan is None:
             return drops
         values_read = (cells[name] for name in spec.variables if name in cells)

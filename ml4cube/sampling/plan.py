@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,9 +17,7 @@ from ml4cube.core.display import Summarized, Summary, Table
 from ml4cube.core.errors import (
     EmptyPartError,
     InvalidValueError,
-    StoreError,
     caller_level,
-    check_choice,
 )
 from ml4cube.core.grid import Grid
 from ml4cube.core.sample_facts import outcome_table
@@ -28,7 +25,6 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
-from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
 from ml4cube.sampling.counting import agreed_schema, count_tiles, count_train_cells
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
@@ -36,8 +32,6 @@ from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets,
 from ml4cube.sampling.rescaling import select_statistics
 from ml4cube.sampling.workers import TaskEngine
 from ml4cube.store.precision import Precision
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -63,8 +57,10 @@ class SamplePlan(Summarized):
     origin_bytes: int
     # Number of samples of each tile (a box of windows) and part.
     tile_samples: NDArray[np.int64]
-    # Chunks that are missing from the source and read as its fill value, by variable.
+    # Chunks that are missing from the source, by variable.
     absent: Mapping[str, AbsentChunks]
+    # Windows that span missing dates; they are also counted by part or reason.
+    over_missing_dates: int
     # Variables of the cube that are not sampled, with the reason.
     left_out: Mapping[str, str]
     # Variables with gaps that are filled, with the method.
@@ -108,11 +104,9 @@ class SamplePlan(Summarized):
 
     def _summary(self) -> Summary:
         """Return what every part gets, what is dropped, and what to know about the source."""
-        notes = [
-            f"{chunks.number:,} chunks of {name!r} are missing from the source and read as "
-            f"{chunks.reads_as}"
-            for name, chunks in self.absent.items()
-        ]
+        notes = [f"{name!r}: {chunks}" for name, chunks in self.absent.items()]
+        if self.over_missing_dates:
+            notes.append(f"{self.over_missing_dates:,} windows span missing dates")
         notes += [f"filled: gaps of {name!r} ({how!r})" for name, how in self.filled.items()]
         notes += [f"left out: {name!r} {why}" for name, why in self.left_out.items()]
         variables = {
@@ -137,14 +131,13 @@ def make_plan(
     *,
     tiles_per_task: int | None = None,
     note: Callable[[int], object] = lambda _: None,
-    missing_chunks: str = "fill",
     sparing: bool = False,
 ) -> tuple[Extractor, SamplePlan]:
     """Read the cube and count the outcomes of all windows.
 
     `note` is called with the number of tiles that a task has counted. With `sparing`, if neither
-    statistics nor a callback need samples, only what decides on outcomes is read: filled gaps and
-    missing chunks of other variables are not counted, and the statistics are empty.
+    statistics nor a callback need samples, only what decides on outcomes is read: filled gaps of
+    other variables are not counted, and the statistics are empty.
     """
     parts = tuple(parts)
     extractor, dtypes = sampling.extractor, sampling.reader.dtypes
@@ -159,7 +152,6 @@ def make_plan(
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
     statistics: Statistics | None = None
     schema: Schema | None = None
-    absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
     # What all tasks need is sent once; `reader_of` adds what only one of them reads.
     shared = extractor, sampling.reader.shared(), looks_at_samples
@@ -167,16 +159,11 @@ def make_plan(
         for result in results:
             counts[result.id] = result.outcomes
             filled.update(result.filled)
-            if missing_chunks == "raise":
-                _refuse_absent(result.absent)
-            for name, chunks in result.absent.items():
-                absent[name] = absent[name].merge(chunks) if name in absent else chunks
             schema = agreed_schema(schema, result.schema)
             if result.statistics is not None:
                 of_tile = result.statistics
                 statistics = of_tile if statistics is None else statistics.merge(of_tile)
         note(len(results))
-    _warn_of_absent(absent)
     outcomes = counts.sum(axis=0)
     accounting = accounting_of(sampling.spec, outcomes, parts)
     warn_of_nothing_to_fill(sampling.spec, accounting)
@@ -200,7 +187,8 @@ def make_plan(
         origin_bytes=ORIGIN_BYTES * len(sampling.spec.dims),
         # The label of a part is its column: the parts come first in `OUTCOMES`.
         tile_samples=counts[:, [PARTS[part] for part in parts]],
-        absent=dict(sorted(absent.items())),
+        absent=dict(sorted(sampling.absent.items())),
+        over_missing_dates=sampling.over_missing_dates,
         left_out=sampling.left_out,
         filled={name: str(sampling.spec.fill_of(name)) for name in sorted(filled)},
     )
@@ -210,42 +198,6 @@ def makes_samples(sampling: Sampling) -> bool:
     """Return True if planning needs samples: for statistics, or the variables of a callback."""
     needs_statistics = sampling.spec.scale_fn is not None and sampling.given is None
     return needs_statistics or sampling.extractor.callback is not None
-
-
-def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
-    """Check `missing_chunks`; refuse "raise" where missing chunks cannot be found."""
-    check_choice("missing_chunks", missing_chunks, ("fill", "raise"))
-    hidden = [name for name, source in reader.sources.items() if source.hides_absent_chunks]
-    if missing_chunks == "raise" and hidden:
-        raise InvalidValueError(
-            f"missing_chunks='raise' is not possible for {hidden}: only in an unchanged zarr "
-            "store can missing chunks be found, not in what dask computes or in a selection; give "
-            "the path of the store, or missing_chunks='fill'"
-        )
-
-
-def _refuse_absent(absent: Mapping[str, AbsentChunks]) -> None:
-    for name, found in absent.items():
-        raise StoreError(
-            f"variable {name!r}: chunk {found.first!r} is missing from the source, its cells would "
-            f"read as {found.reads_as}; repair the source, or give missing_chunks='fill' if its "
-            "writer leaves out chunks that hold only this value"
-        )
-
-
-def _warn_of_absent(absent: Mapping[str, AbsentChunks]) -> None:
-    """Warn of missing chunks that read as values; those that read as gaps are counted as gaps."""
-    for name, found in absent.items():
-        if not found.is_gap:
-            logger.warning(
-                "%d chunks of variable %r are missing from the source (one is %r) and read as %s. "
-                "This is right if its writer leaves out chunks that hold only this value, as zarr "
-                "does, and wrong if files were lost; missing_chunks='raise' refuses them",
-                found.number,
-                name,
-                found.first,
-                found.reads_as,
-            )
 
 
 def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> None:

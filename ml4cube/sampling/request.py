@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -18,10 +18,12 @@ from ml4cube.core.display import one_line
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
+    StoreError,
     caller_level,
     check_choice,
     check_flags,
     check_whole,
+    listed,
 )
 from ml4cube.core.grid import Grid, SizesLike, cell_ids, parse_sizes
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of_filled
@@ -31,6 +33,15 @@ from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics, check_decoded
+from ml4cube.core.time_steps import WindowsOverTime
+from ml4cube.cube.absent_chunks import (
+    ABSENT,
+    CHOICES,
+    AbsentCells,
+    AbsentChunks,
+    HeededCube,
+    heed_absent_chunks,
+)
 from ml4cube.cube.chunks.blocks import file_chunks
 from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
@@ -106,6 +117,7 @@ class SamplingOptions:
     features: str | Iterable[str] | None = None
     max_chunk_mb: float = MAX_CHUNK_MB
     statistics: Any = None
+    missing_chunks: str = "warn"
     # Variables, such as weights, that are like targets filled only where a mapping names them.
     unfilled: tuple[str, ...] = ()
 
@@ -122,6 +134,7 @@ class SamplingOptions:
         object.__setattr__(self, "seed", check_whole("seed", self.seed))
         check_fractions(self.data_split, self.val_split or 0.0, ("data_split", "val_split"))
         check_choice("scale_fn", self.scale_fn, SCALE_FNS)
+        check_choice("missing_chunks", self.missing_chunks, CHOICES)
         if self.callback is not None and not callable(self.callback):
             raise InvalidTypeError(
                 f"callback must be a function of a dict of arrays, got {one_line(self.callback)}"
@@ -161,6 +174,11 @@ class Sampling:
     labelled: bool = False
     # To scale by, from the argument `statistics`; None for those of the train samples.
     given: Statistics | None = None
+    # Chunks that the source lacks, by variable, and the variables in which they count as gaps.
+    absent: Mapping[str, AbsentChunks] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    # Windows that span missing dates.
+    over_missing_dates: int = 0
 
     @classmethod
     def of(cls, cube: Any, options: SamplingOptions) -> Sampling:
@@ -209,7 +227,7 @@ class Sampling:
         blocks = Grid.blocks(shape, _size_of_blocks(ds, spec, options.block_size))
         labelled = split_label(ds) is not None
         ds, label = _with_label(ds, spec, options)
-        reader = _reader(ds, [*names, label, *([mask] if mask else [])], spec.dims, label)
+        reader, heeded = _reader(ds, [*names, label], spec.dims, label, mask, options)
         # a computed label has chunks too, of many chunks of a file, but is not read by them
         read = [n for n, s in reader.sources.items() if not isinstance(s, ComputedSource)]
         extractor = Extractor(
@@ -224,7 +242,21 @@ class Sampling:
         )
         if mask and extractor.spec.mask_makes_gaps:
             _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
-        sampling = cls(ds, reader, extractor, _recipe(ds[label]), left_out, blocks, labelled, given)
+        windows = WindowsOverTime.of(spec.window_starts, axis_values(ds, spec.dims))
+        windows.warn()
+        sampling = cls(
+            ds,
+            reader,
+            extractor,
+            _recipe(ds[label]),
+            left_out,
+            blocks,
+            labelled,
+            given,
+            heeded.absent,
+            tuple(sorted(heeded.dropped)),
+            windows.over_missing_dates,
+        )
         if given is not None:
             # refuse what cannot be scaled before any work; what a callback makes is known later
             scaled = extractor.to_scale({name: ds[name].dtype for name in names})
@@ -283,9 +315,28 @@ class Sampling:
                 )
         return scaling
 
+    def check_same_chunks(self) -> None:
+        """Refuse a cube that lacks other chunks than when its options were checked."""
+        sources = self.reader.sources.items()
+        stored = [name for name, source in sources if not isinstance(source, ComputedSource)]
+        # "drop" neither warns nor refuses
+        mask = self.spec.filter_var
+        now = heed_absent_chunks(self.ds, stored, "drop", mask=mask, keep_integers=True).absent
+        if now != self.absent:
+            changed = {n for n in (*now, *self.absent) if now.get(n) != self.absent.get(n)}
+            raise StoreError(
+                f"chunks of {listed(sorted(changed))} were removed or added since this sampler was "
+                "made; make it again"
+            )
+
     def reader_of(self, tile: int) -> CubeReader:
         """Return a reader of one tile for a worker, which has the shared sources already."""
         return self.reader.unshared(self.extractor.cells_of(self.extractor.tiles.block(tile)))
+
+
+def axis_values(ds: xr.Dataset, dims: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Return the values of the coordinates along dims that have one."""
+    return {dim: ds[dim].values for dim in dims if dim in ds.coords}
 
 
 def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
@@ -521,15 +572,38 @@ def _warn_of_unmasked_targets(targets: Iterable[str], mask: str, ds: xr.Dataset)
         )
 
 
-def _reader(ds: xr.Dataset, names: Iterable[str], dims: Sequence[str], label: str) -> CubeReader:
-    """Make a reader that computes labels from the split's recipe, if there is one."""
-    reader = CubeReader.of(ds, names, dims)
+def _reader(
+    ds: xr.Dataset,
+    names: Sequence[str],
+    dims: Sequence[str],
+    label: str,
+    mask: str | None,
+    options: SamplingOptions,
+) -> tuple[CubeReader, HeededCube]:
+    """Make a reader of some variables and the mask, and heed chunks that are absent.
+
+    It computes labels from the split's recipe, if there is one, and the cells of absent chunks of
+    integers, which hold no gaps.
+    """
     lookup = label_lookup(ds, label)
-    if lookup is None:
-        return reader
-    label_dims = tuple(str(dim) for dim in ds[label].dims)
-    computed = ComputedSource(dims=label_dims, dtype=np.dtype(np.uint8), function=lookup)
-    return replace(reader, sources={**reader.sources, label: computed})
+    computed: dict[str, ComputedSource] = {}
+    if lookup is not None:
+        label_dims = tuple(str(dim) for dim in ds[label].dims)
+        computed[label] = ComputedSource(dims=label_dims, dtype=np.dtype(np.uint8), function=lookup)
+    names = [*names, *([mask] if mask else [])]
+    heeded = heed_absent_chunks(
+        ds,
+        [name for name in names if name not in computed],
+        options.missing_chunks,
+        mask=mask,
+        keep_integers=True,
+    )
+    without_gaps = {n: chunks for n, chunks in heeded.dropped.items() if ds[n].dtype.kind in "iub"}
+    if without_gaps:
+        cells = AbsentCells.of(ds, dims, without_gaps)
+        computed[ABSENT] = ComputedSource(dims=tuple(dims), dtype=np.dtype(bool), function=cells)
+    reader = CubeReader.of(heeded.cube, names, dims)
+    return replace(reader, sources={**reader.sources, **computed}), heeded
 
 
 def _recipe(label: xr.DataArray) -> dict[str, Any]:

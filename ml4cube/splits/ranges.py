@@ -14,6 +14,7 @@ from ml4cube.core.distance.variogram import FEWEST_LAGS, Variogram, fit_variogra
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole, listed
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels
+from ml4cube.cube.absent_chunks import heed_in_array
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
@@ -83,6 +84,8 @@ def estimate_range(
     dims: str | Iterable[str] | None = None,
     detrend: bool = True,
     deseason: bool = True,
+    *,
+    missing_chunks: str = "warn",
 ) -> Ranges:
     """Estimate the range of autocorrelation along each dim.
 
@@ -107,6 +110,9 @@ def estimate_range(
     deseason : bool
         Remove the yearly cycle of every cell (and the daily one, for steps of 6 hours or less)
         first: two harmonics, if a dim of dates spans two years or more.
+    missing_chunks : {"warn", "raise", "drop"}, default "warn"
+        What to do about chunks that the zarr store of a cube lacks and that read as values: warn,
+        refuse them, or take their cells for gaps.
 
     Returns
     -------
@@ -141,7 +147,18 @@ def estimate_range(
     >>> 8 < estimate_range(ds, "a", "x")["x"] < 12
     True
     """
-    array = _variable(ds, var)
+    array = heed_in_array(_variable(ds, var), missing_chunks)
+    return ranges_of(array, dims, detrend, deseason)
+
+
+def ranges_of(
+    array: xr.DataArray,
+    dims: str | Iterable[str] | None,
+    detrend: bool = True,
+    deseason: bool = True,
+) -> Ranges:
+    """Estimate the ranges of a variable whose absent chunks were heeded."""
+    array = in_chunks(_variable(array, None))
     stations = station_dim(array)
     is_sampled = array.size > residuals.CELLS_AT_MOST
     cycles = cycles_of(array) if deseason else {}
@@ -309,7 +326,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
     if not array.ndim:
         raise InvalidValueError(f"{array.name!r} must have dims, got a scalar")
     check_decoded(str(array.name), array)
-    return in_chunks(array)
+    return array
 
 
 def _dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[str]:

@@ -22,6 +22,7 @@ from ml4cube.core.missing import (
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import TEST, TRAIN
 from ml4cube.core.statistics import check_decoded
+from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.masks_and_labels import FILTER_VAR
 from ml4cube.cube.variables import check_left_out, cube_variables
 from ml4cube.splits.cube import CubeView
@@ -36,6 +37,8 @@ def create_split(
     feature_vars: str | Iterable[str] | None = None,
     stack_axis: int = -1,
     filter_var: str | None = "filter_mask",
+    *,
+    missing_chunks: str = "warn",
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Turn a cube or arrays with a `split` into feature and target arrays, in memory.
 
@@ -63,6 +66,9 @@ def create_split(
         has one axis more than a variable, X of cells has two. By default the last.
     filter_var : str, optional
         Mask of bools; cells where it is false go to neither part. Ignored if not in `data`.
+    missing_chunks : {"warn", "raise", "drop"}, default "warn"
+        What to do about chunks that the zarr store of a cube lacks and that read as values: warn,
+        refuse them, or take their cells for gaps.
 
     Returns
     -------
@@ -93,6 +99,9 @@ def create_split(
     """
     features, targets, mask = _variables(data, to_pred, exclude_vars, feature_vars, filter_var)
     used = [*features, *targets]
+    if isinstance(data, xr.Dataset):
+        read = [*used, "split", *([] if mask is None else [mask])]
+        data = heed_absent_chunks(data, read, missing_chunks, mask=mask).cube
     arrays = _align(data, used, ["split"] if mask is None else ["split", mask])
     by_cell = isinstance(data, xr.Dataset) and SAMPLE_DIM not in data.dims
     _check_numbers(arrays, features, targets, by_cell)

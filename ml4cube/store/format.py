@@ -55,6 +55,7 @@ AXES = "axes"
 # Optional attributes of a store.
 _FILL_ATTR = "fill_statistics"
 _PLACES_ATTR = "scaling_places"
+_MISSING_DATES_ATTR = "windows_over_missing_dates"
 _NO_DATE = np.iinfo(np.int64).min  # NaT as int64
 
 
@@ -488,6 +489,10 @@ class StoreMetadata(Summarized):
         Variables with filled gaps, and the method.
     places : mapping of str to tuple
         For variables whose scaling varies: the entry of `statistics` for each cell of the cube.
+    over_missing_dates : int
+        Windows of several time steps that span missing dates; they are also counted in
+        `accounting`, by part or reason. The attribute ``windows_over_missing_dates``, if there are
+        any.
     """
 
     part: str
@@ -500,6 +505,7 @@ class StoreMetadata(Summarized):
     fill: Statistics | None = None
     filled: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Entries] = field(default_factory=dict)
+    over_missing_dates: int = 0
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -587,6 +593,7 @@ class StoreMetadata(Summarized):
                 fill=_statistics(attrs[_FILL_ATTR]) if _FILL_ATTR in attrs else None,
                 filled=dict(attrs.get("filled", {})),
                 places={n: decode_entries(p) for n, p in attrs.get(_PLACES_ATTR, {}).items()},
+                over_missing_dates=attrs.get(_MISSING_DATES_ATTR, 0),
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -615,6 +622,8 @@ class StoreMetadata(Summarized):
             attrs[_FILL_ATTR] = json.loads(self.fill.to_json())
         if self.places:
             attrs[_PLACES_ATTR] = {n: encode_entries(e) for n, e in self.places.items()}
+        if self.over_missing_dates:
+            attrs[_MISSING_DATES_ATTR] = self.over_missing_dates
         return attrs
 
 

@@ -15,10 +15,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from ml4cube.core.scaling import Scaling
-from ml4cube.prediction.identity import call_id
+from ml4cube.prediction.identity import call_id, source_state
 from tests.prediction.output_job import source
 
 SLOPE, SHIFT = 3.0, 1.0
+OUT = Path("/tmp/cube.zarr")
 
 
 def scaled(x: Any, by: float = 2.0) -> Any:
@@ -64,7 +65,7 @@ class OtherNet(Net):
 
 def identity(model: Any, settings: Any = ()) -> str | None:
     cube = source(steps=1)
-    return call_id(model, cube, ["t"], cube, settings, Path("/tmp/cube.zarr"))
+    return call_id(model, cube, settings, OUT, source_state(cube, ["t"], OUT))
 
 
 def net(**options: Any) -> Net:
@@ -161,8 +162,9 @@ def test_what_is_not_known_has_no_identity():
     for unknown in (lambda x: model(x), exec_made()):
         assert identity(unknown) is None
     cells_of_dask = source().chunk(time=5).map(lambda values: values + Unpicklable())
-    assert call_id(model, cells_of_dask, ["t"], source(), (), Path("/tmp/cube.zarr")) is None
-    assert call_id(model, source(), ["t"], source(), (), None) is None
+    in_dask = source_state(cells_of_dask, ["t"], OUT)
+    assert call_id(model, source(), (), OUT, in_dask) is None
+    assert call_id(model, source(), (), None, source_state(source(), ["t"], None)) is None
 
 
 class Unpicklable(float):

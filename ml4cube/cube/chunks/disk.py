@@ -7,7 +7,6 @@ sampler reads every chunk twice. Layouts that are not supported are left to zarr
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,16 +87,8 @@ class DiskChunks:
                 result[target] = buffer[source]
         return result
 
-    def key(self, chunk: tuple[int, ...]) -> str:
-        """Return the key of a chunk in zarr."""
-        return self.file_name.format(*chunk)
-
-    def has(self, chunk: tuple[int, ...]) -> bool:
-        """Return True if a chunk exists; others read as the fill value."""
-        return os.path.exists(self._path(chunk))
-
     def _path(self, chunk: tuple[int, ...]) -> str:
-        return f"{self.folder}/{self.key(chunk)}"
+        return f"{self.folder}/{self.file_name.format(*chunk)}"
 
     def _read_file(self, chunk: tuple[int, ...]) -> Bytes | None:
         try:
@@ -115,29 +106,13 @@ class DiskChunks:
 
 @dataclass(frozen=True)
 class ZarrChunks:
-    """Chunks of any zarr array, read by zarr-python; where there are shards, these are meant."""
+    """Chunks of any zarr array, read by zarr-python."""
 
     array: Any
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Cells along each axis of what is one object in the store."""
-        sizes: tuple[int, ...] = self.array.shards or self.array.chunks
-        return sizes
 
     def read(self, box: Sequence[slice]) -> NDArray[Any]:
         """Read a box of cells."""
         return np.asarray(self.array[tuple(box)])
-
-    def key(self, chunk: tuple[int, ...]) -> str:
-        """Return the key of a chunk in zarr."""
-        return str(self.array.metadata.encode_chunk_key(chunk))
-
-    def has(self, chunk: tuple[int, ...]) -> bool:
-        """Return True if a chunk exists; others read as the fill value."""
-        from zarr.core.sync import sync
-
-        return bool(sync((self.array.store_path / self.key(chunk)).exists()))
 
 
 StoredChunks = DiskChunks | ZarrChunks

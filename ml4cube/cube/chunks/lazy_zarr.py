@@ -25,6 +25,7 @@ class LazyZarr:
     if xarray only indexes it, without scaling, masking or conversion. `box` is the index if that
     selects contiguous cells along each axis. `is_whole` is True if all cells are used,
     `in_this_process` if the store is in its memory, so that other processes cannot read it.
+    `absent_are_gaps` is True if absent chunks read as gaps, whatever the fill value.
     """
 
     array: Any = None
@@ -32,6 +33,15 @@ class LazyZarr:
     box: tuple[slice | int, ...] | None = None
     is_whole: bool = False
     in_this_process: bool = False
+    absent_are_gaps: bool = False
+
+    @classmethod
+    def of(cls, variable: xr.Variable) -> LazyZarr | None:
+        """Find the zarr array behind a variable; None if dask computes its cells."""
+        if variable._in_memory:
+            return cls()
+        lazy = lazily_indexed(variable)
+        return None if lazy is None else cls.behind(lazy._data, np.dtype(variable.dtype))
 
     @classmethod
     def behind(cls, lazy: Any, dtype: np.dtype[Any]) -> LazyZarr:
@@ -45,10 +55,13 @@ class LazyZarr:
         )
         from zarr.storage import FsspecStore, MemoryStore
 
+        from ml4cube.cube.chunks.backend import GapsArray
+
         indexes_only = CopyOnWriteArray | MemoryCachedArray | LazilyIndexedArray
-        is_undecoded, keys, inner = True, [], lazy
+        is_undecoded, absent_are_gaps, keys, inner = True, False, [], lazy
         while isinstance(inner, ExplicitlyIndexed) and hasattr(inner, "array"):
             is_undecoded &= isinstance(inner, indexes_only)
+            absent_are_gaps |= isinstance(inner, GapsArray)
             if hasattr(inner, "key"):
                 keys.append(inner.key.tuple)
             inner = inner.array
@@ -61,11 +74,19 @@ class LazyZarr:
         in_this_process = isinstance(store, MemoryStore) or (
             isinstance(store, FsspecStore) and "memory" in store.fs.protocol
         )
-        is_whole = array.shape == lazy.shape and all(
-            isinstance(k, slice) and k == slice(None) for key in keys for k in key
-        )
-        box = keys[0] if len(keys) == 1 and all(map(_is_contiguous, keys[0])) else None
-        return cls(array, is_undecoded and array.dtype == dtype, box, is_whole, in_this_process)
+        whole = (slice(None),) * array.ndim
+        selecting = [key for key in keys if not all(map(_is_everything, key))]
+        is_whole = array.shape == lazy.shape and not selecting
+        box = selecting[0] if selecting else whole
+        if len(selecting) > 1 or len(box) != array.ndim or not all(map(_is_contiguous, box)):
+            box = None
+        is_undecoded &= array.dtype == dtype
+        return cls(array, is_undecoded, box, is_whole, in_this_process, absent_are_gaps)
+
+
+def _is_everything(key: Any) -> bool:
+    """Return True if a key selects all cells."""
+    return isinstance(key, slice) and key == slice(None)
 
 
 def _is_contiguous(key: Any) -> bool:
@@ -92,6 +113,16 @@ def file_behind(array: Any) -> Any:
     return adapter.array if is_same else None
 
 
+def lazily_indexed(variable: xr.Variable) -> xr.Variable | None:
+    """Return a variable that is not in memory without dask; None if dask computes its cells."""
+    from xarray import Variable
+
+    # `_data`, because `data` would load a lazily indexed file
+    data: Any = variable._data
+    lazy = data if variable.chunks is None else file_behind(data)
+    return None if lazy is None else Variable(variable.dims, lazy)
+
+
 def read_directly(variable: xr.Variable) -> xr.Variable:
     """Return a variable that reads its chunks without zarr-python, if they are on local disk."""
     # Only for reading box by box: selecting single cells would read all cells between them.
@@ -100,16 +131,15 @@ def read_directly(variable: xr.Variable) -> xr.Variable:
 
     from ml4cube.cube.chunks.backend import ChunksArray
 
-    # `_data`, because `data` would load a lazily indexed file
-    data: Any = variable._data
-    is_dask = variable.chunks is not None
-    zarr = LazyZarr.behind(file_behind(data) if is_dask else data, np.dtype(variable.dtype))
-    chunks = DiskChunks.of(zarr.array) if zarr.is_undecoded else None
-    if chunks is None or zarr.box is None:
+    zarr = LazyZarr.of(variable)
+    if zarr is None or not zarr.is_undecoded or zarr.box is None:
+        return variable
+    chunks = DiskChunks.of(zarr.array)
+    if chunks is None:
         return variable
     lazy = LazilyIndexedArray(ChunksArray(chunks, zarr.array.shape), BasicIndexer(zarr.box))
     direct = Variable(variable.dims, lazy, variable.attrs, variable.encoding)
-    if not is_dask:
+    if variable.chunks is None:
         return direct
     # named after the given array, so that no cache confuses two states of a file
-    return direct.chunk(variable.chunksizes, name=f"direct-{data.name}")
+    return direct.chunk(variable.chunksizes, name=f"direct-{variable.data.name}")

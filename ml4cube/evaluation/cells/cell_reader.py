@@ -11,6 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.reader import reading
 from ml4cube.evaluation.cube_scores import in_block
 
 Floats = NDArray[np.float64]
@@ -49,7 +50,9 @@ class CellReader:
         known = {dim: along if along.size else np.zeros(1, np.intp) for dim, along in known.items()}
         chosen: dict[str, Any] = {dim: _as_slice(along) for dim, along in known.items()}
         chosen |= {dim: part for dim, part in tile.items() if dim in self.array.dims}
-        values = self.array.isel(chosen).values
+        box = {dim: slice(int(along[0]), int(along[-1]) + 1) for dim, along in known.items()}
+        with reading(str(self.array.name), {**box, **tile}):
+            values = self.array.isel(chosen).values
         if self.classes is not None:
             self._refuse_other_labels(values)
         return LoadedCells(values, known, self.classes)

@@ -22,6 +22,7 @@ from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
 from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.prediction.results.cf import storable
+from ml4cube.sampling.identity.cube import SourceChangedError
 from ml4cube.store.folders import Folder
 from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.publishing.draft import Draft, record_task
@@ -31,8 +32,8 @@ from ml4cube.training.ranks.dist import World
 
 logger = logging.getLogger(__name__)
 
-# Running the same call again would fail again.
-_ERRORS_OF_THE_CALL = (InvalidTypeError, InvalidValueError, StoreExistsError)
+# The same call would fail again, or go on from blocks of another cube.
+_NOT_RESUMED = (InvalidTypeError, InvalidValueError, StoreExistsError, SourceChangedError)
 
 
 @dataclass
@@ -154,7 +155,7 @@ class StoreOutput(Output):
         if self._draft is None:
             return
         try:
-            if self._call_id is None or isinstance(error, _ERRORS_OF_THE_CALL):
+            if self._call_id is None or isinstance(error, _NOT_RESUMED):
                 self._draft.discard()
             self._draft.close()
         except Exception as failure:  # file systems raise any exception

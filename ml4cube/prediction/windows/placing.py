@@ -11,6 +11,7 @@ from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import parse_overlap, parse_sizes
 from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.time_steps import WindowsOverTime
 from ml4cube.cube.coordinates import find_time_dim, role_of
 from ml4cube.cube.variables import cube_dims
 from ml4cube.datasets.pytorch import PTXrDataset
@@ -109,6 +110,8 @@ def place_windows(
         for dim in dict.fromkeys((*trained.target_order, *input_order))
         if dim in (trained.target_order if dim in trained.targets else input_order)
     )
+    known = {dim: (along.starts, along.known_size) for dim, along in dims.items()}
+    WindowsOverTime.of(known, {dim: axis.values for dim, axis in axes.items()}).warn()
     windows = Windows(dims, input_order, target_order)
     if options.rollout > 1 and isinstance(source, PTXrDataset):
         lead_axis = Rollout.of(source).axis - 2  # after samples and channels

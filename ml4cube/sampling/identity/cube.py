@@ -1,26 +1,30 @@
 """Identify a cube, so that a later call can be compared.
 
-Cells in files are known by where these lie and, on this machine's disk, by the names, sizes and
-times of change of the files; what dask computes also by its name and all arrays in its graph; cells
-in memory by a hash. Where none of this tells, the cells are read once more and hashed.
+Cells in files are known by where these lie and by the names, sizes and times of change of the
+files, in object stores by what a listing says of them; what dask computes also by its name and all
+arrays in its graph; cells in memory by a hash. Where none of this tells, the cells are read once
+more and hashed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ml4cube.core.errors import StoreError, listed
 from ml4cube.cube.chunks.lazy_zarr import file_behind
 from ml4cube.sampling.request import Sampling
 from ml4cube.store.folders import raise_error
@@ -34,8 +38,59 @@ State = Callable[[str | Path], str]
 _CHAINED = {"fo", "fs", "remote_protocol", "target_protocol"}
 # Options that differ from login to login.
 _SECRET = re.compile("key|secret|token|password|credential")
+# What listings say of an object that changes with it.
+_LISTED = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "mtime")
 # Largest copy made to hash an array that is not contiguous.
 _SLAB_BYTES = 2**21
+
+
+class SourceChangedError(StoreError):
+    """A cube changed while it was read."""
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """What identifies the cells of variables without reading files, when a run begins.
+
+    Make one with `SourceState.of`.
+    """
+
+    variables: Mapping[str, xr.Variable]
+    # Real paths of what the run itself writes.
+    outputs: frozenset[str]
+    # None where only its cells identify a variable.
+    identities: Mapping[str, str | None]
+
+    @classmethod
+    def of(cls, variables: Mapping[str, xr.Variable], outputs: Collection[str]) -> Self:
+        """Identify variables; StoreError where their files are out of reach."""
+        # several variables may be in one file or folder
+        state = functools.cache(functools.partial(state_of, outputs=outputs))
+        identities: dict[str, str | None] = {}
+        for name, variable in variables.items():
+            try:
+                identities[name] = identity_of_variable(variable, state)
+            except OSError as error:
+                raise StoreError(
+                    f"cannot tell whether variable {name!r} has changed: {error}; the source is "
+                    "damaged or out of reach, repair it and run again"
+                ) from error
+        return cls(dict(variables), frozenset(outputs), identities)
+
+    def check_unchanged(self, target: object) -> None:
+        """Refuse to publish at a target what was read from files that have changed since."""
+        in_files = {
+            name: variable
+            for name, variable in self.variables.items()
+            if not variable._in_memory and self.identities[name] is not None
+        }
+        now = SourceState.of(in_files, self.outputs).identities
+        if changed := [name for name in in_files if now[name] != self.identities[name]]:
+            raise SourceChangedError(
+                f"files of {listed(changed)} were written, replaced or removed while the cube was "
+                f"read, so {target} would mix old and new cells, and was not written; run again "
+                "when the cube is complete: the run starts over"
+            )
 
 
 def identity_of_variable(variable: xr.Variable, state: State) -> str | None:
@@ -153,7 +208,21 @@ def _location_in_file_system(fs: Any, path: str, state: State) -> str | None:
         where = json.dumps([options, endpoint], sort_keys=True)
     except TypeError:  # an open connection or the like
         return None
-    return f"{type(fs).__name__} {where} {path}"
+    return f"{type(fs).__name__} {where} {path} {_listing_hash(fs, path)}"
+
+
+def _listing_hash(fs: Any, path: str) -> str:
+    """Hash what a file system lists below a path; empty if it lists nothing of use."""
+    from zarr.core.sync import sync
+
+    try:
+        fs.invalidate_cache(path)
+        is_async = getattr(fs, "asynchronous", False)
+        found = sync(fs._find(path, detail=True)) if is_async else fs.find(path, detail=True)
+    except Exception:  # file systems raise any, as where a user may read but not list
+        return ""
+    facts = [[name, *(str(found[name].get(key, "")) for key in _LISTED)] for name in sorted(found)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _location_in_file(array: Any, state: State) -> str | None:

@@ -20,15 +20,10 @@ import xarray as xr
 
 import ml4cube
 from ml4cube.core.errors import StoreError
+from ml4cube.cube.absent_chunks import ABSENT
 from ml4cube.sampling.cf_encoding import jsonable
 from ml4cube.sampling.identity.callback import path_of
-from ml4cube.sampling.identity.cube import (
-    State,
-    hash_cells,
-    hash_of,
-    identity_of_variable,
-    state_of,
-)
+from ml4cube.sampling.identity.cube import SourceState, hash_cells, hash_of
 from ml4cube.sampling.request import Sampling
 from ml4cube.store.format import FORMAT
 
@@ -85,6 +80,8 @@ class Call:
     # By kind ("settings", "spec", "split", "source", "callback", "versions" and "derived", which
     # follows from the others) and name: a JSON value, or the hash of a long one.
     parts: Mapping[str, Mapping[str, Any]]
+    # The files of the cube when the call began.
+    source: SourceState
 
     @classmethod
     def of(
@@ -99,15 +96,15 @@ class Call:
         """Collect what decides about the bytes of a call; StoreError if it may not read cells."""
         extractor, ds = sampling.extractor, sampling.ds
         ignored = {os.path.realpath(folder) for folder in outputs}
-        # several variables may be in one file or folder
-        state = functools.cache(functools.partial(state_of, outputs=ignored))
-        identity = functools.partial(_identity, sampling, state, may_read=may_read)
         spec = json.loads(sampling.spec.to_json())
         # zarr lists the variables of a store without consolidated metadata in any order
         spec["variables"] = sorted(spec["variables"])
         plan = {n: v for n, v in sampling.recipe.get("plan", {}).items() if n != "labels"}
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
-        read = [n for n in sampling.reader.sources if n != extractor.label]
+        read = [n for n in sampling.reader.sources if n not in (extractor.label, ABSENT)]
+        names = [*read, *scalars, extractor.label]
+        found = SourceState.of({n: ds.variables[n] for n in names}, ignored)
+        identity = functools.partial(_identity, sampling, found, may_read=may_read)
         source: dict[str, Any] = {f"cells of {n!r}": identity(n) for n in (*read, *scalars)}
         source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
         source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}
@@ -127,8 +124,8 @@ class Call:
             },
         }
         text = json.dumps(parts, sort_keys=True)
-        short = {kind: {n: _short(v) for n, v in found.items()} for kind, found in parts.items()}
-        return cls(hashlib.sha256(text.encode()).hexdigest(), short)
+        short = {kind: {n: _short(v) for n, v in part.items()} for kind, part in parts.items()}
+        return cls(hashlib.sha256(text.encode()).hexdigest(), short, found)
 
     def unlike(self, found: Mapping[str, Any]) -> str:
         """Name what differs from the call that made a store."""
@@ -164,18 +161,11 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return named
 
 
-def _identity(sampling: Sampling, state: State, name: str, *, may_read: bool) -> str:
+def _identity(sampling: Sampling, source: SourceState, name: str, *, may_read: bool) -> str:
     """Identify a variable, by its cells where nothing else tells."""
-    variable = sampling.ds.variables[name]
-    try:
-        known = identity_of_variable(variable, state)
-        if known is None and not variable.dims:
-            known = hash_of(variable.values)
-    except OSError as error:
-        raise StoreError(
-            f"cannot tell whether variable {name!r} has changed: {error}; the source is damaged or "
-            "out of reach, repair it and run again"
-        ) from error
+    known, variable = source.identities[name], source.variables[name]
+    if known is None and not variable.dims:
+        known = hash_of(variable.values)
     if known is None and not may_read:
         raise StoreError(f"only the cells of variable {name!r} identify it")
     return known or hash_cells(sampling, name)

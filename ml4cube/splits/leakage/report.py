@@ -17,6 +17,7 @@ from ml4cube.core.display import Summarized, Summary, Table, shown
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_numpy
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN
 from ml4cube.core.statistics import check_decoded
+from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.coordinates import is_category
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
@@ -37,7 +38,7 @@ from ml4cube.splits.leakage.deployment import (
 from ml4cube.splits.leakage.duplicates import find_duplicates
 from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
 from ml4cube.splits.leakage.stores import is_store, part_of_pair
-from ml4cube.splits.ranges import estimate_range
+from ml4cube.splits.ranges import ranges_of
 from ml4cube.splits.validity import has_value
 
 logger = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ def leakage_report(
     *,
     var: str | list[str] | None = None,
     name: str = "split",
+    missing_chunks: str = "warn",
 ) -> LeakageReport:
     """Judge whether the test score of a split will hold where the model is used.
 
@@ -151,6 +153,9 @@ def leakage_report(
         masks and labels.
     name : str
         Name of the label.
+    missing_chunks : {"warn", "raise", "drop"}, default "warn"
+        What to do about chunks that the zarr store of a cube lacks and that read as values: warn,
+        refuse them, or take their cells for gaps.
 
     Returns
     -------
@@ -221,6 +226,7 @@ def leakage_report(
     view = CubeView.of(ds)
     label = _label(view, name)
     names = _variables(view, var)
+    view = replace(view, ds=heed_absent_chunks(view.ds, [name, *names], missing_chunks).cube)
     axes = Axes.of(view)
     time_dim = axes.time_dim
     layout = Layout.of(label, tuple(axes.sizes))
@@ -385,7 +391,7 @@ def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[s
         except InvalidValueError as error:
             logger.warning("no range was estimated: %s", error)
             continue
-        found = estimate_range(view.ds[name], None, [d for d in dims if d in view.ds[name].dims])
+        found = ranges_of(view.ds[name], [d for d in dims if d in view.ds[name].dims])
         for dim, cells in found.items():
             if dim in found.rising:
                 cells = math.inf

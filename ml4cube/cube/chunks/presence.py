@@ -1,0 +1,118 @@
+"""Which chunks of a zarr array exist, found by their files or one listing, without reading any."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Of an array; a listing without either of them does not list what lies in a store.
+_METADATA = ("zarr.json", ".zarray")
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkPresence:
+    """Which stored chunks of a variable exist; where zarr has shards, these are meant.
+
+    Make one with `ChunkPresence.of`. Arrays have the axes of the variable.
+    """
+
+    is_present: NDArray[np.bool_]
+    # Cells of a chunk along each axis, and those of the first chunk that lie before the variable.
+    chunks: tuple[int, ...]
+    before: tuple[int, ...]
+    # Key in zarr of the first chunk that is absent, if one is.
+    first: str | None
+
+    @classmethod
+    def of(cls, array: Any, box: Sequence[slice | int]) -> Self | None:
+        """Find the chunks of a box of a zarr array; None where its store cannot tell."""
+        sizes = array.shards or array.chunks
+        cells = [
+            range(*_as_slice(along).indices(n)) for along, n in zip(box, array.shape, strict=True)
+        ]
+        touched = [
+            range(along.start // n, -(-along.stop // n))
+            for along, n in zip(cells, sizes, strict=True)
+        ]
+        keys = [array.metadata.encode_chunk_key(chunk) for chunk in itertools.product(*touched)]
+        existing = _existing(array, keys)
+        if existing is None:
+            return None
+        is_present = np.array([key in existing for key in keys], bool)
+        kept = [axis for axis, along in enumerate(box) if isinstance(along, slice)]
+        return cls(
+            is_present.reshape([len(touched[axis]) for axis in kept]),
+            tuple(sizes[axis] for axis in kept),
+            tuple(cells[axis].start % sizes[axis] for axis in kept),
+            next((key for key in keys if key not in existing), None),
+        )
+
+    @property
+    def number_absent(self) -> int:
+        """Number of chunks that are absent."""
+        return int(self.is_present.size - np.count_nonzero(self.is_present))
+
+    def first_box(self, shape: Sequence[int]) -> tuple[slice, ...]:
+        """Return the cells of the first absent chunk in a variable of some shape."""
+        index = np.argwhere(~self.is_present)[0].tolist()
+        starts = [i * n - skip for i, n, skip in zip(index, self.chunks, self.before, strict=True)]
+        ends = [start + n for start, n in zip(starts, self.chunks, strict=True)]
+        return tuple(
+            slice(max(start, 0), min(end, n))
+            for start, end, n in zip(starts, ends, shape, strict=True)
+        )
+
+    def absent_cells(self, *positions: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which cells are of absent chunks, by their positions along each axis."""
+        index = (
+            (along + skip) // n
+            for along, n, skip in zip(positions, self.chunks, self.before, strict=True)
+        )
+        flags: NDArray[np.bool_] = ~self.is_present[np.ix_(*index)]
+        return flags
+
+
+def _as_slice(along: slice | int) -> slice:
+    return along if isinstance(along, slice) else slice(along, along + 1)
+
+
+def _existing(array: Any, keys: Sequence[str]) -> set[str] | None:
+    """Return which of an array's keys exist, or more; None if the store cannot tell."""
+    from zarr.storage import LocalStore
+
+    store = array.store
+    if type(store) is LocalStore:  # looking for each file is quicker than walking through folders
+        folder = str(store.root / array.path)
+        return {key for key in keys if _exists(f"{folder}/{key}", array.shards is not None)}
+    if "http" in getattr(getattr(store, "fs", None), "protocol", ()):
+        return None  # a web server lists pages, not files
+    prefix = f"{array.path}/" if array.path else ""
+    try:
+        listed = {key.removeprefix(prefix) for key in _listed(store, prefix)}
+    except Exception:  # stores raise any, as where a user may read but not list
+        return None
+    return listed if any(name in listed for name in _METADATA) else None
+
+
+def _exists(path: str, is_shard: bool) -> bool:
+    try:
+        size = os.stat(path).st_size
+    except FileNotFoundError:
+        return False
+    # zarr reads an empty file as a shard without chunks, and refuses it as a chunk
+    return size > 0 or not is_shard
+
+
+def _listed(store: Any, prefix: str) -> list[str]:
+    from zarr.core.sync import sync
+
+    async def collect() -> list[str]:
+        return [key async for key in store.list_prefix(prefix)]
+
+    return sync(collect())
