@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError, StoreError, caller_level, check_choice
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.statistics import scaled_dtype
-from ml4cube.cube.chunks.lazy_zarr import LazyZarr, lazily_indexed
+from ml4cube.cube.chunks.lazy_zarr import LazyZarr, files_in_graph, lazily_indexed
 from ml4cube.cube.chunks.presence import ChunkPresence
 from ml4cube.cube.masks_and_labels import is_label
 
@@ -106,34 +106,27 @@ def heed_absent_chunks(
     are as good as gaps.
     """
     check_choice("missing_chunks", missing_chunks, choices)
-    absent: dict[str, AbsentChunks] = {}
-    valued: dict[str, ChunkPresence] = {}
-    unknown: list[str] = []
-    for name in dict.fromkeys(names):
-        variable = cube.variables[name]
-        zarr = LazyZarr.of(variable)
-        if zarr is None or (zarr.array is not None and zarr.box is None):
-            if not is_label(name, variable.dtype, variable.attrs):  # which is mostly computed
-                unknown.append(name)
-            continue
-        if zarr.array is None or zarr.absent_are_gaps or not variable.ndim:
-            continue
-        chunks = ChunkPresence.of(zarr.array, zarr.box or ())
-        if chunks is None:
-            unknown.append(name)
-        elif chunks.first is not None:
-            absent[name] = _described(variable, chunks, chunks.first, is_mask=name == mask)
-            if not absent[name].is_gap:
-                valued[name] = chunks
+    found = {name: _find(name, cube.variables[name], mask) for name in dict.fromkeys(names)}
+    absent = {name: one.absent for name, one in found.items() if one.absent is not None}
     if missing_chunks == "raise":
-        _refuse(absent, unknown)
+        _refuse(absent)
+    unknown = [name for name, one in found.items() if not one.is_known]
+    if missing_chunks != "warn" and unknown:
+        raise InvalidValueError(
+            f"missing_chunks={missing_chunks!r} is not possible for {sorted(unknown)}: missing "
+            "chunks can be found in an opened zarr store that can be listed, and in a range of its "
+            "cells, not in what dask computes or selects; give the path of the store, or "
+            "missing_chunks='warn'"
+        )
+    valued = [name for name, one in absent.items() if not one.is_gap]
     if missing_chunks == "drop":
         gaps = {}
-        for name, chunks in valued.items():
+        dropped = {name: chunks for name in valued if (chunks := found[name].chunks) is not None}
+        for name, chunks in dropped.items():
             variable = cube.variables[name]
             if not (keep_integers and variable.dtype.kind in "iub"):
                 gaps[name] = _with_gaps(name, variable, chunks)
-        return HeededCube(cube.assign(gaps), absent, valued)
+        return HeededCube(cube.assign(gaps), absent, dropped)
     as_gaps = ", and 'drop' takes them for gaps" if "drop" in choices else ""
     for name in valued:
         warnings.warn(
@@ -157,31 +150,74 @@ def heed_in_array(array: xr.DataArray, missing_chunks: str) -> xr.DataArray:
     return cells.rename(array.name)
 
 
-def _described(
-    variable: xr.Variable, chunks: ChunkPresence, first: str, *, is_mask: bool
-) -> AbsentChunks:
-    box = chunks.first_box(variable.shape)
-    one_cell = tuple(along.start for along in box)
+def find_absent_chunks(
+    cube: xr.Dataset, names: Iterable[str], mask: str | None = None
+) -> dict[str, AbsentChunks]:
+    """Return the absent chunks of some variables, without a word."""
+    found = {name: _find(name, cube.variables[name], mask).absent for name in names}
+    return {name: absent for name, absent in found.items() if absent is not None}
+
+
+class _Found(NamedTuple):
+    """Absent chunks of a variable, which of its chunks exist, and whether these are known."""
+
+    absent: AbsentChunks | None = None
+    chunks: ChunkPresence | None = None
+    is_known: bool = True
+
+
+def _find(name: str, variable: xr.Variable, mask: str | None) -> _Found:
+    """Find the absent chunks of a variable."""
+    zarr = LazyZarr.of(variable)
+    if zarr is None:
+        if is_label(name, variable.dtype, variable.attrs):  # which is mostly computed
+            return _Found()
+        return _Found(_in_graph(variable, is_mask=name == mask), is_known=False)
+    if zarr.array is None or zarr.absent_are_gaps or not variable.ndim:
+        return _Found()
+    chunks = None if zarr.box is None else ChunkPresence.of(zarr.array, zarr.box)
+    if chunks is None:
+        return _Found(is_known=False)
     lazy = lazily_indexed(variable)
     assert lazy is not None
+    return _Found(_described(lazy, chunks, is_mask=name == mask), chunks)
+
+
+def _in_graph(variable: xr.Variable, *, is_mask: bool) -> AbsentChunks | None:
+    """Find absent chunks of a file that dask reads for a variable; cells are those of the file."""
+    from xarray import Variable
+
+    for file, boxes in files_in_graph(variable._data):
+        zarr = LazyZarr.behind(file, np.dtype(variable.dtype))
+        if not zarr.is_whole:
+            continue
+        chunks = ChunkPresence.of_boxes(zarr.array, boxes)
+        axes = [f"axis {axis}" for axis in range(file.ndim)]
+        dims = variable.dims if variable.ndim == file.ndim else axes
+        if chunks is not None and chunks.first is not None:
+            found = _described(Variable(dims, file), chunks, is_mask=is_mask)
+            if found is not None and not found.is_gap:
+                return found
+    return None
+
+
+def _described(lazy: xr.Variable, chunks: ChunkPresence, *, is_mask: bool) -> AbsentChunks | None:
+    """Describe the absent chunks of a variable without dask; None if there is none."""
+    if chunks.first is None:
+        return None
+    box = chunks.first_box(lazy.shape)
+    one_cell = tuple(along.start for along in box)
     value = np.asarray(lazy[one_cell].values)
     is_gap = not value if is_mask else find_gaps(value)
-    cells = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in zip(variable.dims, box, strict=True))
-    return AbsentChunks(chunks.number_absent, first, cells, str(value), bool(is_gap))
+    cells = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in zip(lazy.dims, box, strict=True))
+    return AbsentChunks(chunks.number_absent, chunks.first, cells, str(value), bool(is_gap))
 
 
-def _refuse(absent: Mapping[str, AbsentChunks], unknown: Sequence[str]) -> None:
-    """Refuse absent chunks, and variables of which they are not known."""
+def _refuse(absent: Mapping[str, AbsentChunks]) -> None:
     for name, found in absent.items():
         raise StoreError(
             f"variable {name!r}: {found}; repair the source, or give missing_chunks='warn' if its "
             "writer leaves out chunks that hold only this value"
-        )
-    if unknown:
-        raise InvalidValueError(
-            f"missing_chunks='raise' is not possible for {sorted(unknown)}: missing chunks can be "
-            "found in an opened zarr store that can be listed, and in a range of its cells, not in "
-            "what dask computes or selects; give the path of the store, or missing_chunks='warn'"
         )
 
 

@@ -40,6 +40,7 @@ from ml4cube.cube.absent_chunks import (
     AbsentCells,
     AbsentChunks,
     HeededCube,
+    find_absent_chunks,
     heed_absent_chunks,
 )
 from ml4cube.cube.chunks.blocks import file_chunks
@@ -319,9 +320,7 @@ class Sampling:
         """Refuse a cube that lacks other chunks than when its options were checked."""
         sources = self.reader.sources.items()
         stored = [name for name, source in sources if not isinstance(source, ComputedSource)]
-        # "drop" neither warns nor refuses
-        mask = self.spec.filter_var
-        now = heed_absent_chunks(self.ds, stored, "drop", mask=mask, keep_integers=True).absent
+        now = find_absent_chunks(self.ds, stored, self.spec.filter_var)
         if now != self.absent:
             changed = {n for n in (*now, *self.absent) if now.get(n) != self.absent.get(n)}
             raise StoreError(

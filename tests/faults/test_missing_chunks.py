@@ -319,10 +319,41 @@ def test_a_selection_has_the_chunks_that_it_touches(tmp_path: Path, case: str, d
 
 def test_what_cannot_be_known_is_refused_by_raise_alone(tmp_path: Path) -> None:
     path = lossy(tmp_path)
-    for cube in (opened(path) + 1, opened(path, chunks=None).isel(time=slice(None, None, 2))):
-        get_statistics(cube)
-        with pytest.raises(InvalidValueError, match=r"'raise' is not possible for \['a', 'b'\]"):
-            get_statistics(cube, missing_chunks="raise")
+    for cube in (
+        xr.where(opened(path).isel(time=slice(0, 4)) > 0, 1, 0),
+        opened(path, chunks=None).isel(time=slice(None, None, 2)),
+    ):
+        assert told(lambda cube=cube: get_statistics(cube)) == []  # type: ignore[misc]
+        for how in ("raise", "drop"):
+            with pytest.raises(
+                InvalidValueError, match=rf"'{how}' is not possible for \['a', 'b'\]"
+            ):
+                get_statistics(cube, missing_chunks=how)
+
+
+DASK: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
+    "a range": lambda ds: ds.isel(time=slice(6, 20)),
+    "labels": lambda ds: ds.sel(time=slice("2000-01-08", "2000-01-12")),
+    "arithmetic": lambda ds: ds + 1,
+    "a range in other chunks": lambda ds: ds.isel(time=slice(3, 9)).chunk({"time": 2}),
+    "concatenated": lambda ds: xr.concat([ds.isel(time=slice(0, 5)), ds.isel(time=[20])], "time"),
+    "one row": lambda ds: ds.isel(lat=3),
+}
+
+
+@pytest.mark.parametrize("case", DASK)
+def test_what_dask_computes_from_a_lost_chunk_is_told(tmp_path: Path, case: str) -> None:
+    found = told(lambda: get_statistics(DASK[case](opened(lossy(tmp_path)))))
+    assert len(found) == 1
+    assert "'a': 1 chunk is missing from the source ('c/1/0', " in found[0]
+    with pytest.raises(StoreError, match="'a': 1 chunk is missing"):
+        get_statistics(DASK[case](opened(tmp_path / "cube.zarr")), missing_chunks="raise")
+
+
+def test_what_dask_selects_beside_a_lost_chunk_is_not_told(tmp_path: Path) -> None:
+    cube = opened(lossy(tmp_path))
+    for part in (cube.isel(time=slice(8, 24)), cube.isel(time=[0, 1, 20]), cube.isel(time=2)):
+        assert told(lambda part=part: get_statistics(part)) == []  # type: ignore[misc]
 
 
 class CountingMemory(zarr.storage.MemoryStore):

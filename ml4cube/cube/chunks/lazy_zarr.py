@@ -6,6 +6,7 @@ stays small.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,39 @@ def file_behind(array: Any) -> Any:
         return None
     is_same = adapter.shape == array.shape and adapter.dtype == array.dtype
     return adapter.array if is_same else None
+
+
+def files_in_graph(array: Any) -> Iterator[tuple[Any, list[tuple[slice, ...]]]]:
+    """Yield the lazily indexed files that a dask array is computed from, and the boxes it reads."""
+    from dask.core import flatten
+    from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
+
+    layers: Any = getattr(array.dask, "layers", {})
+    originals = {}
+    for name in layers:
+        task = layers[name][name] if name.startswith("original-") else None
+        adapter = getattr(task, "value", task)
+        if isinstance(adapter, ImplicitToExplicitIndexingAdapter):
+            originals[name.removeprefix("original-")] = adapter.array
+    if not originals:
+        return
+    keys = set(flatten(array.__dask_keys__()))  # type: ignore[no-untyped-call]
+    needed = array.dask.cull(keys).layers
+    for layer in needed.values():
+        # culled layers have other names, but their keys do not change
+        key = next(iter(layer), None)
+        name = key[0] if isinstance(key, tuple) else None
+        if name in originals:
+            yield originals[name], [_box_of(task) for _, task in layer.items()]
+
+
+def _box_of(task: Any) -> tuple[slice, ...]:
+    """Return the slices in the task that reads a block of a file."""
+    for argument in getattr(task, "args", task):
+        slices = getattr(argument, "value", argument)
+        if isinstance(slices, tuple) and all(isinstance(part, slice) for part in slices):
+            return slices
+    raise TypeError(f"no slices in {task!r}")
 
 
 def lazily_indexed(variable: xr.Variable) -> xr.Variable | None:

@@ -53,6 +53,22 @@ class ChunkPresence:
             next((key for key in keys if key not in existing), None),
         )
 
+    @classmethod
+    def of_boxes(cls, array: Any, boxes: Sequence[Sequence[slice]]) -> Self | None:
+        """Find the chunks of a whole zarr array; those that no box touches count as present."""
+        chunks = cls.of(array, (slice(None),) * array.ndim)
+        if chunks is None or chunks.first is None:
+            return chunks
+        untouched = np.ones(chunks.is_present.shape, bool)
+        for box in boxes:
+            along = zip(box, array.shape, chunks.chunks, strict=True)
+            cells = [(*cells.indices(n)[:2], size) for cells, n, size in along]
+            untouched[tuple(slice(start // n, -(-stop // n)) for start, stop, n in cells)] = False
+        is_present = chunks.is_present | untouched
+        absent = np.argwhere(~is_present)
+        key = array.metadata.encode_chunk_key(tuple(absent[0].tolist())) if len(absent) else None
+        return cls(is_present, chunks.chunks, chunks.before, key)
+
     @property
     def number_absent(self) -> int:
         """Number of chunks that are absent."""
