@@ -153,7 +153,8 @@ class BestModel(_MonitorCallback):
     value: float | None
     epoch: int | None
     weights: dict[str, torch.Tensor] | None  # held by rank 0
-    _initial_state: ClassVar = {"value": None, "epoch": None, "weights": None}
+    outside: dict[str, torch.Tensor] | None  # what else was trained, held by rank 0
+    _initial_state: ClassVar = {"value": None, "epoch": None, "weights": None, "outside": None}
 
     def __init__(
         self, path: str | Path | None = None, mode: str = "min", monitor: str = "val_loss"
@@ -176,7 +177,7 @@ class BestModel(_MonitorCallback):
         self.value, self.epoch = value, row["epoch"]
         weights = loop.strategy.model_state(loop.model)
         if loop.world.is_main:
-            self.weights = copy_weights(weights)
+            self.weights, self.outside = copy_weights(weights), copy_weights(loop.outside())
             self._write(loop)
 
     def on_train_end(self, loop: TrainingLoop) -> None:
@@ -192,7 +193,7 @@ class BestModel(_MonitorCallback):
         if loop.world.is_main:
             # Written again, because after a resume the file may be gone or another run's.
             self._write(loop)
-        loop.load_weights(self.weights)
+        loop.load_weights(self.weights, self.outside)
 
     def _write(self, loop: TrainingLoop) -> None:
         if self.path is None or self.weights is None or loop.options.fast_dev_run:
@@ -203,9 +204,10 @@ class BestModel(_MonitorCallback):
 class ModelCheckpoint(_MonitorCallback):
     """Keep the best few epochs as files, each with the weights that were judged.
 
-    A file holds ``model``, ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor``,
-    ``value`` and ``run``; `ml4cube.training.files.checkpoint.read_file` and
-    ``torch.load(weights_only=True)`` read it. A new file is whole before an old one is removed, and
+    A file holds ``model``, ``outside`` (what the optimizer trains besides the model),
+    ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor``, ``value`` and ``run``;
+    `ml4cube.training.files.checkpoint.read_file` and ``torch.load(weights_only=True)`` read it. A
+    new file is whole before an old one is removed, and
     only files of this run are replaced or removed. With ``ema``, the model is the average, and
     the weights that the optimizer was changing are not in the file. A run is resumed from its
     snapshot, not from these files.
@@ -308,6 +310,7 @@ class ModelCheckpoint(_MonitorCallback):
         """Return what the file of an epoch holds; every rank."""
         return {
             "model": loop.strategy.model_state(loop.model),
+            "outside": loop.outside(),
             "optimizer": loop.strategy.optimizer_state(loop.optimizer),
             "scheduler": None if loop.scheduler is None else loop.scheduler.state_dict(),
             "scaler": loop.scaler.state_dict(),

@@ -21,6 +21,7 @@ from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.files.checkpoint import read_file, write_file
 from ml4cube.training.inputs.checks import bad_loss, check_model
 from ml4cube.training.inputs.options import above_zero, check_count
+from ml4cube.training.inputs.outside_model import load_outside, outside_model
 from ml4cube.training.measure.summary import model_text
 from ml4cube.training.ranks.dist import World, join
 
@@ -53,6 +54,7 @@ class _ModelWrapper(Summarized):
         if self.world.is_main:
             content = {
                 "model": self._unwrapped.state_dict(),
+                "outside": outside_model(self._unwrapped, optimizer, {}),
                 "optimizer": None if optimizer is None else optimizer.state_dict(),
                 "epoch": epoch,
             }
@@ -64,6 +66,8 @@ class _ModelWrapper(Summarized):
         content = read_file(path)
         self._unwrapped.load_state_dict(content["model"])
         if optimizer is not None and content["optimizer"] is not None:
+            tensors = outside_model(self._unwrapped, optimizer, {})
+            load_outside(tensors, content.get("outside", {}), str(path))
             optimizer.load_state_dict(content["optimizer"])
         epoch: int | None = content["epoch"]
         return epoch
@@ -74,7 +78,8 @@ class MultiGPUTrainer(_ModelWrapper):
 
     With one GPU or none, the model is used as it is. `DistributedTrainer` is faster.
     ``save_checkpoint(path, epoch, optimizer)`` and ``load_checkpoint(path, optimizer)`` write and
-    read a file with the keys ``model``, ``optimizer`` and ``epoch``.
+    read a file with the keys ``model``, ``optimizer``, ``epoch`` and ``outside``: parameters that
+    the optimizer holds besides those of the model.
 
     Parameters
     ----------
@@ -115,8 +120,9 @@ class DistributedTrainer(_ModelWrapper):
     """Wrap a model for the process group, and share data out over its ranks.
 
     ``save_checkpoint(path, epoch, optimizer)``, to be called on every rank, lets rank 0 write a
-    file with the keys ``model``, ``optimizer`` and ``epoch``, which is complete when the call
-    returns. ``load_checkpoint(path, optimizer)`` reads it.
+    file with the keys ``model``, ``optimizer``, ``epoch`` and ``outside`` (parameters that the
+    optimizer holds besides those of the model), which is complete when the call returns.
+    ``load_checkpoint(path, optimizer)`` reads it.
 
     Parameters
     ----------

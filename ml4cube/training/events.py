@@ -74,13 +74,26 @@ class TrainingLoop(Protocol):
     steps_per_epoch: int | None
     resumed: bool
 
-    def load_weights(self, weights: Mapping[str, Any] | None) -> None:
+    def outside(self) -> dict[str, torch.Tensor]:
+        """Return what the optimizer trains besides the model, such as learned weights of a loss.
+
+        Returns
+        -------
+        dict of str to Tensor
+            Parameters by name, and the buffers of modules that have them.
+        """
+
+    def load_weights(
+        self, weights: Mapping[str, Any] | None, outside: Mapping[str, Any] | None = None
+    ) -> None:
         """Load weights that rank 0 holds into the model of all ranks; every rank.
 
         Parameters
         ----------
         weights : mapping or None
             A state dict; None on other ranks.
+        outside : mapping, optional
+            Values for the tensors of `outside`. Default: they stay as they are.
         """
 
     def save_snapshot(self) -> None:

@@ -339,7 +339,7 @@ class Trainer(Summarized):
         """
         if self.best_epoch is None:
             raise RunError("no epoch was finished yet, so none is the best; call train() first")
-        self._loop.load_weights(self._best.weights)
+        self._loop.load_weights(self._best.weights, self._best.outside)
         return self._loop.strategy.unshard(self._loop.model).eval()
 
     def evaluate(self, loader: Iterable[Any] | Mapping[str, Iterable[Any]]) -> dict[str, float]:

@@ -90,6 +90,8 @@ class _Devices(TrainerBase):  # type: ignore[misc]
 
     def _move(self, device: torch.device) -> None:
         self.model.to(device)
+        for tensor in self._outside().values():
+            tensor.data = tensor.data.to(device)
         if self.optimizer is not None:
             # Loading its own state moves the state to the device of the parameters.
             self.optimizer.load_state_dict(self.optimizer.state_dict())

@@ -12,6 +12,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError,
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.files.checkpoint import read_file, write_bytes, write_file
 from ml4cube.training.inputs.checks import import_package
+from ml4cube.training.inputs.outside_model import load_outside
 from ml4cube.training.state import TrainState
 
 FORMATS = (".ckpt", ".safetensor", ".safetensors")
@@ -48,6 +49,7 @@ class _State(TrainerBase):  # type: ignore[misc]
         if self._world.is_main:
             state = {
                 "model": weights,
+                "outside": self._outside(),
                 "optimizer": optimizer,
                 "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
                 "epoch": self.progress_checker.epoch,
@@ -70,12 +72,15 @@ class _State(TrainerBase):  # type: ignore[misc]
                 saved, here = ("no", "one") if state[name] is None else ("a", "none")
                 raise InvalidValueError(f"{file} has {saved} {name}, this Trainer has {here}")
         self._load_weights(state["model"], str(file), strict=True)
+        load_outside(self._outside(), state.get("outside", {}), str(file))
         for name, part in parts.items():
             if part is not None:
                 part.load_state_dict(state[name])
         self.best_epoch, self.best_loss, self._best_step = state["best"]
         # By the step, because the best may be a validation inside an epoch.
-        self.best_weights = state["model"] if self._best_step == state["step"] else None
+        is_best = self._best_step == state["step"]
+        self.best_weights = state["model"] if is_best else None
+        self.best_outside = state.get("outside") if is_best else None
         self.start_at(TrainState(epoch=state["epoch"], step=state["step"]))
         return int(state["epoch"])
 

@@ -60,6 +60,11 @@ class Step(ABC):
     def loss_parts(self) -> list[Any]:
         """The functions and objects that compute the loss."""
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Modules besides the model that the step may use, by name."""
+        return {}
+
     def prepare(self, options: Options, data: Mapping[str, Any]) -> None:
         """Prepare for loaders, given by the argument that holds them."""
         if options.rollout is not None or options.rollout_gradient is not None:

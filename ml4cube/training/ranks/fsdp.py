@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 from ml4cube.loading.handover import to_device
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion
@@ -120,9 +120,17 @@ class Sharded(Strategy):
             for group in self._groups:
                 group.set_requires_gradient_sync(True, recurse=False)
 
-    def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
+    def check_outside(self, names: Collection[str]) -> None:
+        """Refuse parameters outside the model."""
+        if names:
+            raise InvalidTypeError(
+                f"with strategy='fsdp' the optimizer must hold parameters of the model alone, got "
+                f"{listed(names)} besides; make these part of the model, or use strategy='ddp'"
+            )
+
+    def clip(self, parameters: Iterable[torch.Tensor], norm: float) -> torch.Tensor:
         """Clip the gradients by their norm over all ranks, and return what it was; every rank."""
-        return _whole_tensor(super().clip(model, norm))
+        return _whole_tensor(super().clip(parameters, norm))
 
     def in_lockstep(
         self, portions: Iterable[Portion], must_cut: Callable[[], bool]

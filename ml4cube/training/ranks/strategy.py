@@ -6,7 +6,7 @@ methods. Methods marked "every rank" are collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -107,9 +107,22 @@ class Strategy:
         """Return a context in which backward passes do not reduce gradients."""
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
-    def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
+    def check_outside(self, names: Collection[str]) -> None:
+        """Refuse parameters outside the model, by name, if they cannot be trained."""
+
+    def average_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Average gradients over ranks, of tensors that are not the model's; every rank."""
+        if self.world.size == 1 or not tensors:
+            return
+        has_gradient = self.world.maximum([tensor.grad is not None for tensor in tensors])
+        for tensor, on_any_rank in zip(tensors, has_gradient, strict=True):
+            if on_any_rank:
+                gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                tensor.grad = self.world.sum_tensor(gradient) / self.world.size
+
+    def clip(self, parameters: Iterable[torch.Tensor], norm: float) -> torch.Tensor:
         """Clip the gradients by their norm, and return what it was; every rank."""
-        return nn.utils.clip_grad_norm_(model.parameters(), norm)
+        return nn.utils.clip_grad_norm_(parameters, norm)
 
     def in_lockstep(
         self, portions: Iterable[Portion], must_cut: Callable[[], bool]

@@ -7,6 +7,7 @@ so that they are those of all samples of the step in one batch, on any number of
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -17,13 +18,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError, caller_level, listed
 from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.loading.handover import BatchCopy
 from ml4cube.training.events import Callback
 from ml4cube.training.inputs.batches import batch_limit, describe_batch, kept_generators
 from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
+from ml4cube.training.inputs.outside_model import (
+    load_outside,
+    outside_model,
+    trained_parameters,
+    untrained_names,
+)
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.measure.scores import NonFiniteLoss, check_metrics
 from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures
@@ -73,6 +80,8 @@ class Engine:
         self._optimizer, self.scheduler = optimizer, scheduler
         self.strategy = make_strategy(world, options)
         self._set_model(self.strategy.place(model))
+        self._outside: list[torch.Tensor] = []  # what is trained besides the model
+        self.strategy.check_outside(self.outside())
         self.feed = Feed(train, world, options, step)
         self.val_loader = exact_loader(val, world)
         for batches in named_sets(self.val_loader).values():
@@ -85,6 +94,7 @@ class Engine:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._autocast_dtype = DTYPES[options.precision]
         self._parameters: list[nn.Parameter] = []  # of the model: torch is slow to collect them
+        self._untrained: list[str] = []  # names of those that the optimizer does not hold
         # Which of them were trained when the model was wrapped; None before a run has begun.
         self._wrapped: list[bool] | None = None
 
@@ -109,9 +119,21 @@ class Engine:
     def _is_out_of_steps(self) -> bool:
         return self.state.step >= self.feed.max_steps
 
-    def load_weights(self, weights: Mapping[str, Any] | None) -> None:
-        """Load weights that rank 0 holds into the model of all ranks; every rank."""
+    def outside(self) -> dict[str, torch.Tensor]:
+        """Return by name the tensors that the optimizer trains besides the model."""
+        return outside_model(self.model, self._optimizer, self.step.modules)
+
+    def load_weights(
+        self, weights: Mapping[str, Any] | None, outside: Mapping[str, Any] | None = None
+    ) -> None:
+        """Load weights that rank 0 holds into the model of all ranks; every rank.
+
+        `outside` are values for the tensors that are trained besides the model.
+        """
         self.strategy.load_from_main(self.model, weights)
+        if outside is not None:
+            load_outside(self.outside(), outside, "the state of the best epoch")
+        self.world.broadcast_tensors(self.outside().values())
         if self.ema is not None:
             self.ema.restart()  # a later run averages from these weights
 
@@ -135,7 +157,7 @@ class Engine:
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")
         self._shard()
-        self.strategy.sync_buffers(self.model)
+        self.sync_buffers()
         training = self.model.training
         with kept_rng(self.world.device), kept_generators(named_sets(chosen).values()):
             measures, _ = self._evaluate(chosen)
@@ -176,10 +198,12 @@ class Engine:
     ) -> None:
         """Add the gradients of the last batch, and step the optimizer."""
         results.append(self._backward(batch, portion, total))
+        self.strategy.average_gradients(self._outside)
         clip, logs = self.options.gradient_clip, self.options.log_grad_norm
         if clip is not None or logs:
             self.scaler.unscale_(self.optimizer)
-            norm = self.strategy.clip(self.model, math.inf if clip is None else clip)
+            parameters = trained_parameters(self.model, self.optimizer)
+            norm = self.strategy.clip(parameters, math.inf if clip is None else clip)
             if logs:
                 self.measures.norms.add(norm.detach())
         self.scaler.step(self.optimizer)
@@ -239,6 +263,30 @@ class Engine:
         self._parameters = list(self.model.parameters())
         self.strategy.sync_trainable(self._parameters)
         self._wrap()
+        outside = self.outside()
+        self.strategy.check_outside(outside)  # again, because callbacks may have added some
+        self._outside = list(outside.values())
+        self.world.broadcast_tensors(self._outside)
+        self._warn_of_untrained()
+
+    def sync_buffers(self) -> None:
+        """Copy the buffers of rank 0 to all ranks, before evaluation; every rank."""
+        self.strategy.sync_buffers(self.model)
+        self.world.broadcast_tensors(t for t in self.outside().values() if not t.requires_grad)
+
+    def _warn_of_untrained(self) -> None:
+        """Warn of trainable parameters that the optimizer does not hold, when they change."""
+        names = untrained_names(self.model, self.optimizer)
+        if names and names != self._untrained and self.world.is_main:
+            of_all = sum(p.requires_grad for p in self._parameters)
+            shown = f"{listed(names[:3])}{' and others' if len(names) > 3 else ''}"
+            warnings.warn(
+                f"the optimizer does not hold {len(names)} of the model's {of_all} trainable "
+                f"parameters, which so are not trained: {shown}; make the optimizer when the model "
+                "is complete, or freeze them by requires_grad_(False)",
+                stacklevel=caller_level(),
+            )
+        self._untrained = names
 
     def _wrap(self) -> None:
         """Wrap the model, if other parameters are trained than when it was wrapped; every rank."""

@@ -326,7 +326,7 @@ class Loop(Engine):
         def evaluate(loader: Any) -> None:
             passes.append(self._evaluate(loader, self._must_cut_pass))
 
-        self.strategy.sync_buffers(self.model)
+        self.sync_buffers()
         sets = named_sets(self.val_loader).values()
         self.feed.position_before_validation = self.feed.current_position(self.state)
         any_cut = True

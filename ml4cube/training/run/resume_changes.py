@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.training.files.checkpoint import to_plain
@@ -120,7 +118,7 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
                 **data_identity(loader),
                 "optimizer": class_name(type(run.optimizer)),
                 # Callbacks of an earlier run in this process may have added groups.
-                "parameters": group_names(run.model, run.optimizer)[: len(requested["groups"])],
+                "parameters": group_names(run)[: len(requested["groups"])],
             },
             "settings": settings,
             # What the monitored columns are computed from.
@@ -155,11 +153,11 @@ def named_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
     return named
 
 
-def group_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Name the parameters of each group of an optimizer."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = optimizer.param_groups
-    return [[names.get(id(p), "?") for p in group["params"]] for group in groups]
+def group_names(run: Engine) -> list[list[str]]:
+    """Name the parameters of each group of the optimizer."""
+    tensors = {**run.outside(), **dict(run.model.named_parameters())}
+    names = {tensor: name for name, tensor in tensors.items()}
+    return [[names[p] for p in group["params"]] for group in run.optimizer.param_groups]
 
 
 # ---------------------------------------------- optimizer, scheduler, trained parameters

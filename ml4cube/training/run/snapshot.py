@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.training.files.checkpoint import read_file, stored_digest, to_plain, write_file
 from ml4cube.training.inputs.batches import data_facts
+from ml4cube.training.inputs.outside_model import load_outside
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.resume_changes import (
     POSITION_SETTINGS,
@@ -82,7 +83,8 @@ class Snapshot:
                     "ranks": ranks,
                     "data": data_facts(run.feed.loader),
                     "run": self._description,
-                    "groups": group_names(run.model, run.optimizer),
+                    "groups": group_names(run),
+                    "outside": run.outside(),
                     "trained": current_settings(run)["trained"],
                     "gradient_order": run.strategy.gradient_order,
                 },
@@ -100,7 +102,7 @@ class Snapshot:
         content = self._read()
         # What is not copied into a model or optimizer is copied here, because the file, which may
         # be mapped into memory, will be replaced.
-        mapped = ("model", "optimizer", "ema")
+        mapped = ("model", "optimizer", "ema", "outside")
         content |= copy.deepcopy({name: v for name, v in content.items() if name not in mapped})
         if content.get("ml4cube_snapshot") != FORMAT:
             raise StoreError(
@@ -179,6 +181,7 @@ class Snapshot:
         for names in content["groups"][len(run.optimizer.param_groups) :]:
             run.optimizer.add_param_group({"params": [parameters[name] for name in names]})
         run.strategy.load_model(run.model, content["model"])
+        load_outside(run.outside(), content.get("outside", {}), str(self.path))
         run.strategy.load_optimizer(run.optimizer, content["optimizer"])
         run.strategy.gradient_order = content.get("gradient_order", [])
         apply_requests(run, self._requested, content, changes)

@@ -11,6 +11,7 @@ from torch import nn
 from ml4cube.training.inputs.batches import as_pair, weights_of
 from ml4cube.training.inputs.loss_functions import warn_if_unknown
 from ml4cube.training.inputs.options import Options
+from ml4cube.training.inputs.outside_model import modules_in
 from ml4cube.training.inputs.steps import Step, StepResult
 from ml4cube.training.measure.means import BatchMean
 from ml4cube.training.run.rolled_out import RolledOut, find_rollout
@@ -56,6 +57,11 @@ class Supervised(Step):
     def loss_parts(self) -> list[Any]:
         """The loss function."""
         return [self.loss]
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The loss function, or modules that are its attributes."""
+        return modules_in("loss", self.loss)
 
     def weigh(self, batch: Any, training: bool = True) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""

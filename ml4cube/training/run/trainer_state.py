@@ -20,6 +20,7 @@ from ml4cube.training.addons.core import Combinable
 from ml4cube.training.events import Callback, is_better
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.inputs.options import Options
+from ml4cube.training.inputs.outside_model import load_outside, modules_in, outside_model
 from ml4cube.training.measure.summary import run_facts, summary_of_run
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import broadcast_model
@@ -105,6 +106,7 @@ class TrainerState(Summarized, metaclass=Combinable):
         self.best_epoch: int | None = None
         self.best_loss: float | None = None
         self.best_weights: dict[str, torch.Tensor] | None = None
+        self.best_outside: dict[str, torch.Tensor] | None = None  # see `_outside`
         self._loop: Loop | None = None  # the one that is training, if any
         # By name of a method that the user overrides: the function that its super() call runs.
         self.pending: dict[str, Callable[[Any], None]] = {}
@@ -195,6 +197,17 @@ class TrainerState(Summarized, metaclass=Combinable):
         loop = self._loop
         return self.model.state_dict() if loop is None else loop.strategy.model_state(loop.model)
 
+    def _modules(self) -> dict[str, nn.Module]:
+        """Return by name the modules besides the model that steps may use: attributes, the loss."""
+        of_loss = {} if self.loss_step is None else self.loss_step.modules
+        modules = {**of_loss, **modules_in("trainer", self)}
+        modules.pop("trainer.model", None)
+        return modules
+
+    def _outside(self) -> dict[str, torch.Tensor]:
+        """Return by name the tensors that the optimizer trains besides the model."""
+        return outside_model(self.model, self.optimizer, self._modules())
+
     def optimizer_now(self) -> dict[str, Any] | None:
         """Return the optimizer's state dict, whole also if ranks hold shares of it; every rank."""
         loop, optimizer = self._loop, self.optimizer
@@ -227,7 +240,10 @@ class TrainerState(Summarized, metaclass=Combinable):
             )
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
+        if self.best_outside is not None:
+            load_outside(self._outside(), self.best_outside, "the state of the best epoch")
         broadcast_model(self.model, self._world)
+        self._world.broadcast_tensors(self._outside().values())
         self._start_from_loaded_weights()
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
@@ -238,6 +254,7 @@ class TrainerState(Summarized, metaclass=Combinable):
         weights = self.weights_now()
         if self._world.is_main:
             self.best_weights = copy_weights(weights)
+            self.best_outside = copy_weights(self._outside())
         return True
 
     def _load_weights(self, content: Mapping[str, Any], source: str, strict: bool) -> None:
@@ -269,7 +286,12 @@ class TrainerState(Summarized, metaclass=Combinable):
         changed = {name: getattr(self, name) for name in _PACKED}
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         learned = [callback.state_dict() for callback in self._callbacks]
-        return {"changed": changed, "parts": to_plain(parts), "callbacks": to_plain(learned)}
+        return {
+            "changed": changed,
+            "parts": to_plain(parts),
+            "outside": to_plain(self._outside()),
+            "callbacks": to_plain(learned),
+        }
 
     def unpack(self, packed: Mapping[str, Any]) -> None:
         """Take over what `pack` returned, in place."""
@@ -277,6 +299,7 @@ class TrainerState(Summarized, metaclass=Combinable):
             setattr(self, name, value)
         for name, part in self._parts().items():
             part.load_state_dict(packed["parts"][name])
+        load_outside(self._outside(), packed["outside"], "what the processes returned")
         for callback, state in zip(self._callbacks, packed["callbacks"], strict=True):
             callback.load_state_dict(state)
 

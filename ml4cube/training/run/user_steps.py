@@ -62,6 +62,11 @@ class UserStep(Step):
         losses = [module for module in modules if next(module.parameters(), None) is None]
         return [*default_loss, *(getattr(type(trainer), name) for name in own_steps), *losses]
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Modules that the user's methods may use."""
+        return self._trainer._modules()
+
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""
         default_step = self._default_step(training)
@@ -192,6 +197,7 @@ class FollowTrainer(Callback):
             "epoch": trainer.best_epoch,
             "loss": trainer.best_loss,
             "weights": trainer.best_weights,
+            "outside": trainer.best_outside,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -199,6 +205,7 @@ class FollowTrainer(Callback):
         trainer = self._trainer
         trainer.best_epoch, trainer.best_loss = state["epoch"], state["loss"]
         trainer.best_weights = state["weights"]
+        trainer.best_outside = state.get("outside")
         self._rng = None
 
     def forget(self) -> None:
