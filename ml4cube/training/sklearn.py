@@ -36,6 +36,7 @@ from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.inputs.batches import as_pair, set_epoch
 from ml4cube.training.inputs.checks import check_loader, import_package
 from ml4cube.training.inputs.options import check_count, check_path
+from ml4cube.training.inputs.rollout import refuse_several_steps
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.measure.summary import data_text, summary_of_run
 from ml4cube.training.ranks.dist import World
@@ -154,6 +155,7 @@ class Trainer(Summarized):
         if self._by_batch:
             check_loader("train_data", train_data)
         check_same_scaling({"train_data": train_data, "test_data": test_data})
+        self._refuse_several_steps(train_data=train_data, test_data=test_data)
         if not self._by_batch and epochs > 1:
             raise InvalidTypeError(
                 f"epochs must be 1 with batch_training=False, which fits once; got {epochs}"
@@ -327,8 +329,14 @@ class Trainer(Summarized):
         ------
         EmptyPartError
             If `data` is empty.
+        InvalidValueError
+            If its samples hold several steps of a forecast.
         """
+        self._refuse_several_steps(data=data)
         return self._evaluate(data, "val")
+
+    def _refuse_several_steps(self, **data: Any) -> None:
+        refuse_several_steps(data, "an estimator is trained on one step; make them without rollout")
 
     def _evaluate(self, data: Any, part: str) -> dict[str, float]:
         """Return loss and metrics over all samples, by column."""

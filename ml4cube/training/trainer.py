@@ -25,6 +25,7 @@ from ml4cube.training.events import Callback, as_callbacks, as_list
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_loss, check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
+from ml4cube.training.inputs.rollout import refuse_several_steps
 from ml4cube.training.ranks.dist import World, join
 from ml4cube.training.ranks.environment import pick_of
 from ml4cube.training.run.loop import Loop
@@ -430,7 +431,11 @@ class Trainer(TrainerState):
         ------
         EmptyPartError
             If the loader gives no batch.
+        InvalidValueError
+            If its samples hold several steps of a forecast, and no step of your own predicts them.
         """
+        if not self._overrides("predict_step") and not self._overrides("test_step"):
+            refuse_several_steps({"loader": loader}, "predict_cube(..., rollout=) predicts them")
         was_training = self.model.training
         try:
             predictions = self._make_loop().predict(loader, self.predict_step)

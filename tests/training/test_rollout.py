@@ -13,12 +13,13 @@ import torch
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression, SGDRegressor
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from ml4cube.core.errors import CubeError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.training import pytorch, pytorch_distributed
+from ml4cube.training import pytorch, pytorch_distributed, sklearn
 from ml4cube.training.advanced import AdvancedTrainer
 from ml4cube.training.inputs.rollout import Rollout
 from ml4cube.training.losses import MaskedLoss
@@ -481,6 +482,56 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
+class OwnStep(StepTrainer):
+    """Trains on what a batch has, whatever that is."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Predict the mean."""
+        return {"loss": self.model(batch[0][:, :, 0]).mean()}
+
+
+class CallsDefault(StepTrainer):
+    """Adds a number to the step of the loss."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Call the default."""
+        return {**super().train_step(batch), "batch": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rollout"),
+    [(StepTrainer, None), (StepTrainer, {1: 1, 2: 3}), (CallsDefault, None)],
+)
+def test_a_trainer_of_steps_predicts_them_as_the_others_do(kind: Any, rollout: Any) -> None:
+    train, val = forecasts(weather(), 3), forecasts(weather(12), 3)
+    other = trainer(train, val, rollout=rollout, early_stopping=False)
+    other.train()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    settings = {"loss": nn.MSELoss(), "rollout": rollout, "progress": False}
+    run = kind(model, "cpu", "train", optimizer, **settings)
+    loaders = [prep_dataloader(train, batch_size=4, seed=1), prep_dataloader(None, val, 5)]
+    run.run(3, *loaders)
+    for name in ("train_loss", "val_loss"):
+        assert run.history[name] == other.history[name]
+    alone = StepTrainer(model, "cpu", "test", loss=nn.MSELoss(), progress=False)
+    assert alone.evaluate(loaders[1])["val_loss"] == run.history["val_loss"][-1]
+    match = r"loader must have samples of one step, got PTXrDataset\(\.\.\., rollout=3\)"
+    with pytest.raises(CubeError, match=match):
+        run.inference(loaders[1])
+
+
+def test_estimators_refuse_several_steps() -> None:
+    several = prep_dataloader(forecasts(weather(), 3), batch_size=4)
+    one = prep_dataloader(forecasts(weather()), batch_size=4)
+    with pytest.raises(CubeError, match=r"train_data must have samples of one step"):
+        sklearn.Trainer(SGDRegressor(), several)
+    run = sklearn.Trainer(LinearRegression(), one, one, batch_training=False)
+    run.train()
+    with pytest.raises(CubeError, match=r"data must have samples of one step"):
+        run.evaluate(several)
+
+
 def test_bad_data() -> None:
     cube, model = weather(), network()
     optimizer = torch.optim.SGD(model.parameters())
@@ -491,7 +542,7 @@ def test_bad_data() -> None:
         trainer(forecasts(cube, 3), forecasts(cube, 3, features=["sun", "t"]))
     with pytest.raises(CubeError, match="at most that of the training data, 1, got 2"):
         trainer(forecasts(cube), rollout=2)
-    steps = StepTrainer(model, "cpu", "train", optimizer, rollout=2, loss=nn.MSELoss())
+    steps = OwnStep(model, "cpu", "train", optimizer, rollout=2)
     loader = prep_dataloader(forecasts(cube, 3), batch_size=4)
     with pytest.raises(CubeError, match="rollout and rollout_gradient need a step of the package"):
         steps.run(1, loader)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.same_scaling import datasets_in
 from ml4cube.loading.tensors import PTXrDataset
 
 
@@ -150,6 +151,22 @@ class Rollout:
     def _without_axis(self, cells: Tensor, has_axis: bool) -> Tensor:
         """Return cells with the axes that a single step has."""
         return cells if has_axis else cells.squeeze(self.axis)
+
+
+def refuse_several_steps(data: Mapping[str, Any], advice: str) -> None:
+    """Refuse data, given by argument, whose samples hold several steps of a forecast."""
+    for argument, loader in data.items():
+        for dataset in datasets_in(loader, is_sample_data):
+            if dataset.rollout > 1:
+                raise InvalidValueError(
+                    f"{argument} must have samples of one step, got PTXrDataset(..., "
+                    f"rollout={dataset.rollout}), whose X holds the true later steps; {advice}"
+                )
+
+
+def is_sample_data(data: Any) -> bool:
+    """Return True for a `PTXrDataset`."""
+    return isinstance(data, PTXrDataset)
 
 
 def lead_dim(data: PTXrDataset) -> str:

@@ -69,8 +69,8 @@ class Step(ABC):
         """Prepare for loaders, given by the argument that holds them."""
         if options.rollout is not None or options.rollout_gradient is not None:
             raise InvalidTypeError(
-                "rollout and rollout_gradient need a step of the package; give them to the "
-                "Trainer of ml4cube.training.pytorch or pytorch_distributed, or to AdvancedTrainer"
+                "rollout and rollout_gradient need a step of the package; give loss= in place of a "
+                "train_step of your own"
             )
 
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:

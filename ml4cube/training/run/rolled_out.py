@@ -12,9 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ml4cube.core.errors import InvalidValueError, caller_level
 from ml4cube.core.same_scaling import datasets_in
-from ml4cube.loading.tensors import PTXrDataset
 from ml4cube.training.inputs.options import Options
-from ml4cube.training.inputs.rollout import Rollout
+from ml4cube.training.inputs.rollout import Rollout, is_sample_data
 from ml4cube.training.run.activations import SavedForGradient, warn_if_too_much
 
 
@@ -92,7 +91,7 @@ def find_rollout(
     if train is not None:
         _check_steps(options, train, data)
     for argument, loader in data.items():
-        for dataset in datasets_in(loader, _is_dataset):
+        for dataset in datasets_in(loader, is_sample_data):
             if dataset.rollout == 1:
                 continue
             found = Rollout.of(dataset)
@@ -108,7 +107,7 @@ def find_rollout(
 def _check_steps(options: Options, train: Any, data: Mapping[str, Any]) -> None:
     """Refuse more steps than the training data have, and warn of losses that do not compare."""
     wanted = options.rollout_steps
-    available = min((one.rollout for one in datasets_in(train, _is_dataset)), default=1)
+    available = min((one.rollout for one in datasets_in(train, is_sample_data)), default=1)
     if max(wanted, default=1) > available:
         raise InvalidValueError(
             f"rollout must be at most that of the training data, {available}, got "
@@ -121,7 +120,3 @@ def _check_steps(options: Options, train: Any, data: Mapping[str, Any]) -> None:
             "that of other steps in other epochs; give test_data, and leave monitor out",
             stacklevel=caller_level(),
         )
-
-
-def _is_dataset(data: Any) -> bool:
-    return isinstance(data, PTXrDataset)

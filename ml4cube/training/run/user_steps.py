@@ -13,6 +13,7 @@ from torch import nn
 from ml4cube.core.errors import InvalidTypeError, check_whole
 from ml4cube.training.events import Callback, TrainingLoop, monitored
 from ml4cube.training.inputs.batches import count_samples
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Step, StepResult
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.run.trainer_state import TrainerState
@@ -36,6 +37,13 @@ class UserStep(Step):
         # In training (True) and validation (False): whether the first batch had a known number of
         # samples. If not, every batch counts as one.
         self._has_counts: dict[bool, bool] = {}
+
+    def prepare(self, options: Options, data: Mapping[str, Any]) -> None:
+        """Prepare the step made of the Trainer's loss, which a user's own may call."""
+        if self._default_step(training=True) is None:
+            super().prepare(options, data)
+        if self._trainer.loss_step is not None:
+            self._trainer.loss_step.prepare(options, data)
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the user's step on one batch."""
@@ -70,7 +78,7 @@ class UserStep(Step):
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""
         default_step = self._default_step(training)
-        return None if default_step is None else default_step.weigh(batch)
+        return None if default_step is None else default_step.weigh(batch, training)
 
     def count(self, batch: Any, training: bool) -> int:
         """Return the number of samples of a batch."""
@@ -125,6 +133,8 @@ class UserStep(Step):
 
     def _default_step(self, training: bool) -> Supervised | None:
         """Return the step made of the Trainer's loss, if the user defines none."""
+        if self._trainer.loss_step is not None:
+            self._trainer.loss_step.epoch = self.epoch
         overridden = self._trainer._overrides("train_step" if training else "test_step")
         return None if overridden else self._trainer.loss_step
 
