@@ -39,9 +39,9 @@ def permutation(n: int, seed: int, epoch: int, chunk: int | None = None) -> Ints
     return generator.permutation(n)
 
 
-def worker_seed(seed: int, epoch: int) -> int:
-    """Return the seed for the random numbers of worker processes in one epoch, 0 to 2**63 - 1."""
-    state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+def worker_seed(seed: int, epoch: int, position: int = 0) -> int:
+    """Return the seed of worker processes for the batch from a position on, 0 to 2**63 - 1."""
+    state = np.random.SeedSequence([seed, epoch, position]).generate_state(1, np.uint64)
     return int(state[0] >> 1)
 
 

@@ -50,6 +50,7 @@ def prep_dataloader(
     seed: int = 42,
     buffer_mb: float = 512,
     workers: str = "threads",
+    persistent_workers: bool = False,
     augment: Augment | Sequence[Augment] | None = None,
     device: Any = None,
 ) -> Any:
@@ -88,6 +89,10 @@ def prep_dataloader(
     workers : {"threads", "processes"}
         "processes" loads a `PTXrDataset` in `num_workers` processes instead of threads: for
         a slow `callback` in Python, else slower.
+    persistent_workers : bool
+        Whether worker processes are kept alive from epoch to epoch, which saves their start. Each
+        batch seeds the generators of torch, numpy and Python in its worker by seed, epoch and
+        position, so that transforms draw the same numbers in either case, and in a resumed run.
     augment : callable or sequence of callable, optional
         Changes training batches, after `callback`: takes a batch and a `torch.Generator` and
         returns a batch. The generator is seeded by seed, epoch and the position of the batch,

@@ -48,13 +48,15 @@ class LoaderOptions:
     seed: int
     buffer_mb: float
     workers: str
+    persistent_workers: bool
     augment: Augment | Sequence[Augment] | None
     device: Any
 
     def __post_init__(self) -> None:
         """Check the arguments."""
         check_choice("workers", self.workers, ["threads", "processes"])
-        check_flags({name: getattr(self, name) for name in ("parallel", "shuffle", "drop_last")})
+        flags = ("parallel", "shuffle", "drop_last", "persistent_workers")
+        check_flags({name: getattr(self, name) for name in flags})
         for name, least in (("num_workers", 0), ("batch_size", 1), ("seed", 0)):
             check_whole(name, getattr(self, name), least)
             # Neither torch nor JSON, in which states are saved, takes numbers of numpy.

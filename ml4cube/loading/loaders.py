@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -35,7 +36,7 @@ with needs_torch("ml4cube.datasets.pytorch"):
     import torch
     import torch.distributed
     from torch import Tensor
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, get_worker_info
     from torch.utils.data.distributed import DistributedSampler
 
 if TYPE_CHECKING:
@@ -402,6 +403,35 @@ class SampleLoader(EpochLoader):
         self._idle_rings = {slots: ring}
 
 
+class _FirstOfBatch(int):
+    """The number of a sample, which seeds the worker process that it is sent to.
+
+    So what transforms draw in workers depends on the seed, the epoch and the batch alone, also if
+    workers are kept alive, or a run was resumed.
+    """
+
+    seed: int
+
+    def __new__(cls, number: int, seed: int) -> Self:
+        """Make the number."""
+        made = super().__new__(cls, number)
+        made.seed = seed
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes the plain number in another process."""
+        return _seed_worker, (int(self), self.seed)
+
+
+def _seed_worker(number: int, seed: int) -> int:
+    """Seed the global generators in a worker process, and return the number."""
+    if get_worker_info() is not None:  # not where a list of samples is unpickled
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+    return number
+
+
 class ShareSampler(Summarized, DistributedSampler[int]):
     """Samples of one rank, in the order of an epoch, for a torch DataLoader.
 
@@ -431,7 +461,9 @@ class ShareSampler(Summarized, DistributedSampler[int]):
         epoch, start = self.plan.begin()
         samples_at = self.plan.samples_at(epoch)
         for positions in self.plan.share().batches(start):
-            yield from samples_at(positions).tolist()
+            first, *others = samples_at(positions).tolist()
+            seed = worker_seed(self.plan.seed, epoch, int(positions[0]))
+            yield from (_FirstOfBatch(first, seed), *others)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -464,6 +496,10 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         super().share_out()
         self._is_accelerate_prepared = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out worker processes, which are started anew."""
+        return {**self.__dict__, "_iterator": None}
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
         # A generator, as in `SampleLoader`.
@@ -487,6 +523,15 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
         memory = Memory(data._source.counts, sample_bytes, options.buffer_mb)
     plan = EpochPlan(len(data), options, memory, train=train)
     threads = memory is not None and options.workers == "threads"
+    if options.persistent_workers and threads:
+        raise InvalidValueError(
+            "persistent_workers=True needs workers='processes' for a PTXrDataset, whose threads "
+            "are kept anyway"
+        )
+    if options.persistent_workers and not options.num_workers:
+        raise InvalidValueError(
+            "persistent_workers=True needs num_workers, the number of worker processes, got 0"
+        )
     augment = bind_augmentations(options.augment, data) if train else ()
     handover = Handover(options.callback, options.device, augment, options.seed)
     if threads:
@@ -507,6 +552,7 @@ def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoade
         multiprocessing_context=context,
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
+        persistent_workers=options.persistent_workers,
     )
     loader.plan, loader.handover = plan, handover
     loader._is_accelerate_prepared = plan.parallel

@@ -638,6 +638,8 @@ REFUSED = [
     (prep_dataloader, "list", {"num_workers": 1.5}, "num_workers must be an integer"),
     (prep_dataloader, "list", {"workers": "fork"}, "workers must be .* got 'fork'"),
     (prep_dataloader, "list", {"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
+    (prep_dataloader, "list", {"persistent_workers": True}, "needs num_workers, .* got 0"),
+    (prep_dataloader, "data", {"persistent_workers": True}, "needs workers='processes' for a PT"),
     (prep_dataloader, "list", {"callback": 3}, "callback must be.*3"),
     (prep_dataloader, "list", {"device": "gpu"}, "device='gpu' cannot be"),
     (prep_dataloader, "data", {"buffer_mb": 1e-4}, "buffer_mb=0.0001 is too small for two chunks"),

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.loading.loaders import EpochLoader
 from ml4cube.training.files.checkpoint import to_plain
 
 
@@ -128,6 +129,19 @@ def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
             f"{argument} must be a loss function such as torch.nn.MSELoss(), got {one_line(loss)}"
         )
     return cast(Callable[..., torch.Tensor], loss)
+
+
+def refuse_kept_workers(loader: Any, snapshot_path: Any) -> None:
+    """Refuse workers that outlive an epoch, if the run is to be resumed."""
+    # Their random state goes on from epoch to epoch, and those of a resumed run begin anew.
+    is_foreign = isinstance(loader, DataLoader) and not isinstance(loader, EpochLoader)
+    if is_foreign and loader.persistent_workers and snapshot_path is not None:
+        raise InvalidValueError(
+            f"train_data must not have persistent_workers=True with snapshot_path="
+            f"{str(snapshot_path)!r}, because no snapshot holds the random state of its workers; "
+            "leave persistent_workers out, or make the loader by prep_dataloader(..., "
+            "persistent_workers=True)"
+        )
 
 
 def check_loader(name: str, loader: Any) -> None:

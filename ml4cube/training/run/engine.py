@@ -23,7 +23,12 @@ from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.loading.handover import BatchCopy
 from ml4cube.training.events import Callback
 from ml4cube.training.inputs.batches import batch_limit, describe_batch, kept_generators
-from ml4cube.training.inputs.checks import bad_loss, check_loader, check_trainable
+from ml4cube.training.inputs.checks import (
+    bad_loss,
+    check_loader,
+    check_trainable,
+    refuse_kept_workers,
+)
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.outside_model import (
     load_outside,
@@ -73,6 +78,7 @@ class Engine:
             if loader is not None:
                 check_loader(name, loader)
         data = {"train_data": train, **sets_by_argument("test_data", val)}
+        refuse_kept_workers(train, options.snapshot_path)
         check_same_scaling(data)
         step.prepare(options, data)
         self.world, self.options, self.step = world, options, step
