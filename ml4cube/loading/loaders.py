@@ -28,6 +28,7 @@ from ml4cube.loading.augmentation import bind_augmentations
 from ml4cube.loading.epochs import EpochPlan, LoaderOptions, Share
 from ml4cube.loading.handover import Handover
 from ml4cube.loading.memory import Memory
+from ml4cube.loading.pickling import explain_unpicklable
 from ml4cube.loading.ring.arrays import Array, Buffers
 from ml4cube.loading.ring.ring import MakeArrays, Resident, Ring, SamplesAt
 from ml4cube.loading.tensors import PTXrDataset
@@ -509,7 +510,13 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         # Torch draws the seed of its workers from this generator, not from the global one.
         assert self.generator is not None
         self.generator.manual_seed(worker_seed(plan.seed, epoch))
-        for batch, of_batch in zip(super().__iter__(), share.batches(start), strict=True):
+        try:
+            batches = super().__iter__()
+        except Exception as error:  # what pickling raises, where worker processes start
+            if self.num_workers:
+                explain_unpicklable(self.dataset, error)
+            raise
+        for batch, of_batch in zip(batches, share.batches(start), strict=True):
             plan.advance(share, epoch, of_batch, start)
             yield self.handover.complete(batch, epoch, of_batch)
         plan.finish(epoch)

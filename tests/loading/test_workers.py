@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ml4cube.datasets.pytorch import prep_dataloader
-from ml4cube.errors import InvalidValueError
+from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.pytorch import Trainer
 from tests.training_parts import At, Interrupt, losses, network, weights
@@ -135,3 +135,37 @@ def test_a_loader_of_torch_that_keeps_its_workers_is_refused_with_a_snapshot(tmp
     match = r"train_data must not have persistent_workers=True with snapshot_path=.*s.pt'"
     with pytest.raises(InvalidValueError, match=match):
         Trainer(model, train, None, optimizer, snapshot_path=tmp_path / "s.pt", **arguments)
+
+
+class Holding(Dataset):
+    """Holds an open file."""
+
+    def __init__(self, path):
+        self.reader = Reader(path)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        """Return a sample."""
+        return torch.tensor([index])
+
+
+class Reader:
+    """Opens a file."""
+
+    def __init__(self, path):
+        self.file = path.open("rb")
+
+
+def test_a_data_set_that_cannot_be_sent_to_workers_says_which_attribute_it_is(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    data = torch.utils.data.Subset(Holding(path), range(3))
+    match = (
+        r"because Subset\.dataset\.reader\.file, a BufferedReader, cannot be pickled \(.*\); open"
+    )
+    with pytest.raises(InvalidTypeError, match=match):
+        next(iter(prep_dataloader(data, num_workers=1)))
+    assert len(list(prep_dataloader(data))) == 3
+    data.dataset.reader.file.close()

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ml4cube.datasets.pytorch import prep_dataloader
+from ml4cube.errors import InvalidTypeError
 from ml4cube.progress import Stage
 from ml4cube.training import pytorch, trainer
 from ml4cube.training.advanced import AdvancedTrainer
@@ -263,3 +264,26 @@ def test_a_loader_made_for_training_is_evaluated_without_augmentation():
     loader = prep_dataloader(data, batch_size=4, augment=far)
     exact = exact_loader(loader, World(0, 1, torch.device("cpu")))
     assert sorted(float(x) for X, _ in exact for x in X) == list(range(10))
+
+
+IMAGE, MASK = torch.zeros(2, 3, 8, 8), torch.zeros(2, 8, 8, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            {"image": IMAGE, "mask": MASK, "crs": ["EPSG:4326"] * 2},
+            r"got image of shape \(2, 3, 8, 8\), mask of shape \(2, 8, 8\); make it a pair, by a "
+            r"collate_fn \(.*\) that returns batch\['image'\], batch\['mask'\]",
+        ),
+        ({"image": IMAGE[:, :1], "mask": IMAGE[:, :1]}, r"batch\['image'\], batch\['mask'\]"),
+        ({"x": IMAGE, "y": MASK}, r"must have tensors of one shape, .* batch\['x'\], batch\['y'\]"),
+    ],
+)
+def test_a_dict_that_is_no_set_of_variables_is_refused(batch, message):
+    model = nn.Conv2d(3, 1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = pytorch.Trainer(model, [batch], None, optimizer, loss=nn.MSELoss(), device="cpu")
+    with pytest.raises(InvalidTypeError, match=message):
+        run.train()

@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ml4cube.core.errors import InvalidTypeError
 
+# Of samples of torchgeo, what a model gets and what it is to give.
+_PAIR_OF_NAMES = ("image", "mask")
+
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
     """Return the features and the target of a batch."""
@@ -24,14 +27,29 @@ def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
         # X alone, or the variables of a dict as channels, are what the model is to reconstruct.
         case (Tensor() as features) | [Tensor() as features]:
             return features, features
-        case Mapping() if all(isinstance(value, Tensor) for value in batch.values()):
+        case Mapping() if _are_variables(batch):
             features = torch.stack(tuple(batch.values()), dim=1)
             return features, features
+        case Mapping():
+            x, y = _PAIR_OF_NAMES if batch.keys() >= set(_PAIR_OF_NAMES) else ("x", "y")
+            raise InvalidTypeError(
+                "a dict as a batch must have tensors of one shape, the variables that the model is "
+                f"to reconstruct, got {describe_batch(batch)}; make it a pair, by a collate_fn (in "
+                f"prep_dataloader: callback) that returns batch[{x!r}], batch[{y!r}] of what "
+                "default_collate gives"
+            )
     length = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
         "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
         f"{type(batch).__name__}{length}"
     )
+
+
+def _are_variables(batch: Mapping[str, Any]) -> bool:
+    """Return True if all items of a batch are tensors of one shape, and no image with its mask."""
+    shapes = {value.shape if isinstance(value, Tensor) else None for value in batch.values()}
+    is_pair = batch.keys() >= set(_PAIR_OF_NAMES)
+    return len(shapes) == 1 and None not in shapes and not is_pair
 
 
 def weights_of(batch: Any) -> Tensor | None:

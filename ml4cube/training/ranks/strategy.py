@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.training.files.checkpoint import to_plain
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion
@@ -29,6 +30,21 @@ def broadcast_model(model: nn.Module, world: World) -> None:
     extra_state = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
     if extra_state and world.size > 1:
         model.load_state_dict({**state, **world.broadcast(to_plain(extra_state))})
+
+
+def check_same_model(tensors: Mapping[str, torch.Tensor], world: World) -> None:
+    """Refuse models that differ between ranks, which would wait for one another; every rank."""
+    own = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for rank, shapes in enumerate(world.gather_objects(own)):
+        differing = [n for n in {**own, **shapes} if own.get(n) != shapes.get(n)]
+        if differing:
+            name, *others = differing
+            more = f", and {len(others)} more" if others else ""
+            raise InvalidValueError(
+                f"the model must be the same on all ranks, but {name} has the shape "
+                f"{own.get(name)} on rank {world.rank} and {shapes.get(name)} on rank {rank}{more} "
+                "(None: there is none); make it by the same arguments everywhere"
+            )
 
 
 class Strategy:

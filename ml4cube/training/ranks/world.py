@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -106,16 +107,16 @@ class World:
         if self.size == 1:
             return [value]
         gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, value, group=self._group())
-        return gathered
+        dist.all_gather_object(gathered, _pickled(value), group=self._group())
+        return [pickle.loads(pickled) for pickled in gathered]  # noqa: S301
 
     def broadcast(self, value: T) -> T:
         """Return the object of rank 0."""
         if self.size == 1:
             return value
-        objects: list[Any] = [value if self.is_main else None]
+        objects: list[Any] = [_pickled(value) if self.is_main else None]
         dist.broadcast_object_list(objects, src=0, group=self._group(), device=_CPU)
-        received: T = objects[0]
+        received: T = pickle.loads(objects[0])  # noqa: S301
         return received
 
     def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -167,6 +168,14 @@ class World:
             dist.all_reduce(tensor, op=op, group=self._group())
         result: list[float] = tensor.tolist()
         return result
+
+
+def _pickled(value: Any) -> bytes:
+    """Pickle an object with its class, which may be defined in a script that ranks do not run."""
+    import cloudpickle
+
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
 
 
 def _beside(name: str, timeout: timedelta | None) -> Any:

@@ -44,6 +44,7 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.fsdp import make_strategy
 from ml4cube.training.ranks.polling import PollSchedule
+from ml4cube.training.ranks.strategy import check_same_model
 from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.feed import Feed
@@ -145,6 +146,7 @@ class Engine:
 
     def train_batch(self, batch: Any) -> StepResult:
         """Take one optimizer step on one batch, outside any epoch; every rank."""
+        self.check_models()
         self._prepare()
         self.module.train()
         portion = self.feed.weigh(batch)
@@ -162,6 +164,7 @@ class Engine:
         chosen = self.val_loader if loader is None else exact_loader(loader, self.world)
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")
+        self.check_models()
         self._shard()
         self.sync_buffers()
         training = self.model.training
@@ -261,6 +264,14 @@ class Engine:
         model = self.strategy.shard(self.model, self._optimizer)
         if model is not self.model:
             self._set_model(model)
+
+    def check_models(self) -> None:
+        """Refuse models that differ between ranks; every rank."""
+        if self.world.size == 1:
+            return
+        tensors = {**self.model.state_dict(keep_vars=True), **self.outside()}
+        tensors = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+        check_same_model(tensors, self.world)
 
     def _prepare(self) -> None:
         """Prepare for steps, also after a callback froze or unfroze parameters; every rank."""

@@ -99,6 +99,7 @@ class Loop(Engine):
             )
             stack.enter_context(reporting_errors(self.world))
             stack.callback(self._call_hooks, "on_close")
+            self.check_models()
             self._shard()
             self.feed.share_out()
             self.resumed = False
