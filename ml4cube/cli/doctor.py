@@ -208,7 +208,7 @@ def _run(folder: Path) -> Iterator[Finding]:
         try:
             content = read_weights(folder / name)
         except CubeError as error:
-            yield Finding(ERROR, name, str(error), "delete it and train again")
+            yield Finding(ERROR, name, str(error), "restore a copy, or train again")
             continue
         if name == BEST:
             yield Finding(OK, name, f"{len(content):,} tensors")

@@ -120,7 +120,8 @@ def train(
     from ml4cube.training.pytorch_distributed import Trainer, ddp_init, dist_train
     from ml4cube.training.seeding import seed_everything
 
-    _check_folder(run, {"model": model, "data": data})
+    folder = os.path.abspath(os.path.expanduser(run))  # also if a callback changes the directory
+    _check_folder(folder, {"model": model, "data": data})
     world = ddp_init()
     train_data = samples_of(train_store, data)
     val_data = None if val_store is None else samples_of(val_store, data)
@@ -130,14 +131,14 @@ def train(
     module = _model(model, names)
     stepped = names.make("optimizer", optimizer, module.parameters(), call=True)
 
-    recorder = _recorder(run, {"train_store": train_store, "val_store": val_store})
+    recorder = _recorder(folder, {"train_store": train_store, "val_store": val_store})
     others = names.make("callbacks", callbacks)
     trainer = Trainer(
         module,
         *loaders,
         stepped,
-        best_model_path=f"{run}/{BEST}",
-        snapshot_path=f"{run}/{SNAPSHOT}",
+        best_model_path=f"{folder}/{BEST}",
+        snapshot_path=f"{folder}/{SNAPSHOT}",
         loss=names.make("loss", loss),
         metrics=names.make("metrics", metrics),
         scheduler=None
@@ -169,7 +170,7 @@ def train(
         dist_train(trainer)
         is_dry = bool(arguments.get("fast_dev_run"))  # which leaves out the recorder
         if world.is_main and recorder.epochs:
-            trainer.history.to_json(f"{run}/{HISTORY}")
+            trainer.history.to_json(f"{folder}/{HISTORY}")
         exit_code = 0 if recorder.epochs or is_dry else NOTHING
         result = Report.of(
             epochs=len(trainer.history),
@@ -235,13 +236,17 @@ def _recorder(run: str, stores: Mapping[str, str | None]) -> Any:
 
 def _check_folder(run: str, recipes: Mapping[str, Any]) -> None:
     """Refuse a folder of another model or other data, or one that would lose its weights."""
-    has = {name: os.path.exists(f"{run}/{name}") for name in (CONFIG, BEST, SNAPSHOT)}
+    has = {name: os.path.exists(f"{run}/{name}") for name in (CONFIG, BEST, SNAPSHOT, HISTORY)}
     check_ours(f"{run}/{CONFIG}")
-    if has[BEST] and not has[SNAPSHOT]:
+    # A run that was killed before its first snapshot has no history yet, and starts over.
+    is_unfinished = has[CONFIG] and not has[HISTORY]
+    if has[BEST] and not has[SNAPSHOT] and not is_unfinished:
         raise StoreExistsError(
-            f"{run} has {BEST}, but no {SNAPSHOT} to go on from; delete it or give another --run"
+            f"{run} has {BEST}, but no {SNAPSHOT} to go on from; give another --run, or move it "
+            "away"
         )
-    before = read_file(f"{run}/{CONFIG}") if has[CONFIG] and has[SNAPSHOT] else recipes
+    has_weights = has[SNAPSHOT] or has[BEST]
+    before = read_file(f"{run}/{CONFIG}") if has[CONFIG] and has_weights else recipes
     for name, recipe in recipes.items():
         if before.get(name) != recipe:
             raise InvalidValueError(

@@ -6,6 +6,7 @@ here too.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ml4cube.core.errors import InvalidValueError, RunError, StoreError, check_choice
+from ml4cube.core.errors import InvalidValueError, RunError, check_choice
 from ml4cube.training.events import Callback, TrainingLoop, is_better, monitored
-from ml4cube.training.files.checkpoint import read_file, write_file
-from ml4cube.training.inputs.options import above_zero, check_count, check_path
+from ml4cube.training.files.checkpoint import read_entry, write_bytes, write_file
+from ml4cube.training.files.paths import absolute_path, check_writable
+from ml4cube.training.inputs.options import above_zero, check_count
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
 from ml4cube.training.state import copy_weights
 
@@ -160,13 +162,18 @@ class BestModel(_MonitorCallback):
         self, path: str | Path | None = None, mode: str = "min", monitor: str = "val_loss"
     ) -> None:
         super().__init__(mode, monitor)
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else absolute_path("path", path)
         self._has_checked = False  # True after a check in this process; not part of snapshots
 
     @property
     def found(self) -> tuple[int, float] | None:
         """The best epoch and its value; None before the first check."""
         return None if self.epoch is None or self.value is None else (self.epoch, self.value)
+
+    def on_train_start(self, loop: TrainingLoop) -> None:
+        """Try to write."""
+        if self.path is not None and loop.world.is_main and not loop.options.fast_dev_run:
+            check_writable(self.path)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
@@ -222,7 +229,8 @@ class ModelCheckpoint(_MonitorCallback):
         Which way is better.
     save_top_k : int
         How many to keep; -1 keeps all. Of equal ones, the earlier stays. Every run that starts
-        anew keeps its own; the files of runs before it stay.
+        anew keeps its own; the files of runs before it stay, except those of a run with the same
+        `snapshot_path` that was killed.
 
     Raises
     ------
@@ -250,8 +258,9 @@ class ModelCheckpoint(_MonitorCallback):
         super().__init__(mode, monitor)
         if save_top_k != -1:
             check_count("save_top_k", save_top_k)
-        check_path("save_dir", save_dir, optional=False)
-        self.save_dir, self.save_top_k = Path(save_dir), save_top_k
+        self.save_dir, self.save_top_k = absolute_path("save_dir", save_dir), save_top_k
+        # Files of this run that no snapshot knows, because it was killed.
+        self._left: list[Path] = []
 
     @property
     def paths(self) -> list[Path]:
@@ -259,12 +268,46 @@ class ModelCheckpoint(_MonitorCallback):
         return [self.save_dir / name for _, name in self.kept]
 
     def on_train_start(self, loop: TrainingLoop) -> None:
-        """Forget files that are gone, because a run may be killed after its last snapshot."""
+        """Find the files of this run, because it may have been killed after its last snapshot."""
         if not loop.state.step:  # a new run, such as the next fold's, leaves the files of others
             self.forget()
-        self.run = loop.world.broadcast(self.run or uuid.uuid4().hex)
+        mark = self._mark(loop)
+        if loop.world.is_main:
+            check_writable(self.save_dir / "epoch.pt")
+            if mark is not None and mark.exists():  # killed before its first snapshot
+                self.run = self.run or mark.read_text()
+            self.run = self.run or uuid.uuid4().hex
+            if mark is not None:
+                write_bytes(mark, self.run.encode())
+        self.run = loop.world.broadcast(self.run)
         missing = loop.world.broadcast([path.name for path in self.paths if not path.exists()])
         self.kept = [(value, name) for value, name in self.kept if name not in missing]
+        self._left = []
+        if loop.world.is_main:
+            files = sorted(self.save_dir.glob("epoch-*.pt"))
+            own = [path for path in files if read_entry(path, "run") == self.run]
+            self._left = [path for path in own if path not in self.paths]
+
+    def on_train_end(self, loop: TrainingLoop) -> None:
+        """Remove files of this run that are not among the best."""
+        self._remove_left()
+        mark = self._mark(loop)
+        if mark is not None and loop.world.is_main:
+            mark.unlink(missing_ok=True)
+
+    def _mark(self, loop: TrainingLoop) -> Path | None:
+        """Return the file with the id of a run that has not ended; None without a snapshot."""
+        path = loop.options.snapshot_path
+        if path is None:
+            return None
+        return self.save_dir / f".unfinished-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+
+    def _remove_left(self) -> None:
+        """Remove files that no snapshot knows, once a newer one is whole."""
+        for path in self._left:
+            if path not in self.paths:
+                path.unlink(missing_ok=True)
+        self._left = []
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
@@ -286,6 +329,7 @@ class ModelCheckpoint(_MonitorCallback):
             if loop.world.is_main:
                 (self.save_dir / worst).unlink(missing_ok=True)
         self.kept = kept
+        self._remove_left()
 
     def _free_name(self, epoch: int) -> str:
         """Return the name of a file that no other run has written."""
@@ -300,11 +344,8 @@ class ModelCheckpoint(_MonitorCallback):
         path = self.save_dir / name
         if path in self.paths:  # of an earlier check of this epoch
             return False
-        try:
-            # A run that was killed after its last snapshot writes the same files again.
-            return not path.exists() or read_file(path).get("run") == self.run
-        except StoreError:
-            return False
+        # A run that was killed after its last snapshot writes the same files again.
+        return not path.exists() or read_entry(path, "run") == self.run
 
     def _file_content(self, loop: TrainingLoop, epoch: int, value: float) -> dict[str, Any]:
         """Return what the file of an epoch holds; every rank."""

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 from ml4cube.core.display import PrintedAsCall
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.training.files.checkpoint import write_bytes
+from ml4cube.training.files.paths import absolute_path
 from ml4cube.training.inputs.checks import import_package
-from ml4cube.training.inputs.options import check_path
 from ml4cube.training.state import nonfinite_to_none
 
 __all__ = [
@@ -116,8 +116,7 @@ class _FileLogger(Logger):
 
     def __init__(self, path: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
-        check_path("path", path, optional=False)
-        self.path = Path(path)
+        self.path = absolute_path("path", path)
         if self.path.is_dir():
             raise InvalidValueError(f"path must be a file, got the folder {str(path)!r}")
 
@@ -140,8 +139,7 @@ class _FileLogger(Logger):
             return [row for row in rows if row.get("step", 0) <= step]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise StoreExistsError(
-                f"{self.path} was not written by {type(self).__name__}; give another path, or "
-                "delete it"
+                f"{self.path} was not written by {type(self).__name__}; give another path"
             ) from None
 
     def _append(self, line: str) -> None:
@@ -281,8 +279,7 @@ class TensorBoardLogger(Logger):
 
     def __init__(self, log_dir: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
-        check_path("log_dir", log_dir, optional=False)
-        self.log_dir = Path(log_dir)
+        self.log_dir = absolute_path("log_dir", log_dir)
 
     def _open(self, step: int) -> Any:
         module = importlib.import_module(self._module)
@@ -342,6 +339,8 @@ class _InitLogger(_ServiceLogger):
             if name in init:
                 raise InvalidTypeError(f"{name} is set by the logger; use {instead}= instead")
         self._init = {"project": project, **init}
+        if init.get("dir") is not None:
+            self._init["dir"] = absolute_path("dir", init["dir"])
 
 
 class WandBLogger(_InitLogger):

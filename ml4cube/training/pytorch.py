@@ -23,8 +23,9 @@ from ml4cube.training.callbacks import (
     reporters,
 )
 from ml4cube.training.events import as_callbacks
+from ml4cube.training.files.paths import absolute_path
 from ml4cube.training.inputs.checks import check_loss
-from ml4cube.training.inputs.options import Options, check_path, pick_precision
+from ml4cube.training.inputs.options import Options, pick_precision
 from ml4cube.training.measure.summary import data_text, run_facts, summary_of_run
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.run.loop import Loop
@@ -375,17 +376,22 @@ def _pick_best_path(
 ) -> Path | None:
     """Return the path of the best model, which has two names, or refuse the paths of a run."""
     best_paths = {"best_model_path": best_model_path, "model_path": model_path}
-    for name, path in {**best_paths, "snapshot_path": snapshot_path}.items():
-        check_path(name, path)
-        if path is not None and Path(path).is_dir():
+    paths = {
+        name: absolute_path(name, path)
+        for name, path in {**best_paths, "snapshot_path": snapshot_path}.items()
+        if path is not None
+    }
+    for name, path in paths.items():
+        if path.is_dir():
             raise InvalidValueError(f"{name}={str(path)!r} is a folder; give the path of a file")
-    given = {Path(path) for path in best_paths.values() if path is not None}
+    snapshot = paths.pop("snapshot_path", None)
+    given = set(paths.values())
     if len(given) > 1:
         raise InvalidTypeError(
             f"best_model_path={str(best_model_path)!r} and model_path={str(model_path)!r} are the "
             "same argument and differ; give one of them"
         )
-    if snapshot_path is not None and Path(snapshot_path) in given:
+    if snapshot in given:
         raise InvalidValueError(
             f"best_model_path and snapshot_path are both {str(snapshot_path)!r}; give two files"
         )

@@ -13,6 +13,7 @@ from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
 from ml4cube.training.events import Callback, TrainingLoop, as_list
+from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.checks import refuse_class
 from ml4cube.training.state import best_row
 
@@ -207,7 +208,12 @@ class LossPlot(Callback):
     writes = True
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = absolute_path("path", path)
+
+    def on_train_start(self, loop: TrainingLoop) -> None:
+        """Try to write."""
+        if loop.world.is_main:
+            check_writable(self.path)
 
     def on_train_end(self, loop: TrainingLoop) -> None:
         """Draw the losses of all rows of the History."""

@@ -33,9 +33,10 @@ from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.progress import write_line
 from ml4cube.training.callbacks import LoggerCallback, is_better, no_best_model
 from ml4cube.training.files.checkpoint import write_bytes
+from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.batches import as_pair, set_epoch
 from ml4cube.training.inputs.checks import check_loader, import_package
-from ml4cube.training.inputs.options import check_count, check_path
+from ml4cube.training.inputs.options import check_count
 from ml4cube.training.inputs.rollout import refuse_several_steps
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.measure.summary import data_text, summary_of_run
@@ -164,8 +165,8 @@ class Trainer(Summarized):
             raise InvalidTypeError(
                 f"mlflow_run must have log_metric(name, value), got {mlflow_run!r}"
             )
-        check_path("model_path", model_path)
-        if model_path is not None:
+        self._path = None if model_path is None else absolute_path("model_path", model_path)
+        if self._path is not None:
             _skops()
         self.model, self.metrics = model, check_metrics(metrics)
         self.history = History()
@@ -179,7 +180,6 @@ class Trainer(Summarized):
         self._metrics = ({} if loss is None else {"loss": loss}) | self.metrics
         self._monitor = self._pick_monitor(monitor, patience)
         self._mode, self._epochs, self._progress = mode, epochs, progress
-        self._path = None if model_path is None else Path(model_path)
         self._classes: Any = classes
         self._max_samples, self._mlflow = max_samples, mlflow_run
         self._patience = patience
@@ -222,6 +222,8 @@ class Trainer(Summarized):
         # The attributes of a `TrainingLoop` that LoggerCallback reads.
         loop: Any = SimpleNamespace(world=World.single("cpu"), state=state)
         best, best_value, best_epoch = None, None, 0
+        if self._path is not None:
+            check_writable(self._path)
         try:
             self._loggers.on_train_start(loop)
             for epoch in range(1, self._epochs + 1):
@@ -437,7 +439,7 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
     >>> bool(np.allclose(again.predict([[2.0]]), 5))
     True
     """
-    file, skops = Path(path), _skops()
+    file, skops = Path(path).expanduser(), _skops()
     if not file.is_file():
         raise StoreError(f"{file} does not exist")
     try:

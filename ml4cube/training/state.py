@@ -188,7 +188,7 @@ class History(Summarized):
         """
         text = json.dumps(nonfinite_to_none(self._columns))
         if path is not None:
-            Path(path).write_text(text)
+            Path(path).expanduser().write_text(text)
         return text
 
     @classmethod

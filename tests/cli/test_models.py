@@ -186,6 +186,12 @@ def test_a_run_keeps_its_configuration_and_its_weights(run):
     weights = Path("run/best_model.pt").read_bytes()
     assert "has best_model.pt, but no snapshot.pt" in error_of(f"{TRAIN} --run run")
     assert Path("run/best_model.pt").read_bytes() == weights
+    # of a run that was killed before its first snapshot, the same command starts anew
+    Path("run/history.json").unlink()
+    told = error_of(f"{TRAIN} --run run --set model.width=8")
+    assert "run was trained with model" in told
+    invoke(f"{TRAIN} --epochs 1 --run run")
+    assert {"snapshot.pt", "history.json"} <= set(os.listdir("run"))
     Path("mine").mkdir()
     Path("mine/config.yaml").write_text("# my notes\nrun: mine\n")
     assert "no command of ml4cube made it" in error_of(f"{TRAIN} --run mine")

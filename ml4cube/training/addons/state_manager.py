@@ -11,6 +11,7 @@ import torch
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.files.checkpoint import read_file, write_bytes, write_file
+from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.checks import import_package
 from ml4cube.training.inputs.outside_model import load_outside
 from ml4cube.training.state import TrainState
@@ -33,6 +34,8 @@ class _State(TrainerBase):  # type: ignore[misc]
     ) -> None:
         self.save_path, self._model_name = _folder_and_name(save_path, save_format)
         super().__init__(*args, **kwargs)
+        if self._world.is_main and not self._options.fast_dev_run:
+            check_writable(self.save_path / self._model_name)
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Save the state if the epoch is the best so far."""
@@ -157,7 +160,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     """Read a state dict from a file of `write_weights`, without executing code."""
     if path.suffix == ".ckpt":
         return read_file(path)
-    load = _safetensors().load
+    load, path = _safetensors().load, path.expanduser()
     if not path.is_file():
         raise StoreError(f"{path} does not exist")
     try:
@@ -172,7 +175,7 @@ def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str
         raise InvalidTypeError(
             "save_path must be given: the folder in which StateManagerAddon saves"
         )
-    path, name = Path(save_path), "model"
+    path, name = absolute_path("save_path", save_path), "model"
     suffix = ".ckpt" if save_format is None else f".{save_format.removeprefix('.')}"
     check_choice("save_format", suffix, FORMATS)
     if path.suffix in FORMATS:

@@ -28,6 +28,9 @@ from ml4cube.store.folders import sync_path
 
 _MARK = b"ml4cube sha256 "
 _DIGEST_BYTES = 64  # hex digits
+# Of a zip archive, which torch.save writes: its first bytes, and those of its last record, which
+# ends within so many bytes of the file's end.
+_ZIP_START, _ZIP_END, _MAX_ZIP_END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22 + 0xFFFF
 _HOST = socket.gethostname()
 _DAY_S = 86_400.0
 
@@ -50,7 +53,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     """Read what `write_file` wrote, on the CPU, after checking every byte."""
-    file = Path(path)
+    file = Path(path).expanduser()
     if not file.is_file():
         raise StoreError(f"{file} does not exist; give the path of a file written in training")
     _check_digest(file)
@@ -65,6 +68,16 @@ def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
             "nothing of it has been executed. Delete it or restore a copy"
         ) from None
     return content
+
+
+def read_entry(path: Path, name: str) -> Any:
+    """Return an entry of a file of `write_file`, without checking its bytes; None without it."""
+    try:
+        _check_zip(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError):
+        return None
+    return content.get(name) if isinstance(content, Mapping) else None
 
 
 def stored_digest(path: str | Path) -> bytes | None:
@@ -110,8 +123,8 @@ def to_plain(value: Any, name: str = "state") -> Any:
 
 def _replace(target: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Write a temporary file and rename it to `target`."""
-    # Host and process keep two runs that share a path from writing into one another's file.
-    temporary = target.with_name(f".{target.name}.{_HOST}-{os.getpid()}.tmp")
+    target = target.expanduser()
+    temporary = temporary_path(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target)
@@ -132,6 +145,12 @@ def _replace(target: Path, write: Callable[[BinaryIO], Any]) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def temporary_path(target: Path) -> Path:
+    """Return where a file is written before it is renamed to `target`."""
+    # Host and process keep two runs that share a path from writing into one another's file.
+    return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}.tmp")
 
 
 def _remove_abandoned(target: Path) -> None:
@@ -173,9 +192,7 @@ def _check_digest(path: Path) -> None:
         file.seek(max(0, digest_start - len(_MARK)))
         mark, digest = file.read(len(_MARK)), file.read()
         if mark != _MARK:
-            raise StoreError(
-                f"{path} is cut short or was not written by ml4cube; delete it or restore a copy"
-            )
+            raise StoreError(f"{path} {_describe_unmarked(file)}")
         if _digest_of_start(file, digest_start) != digest:
             raise StoreError(
                 f"{path} is damaged: its bytes do not match their checksum; "
@@ -186,8 +203,27 @@ def _check_digest(path: Path) -> None:
 def _check_zip(path: Path) -> None:
     """Refuse the older formats of torch, in which releases before 2.6 execute pickles."""
     with path.open("rb") as file:
-        if file.read(4) != b"PK\3\4":
+        if file.read(len(_ZIP_START)) != _ZIP_START:
             raise StoreError(f"{path} is not in the zip format of torch.save")
+
+
+def _describe_unmarked(file: BinaryIO) -> str:
+    """Say why a file does not end with the mark: it is cut short, or was written by others."""
+    file.seek(0)
+    start = file.read(len(_ZIP_START))
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MAX_ZIP_END_BYTES))
+    end = file.read()
+    at = end.rfind(_ZIP_END)
+    # The record is 22 bytes, of which the last two are the length of the comment that follows.
+    comment_bytes = int.from_bytes(end[at + 20 : at + 22], "little")
+    is_whole = at >= 0 and len(end) == at + 22 + comment_bytes
+    if start == _ZIP_START and not is_whole:
+        return "is cut short; restore a copy of it"
+    return (
+        "was not written by ml4cube, so it has no checksum. If torch.save wrote it, load it by "
+        "model.load_state_dict(torch.load(path, weights_only=True))"
+    )
 
 
 def _digest_of_start(file: BinaryIO, size: int) -> bytes:

@@ -6,7 +6,6 @@ import difflib
 import inspect
 import logging
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.training.files.paths import absolute_path
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,9 @@ class Options:
         if self.max_time is not None:
             _as_seconds(self.max_time)
         check_choice("precision", self.precision, DTYPES)
-        check_path("snapshot_path", self.snapshot_path)
+        if self.snapshot_path is not None:
+            absolute = absolute_path("snapshot_path", self.snapshot_path)
+            object.__setattr__(self, "snapshot_path", absolute)  # the dataclass is frozen
         check_choice("strategy", self.strategy, ["ddp", "fsdp"])
         check_choice("mode", self.mode, ["min", "max"])
         if self.validate_every_steps is not None and self.validate_every != 1:
@@ -141,7 +143,7 @@ class Options:
             if self.rollout is not None:
                 changes["rollout"] = max(self.rollout_steps)  # what may need too much memory
             for name, value in changes.items():
-                object.__setattr__(self, name, value)  # the dataclass is frozen
+                object.__setattr__(self, name, value)
 
     @classmethod
     def choose(
@@ -206,12 +208,6 @@ def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -
 def has_bf16(device: torch.device) -> bool:
     """Return True if a device computes in bf16, not only emulates it."""
     return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def check_path(name: str, path: Any, *, optional: bool = True) -> None:
-    """Refuse anything but a path."""
-    if not isinstance(path, str | os.PathLike) and not (optional and path is None):
-        raise InvalidTypeError(f"{name} must be a path such as 'run/model.pt', got {path!r}")
 
 
 def above_zero(value: Any) -> bool:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.training.files.checkpoint import read_file, stored_digest, to_plain, write_file
+from ml4cube.training.files.paths import check_writable
 from ml4cube.training.inputs.batches import data_facts
 from ml4cube.training.inputs.outside_model import load_outside
 from ml4cube.training.run.engine import Engine
@@ -43,7 +44,9 @@ class Snapshot:
     """The file that a run saves its state to, and resumes from."""
 
     def __init__(self, run: Engine, path: str | Path) -> None:
-        self.path = path
+        self.path = Path(path)
+        if run.world.is_main:
+            check_writable(self.path)
         self._run = run
         at_end, requested = _LAST_RUNS.get(run.optimizer, ({}, {}))
         self._requested = new_requests(current_settings(run), at_end, requested)
@@ -106,8 +109,7 @@ class Snapshot:
         content |= copy.deepcopy({name: v for name, v in content.items() if name not in mapped})
         if content.get("ml4cube_snapshot") != FORMAT:
             raise StoreError(
-                f"{path} is not a snapshot of format {FORMAT}; give another snapshot_path, or "
-                "delete it"
+                f"{path} is not a snapshot of format {FORMAT}; give another snapshot_path"
             )
         changes = run.world.broadcast(compare(content["run"], self._description))
         if changes.refused:
@@ -120,7 +122,7 @@ class Snapshot:
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise InvalidValueError(
                 f"{path} is a snapshot of another model, optimizer or scheduler ({error}); give "
-                "another snapshot_path, or delete it"
+                "another snapshot_path"
             ) from error
         restarted = []
         if self._load_position(content["ranks"], changes):
