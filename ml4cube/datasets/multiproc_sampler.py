@@ -217,7 +217,8 @@ class MultiProcSampler(Summarized):
     seed : int
         Seeds the split, the order, `rand_chunk` and noise.
     overwrite : bool
-        Replace sample stores that exist at the paths; anything else is never replaced.
+        Replace sample stores that exist at the paths and are as they were written, which is seen by
+        the hashes of all files; anything else is never replaced.
     resume : bool
         Continue where an interrupted run of the same call stopped.
     to_pred : str or list of str, optional

@@ -26,7 +26,8 @@ from ml4cube.loading.lead_time import TargetOptions, whole_cells
 from ml4cube.loading.memory import check_megabytes
 from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
 from ml4cube.loading.views import cut_windows
-from ml4cube.store.format import NoStoreError, StoreMetadata, open_store
+from ml4cube.store.format import StoreMetadata, open_store
+from ml4cube.store.manifest import NoStoreError
 
 if TYPE_CHECKING:
     import xarray as xr

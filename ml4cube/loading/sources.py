@@ -28,8 +28,9 @@ from ml4cube.loading.store_files import ShardedArray, sharded_arrays
 from ml4cube.sampling.cf_encoding import NUMBERED
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.splits.folds.samples import whole_axis
-from ml4cube.store.format import NoStoreError, StoreMetadata, open_axes
+from ml4cube.store.format import StoreMetadata, open_axes
 from ml4cube.store.locations import location_of
+from ml4cube.store.manifest import NoStoreError
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.chunks.codecs import CHECKSUM_BYTES, Bytes, ChunkCodecs
 from ml4cube.loading.ring.arrays import Scratch
-from ml4cube.store.format import read_manifest, read_metadata
+from ml4cube.store.format import read_metadata
+from ml4cube.store.manifest import read_manifest
 
 # Zarr's offset of a chunk that a shard lacks.
 _ABSENT = np.iinfo(np.uint64).max

@@ -135,7 +135,8 @@ def predict_cube(
     device : str or torch.device, optional
         Device to compute on. Default: that of the module; the CPU for another callable.
     overwrite : bool, default False
-        Replace a predicted cube at `out`. Nothing else is ever replaced.
+        Replace a predicted cube at `out` that is as it was written: every file is read and compared
+        with the list of hashes in it. Nothing else is ever replaced.
     append : bool, default False
         Append to the predicted cube at `out`, if it exists, the steps along time (for forecasts
         ``init_time``), which must be later than its last one. Readers see all new steps or none.

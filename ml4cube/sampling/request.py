@@ -65,7 +65,8 @@ from ml4cube.splits import assign_block_split
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import label_lookup
-from ml4cube.store.format import AXES, MANIFEST
+from ml4cube.store.format import AXES
+from ml4cube.store.manifest import MANIFEST
 from ml4cube.store.names import check_writable_names
 
 logger = logging.getLogger(__name__)

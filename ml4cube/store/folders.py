@@ -116,7 +116,7 @@ class RemoteFolder:
         fs, root = filesystem(self.url)
         data = b"".join(pieces)
         fs.pipe_file(f"{root}/{path}", data)
-        return len(data), digest(data)
+        return size_and_hash(data)
 
     def create(self, path: str, data: bytes) -> bool:
         """Put an object unless it exists; return whether it was put."""
@@ -199,6 +199,11 @@ def digest(*pieces: bytes) -> str:
     for piece in pieces:
         hasher.update(piece)
     return hasher.hexdigest()
+
+
+def size_and_hash(content: bytes) -> tuple[int, str]:
+    """Return the size and hash of the content of a file."""
+    return len(content), digest(content)
 
 
 def write_file(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:

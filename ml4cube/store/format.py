@@ -40,16 +40,23 @@ from ml4cube.core.scaling import Entries, decode_entries, encode_entries
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
-from ml4cube.store.folders import FILES_AT_ONCE, HASH_ALGORITHM, Files, Folder, digest
+from ml4cube.store.folders import FILES_AT_ONCE, Files, Folder
 from ml4cube.store.locations import Location, ZarrFolder, folder_of, location_of
+from ml4cube.store.manifest import (
+    fault_of,
+    find_faults,
+    group_json,
+    is_metadata,
+    json_bytes,
+    read_manifest,
+    write_manifest,
+)
 from ml4cube.store.shard_encoding import Compressor, encode_shard
 
 if TYPE_CHECKING:
     import xarray as xr
 
 FORMAT = 1
-#: File that is written last.
-MANIFEST = "manifest/zarr.json"
 #: Subgroup of the cube's coordinates.
 AXES = "axes"
 # Optional attributes of a store.
@@ -57,10 +64,6 @@ _FILL_ATTR = "fill_statistics"
 _PLACES_ATTR = "scaling_places"
 _MISSING_DATES_ATTR = "windows_over_missing_dates"
 _NO_DATE = np.iinfo(np.int64).min  # NaT as int64
-
-
-class NoStoreError(StoreError):
-    """There is no sample store at a location, not even a damaged one."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def write_array_metadata(folder: Folder, layout: StoreLayout) -> Files:
     files: Files = {}
     for array in layout.arrays:
         path = f"{array.name}/zarr.json"
-        files[path] = folder.write(path, _json_bytes(_array_metadata(layout, array)))
+        files[path] = folder.write(path, json_bytes(_array_metadata(layout, array)))
     return files
 
 
@@ -174,7 +177,7 @@ def open_axes(source: Any) -> xr.Dataset:
 
     location = location_of("store", source)
     files = read_manifest(location)
-    metadata_paths = [p for p in files if p.startswith(f"{AXES}/") and _is_metadata(p)]
+    metadata_paths = [p for p in files if p.startswith(f"{AXES}/") and is_metadata(p)]
     if not metadata_paths:
         return xr.Dataset()
     for path in metadata_paths:
@@ -222,23 +225,8 @@ def write_metadata(
     listed = dict(sorted(listed.items()))
     listed["zarr.json"] = folder.write("zarr.json", group)
     folder.make_durable()
-    folder.write(MANIFEST, _manifest_bytes(listed))
+    write_manifest(folder, listed)
     folder.make_durable()
-
-
-def _manifest_bytes(files: Files) -> bytes:
-    """Return the manifest of these files, with their hash, as zarr metadata of a group."""
-    hashed = digest(_json_bytes(files))
-    return group_json({"algorithm": HASH_ALGORITHM, "digest": hashed, "files": files})
-
-
-def group_json(attributes: Mapping[str, Any], **more: Any) -> bytes:
-    """Return the ``zarr.json`` of a group."""
-    return _json_bytes({"zarr_format": 3, "node_type": "group", "attributes": attributes, **more})
-
-
-def _json_bytes(value: Any) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
 def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
@@ -287,58 +275,16 @@ def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
     }
 
 
-def read_manifest(location: Location) -> Files:
-    """Return the files that a store must have; refuse a damaged manifest."""
-    try:
-        raw = folder_of(location).read(MANIFEST)
-    except (FileNotFoundError, NotADirectoryError):
-        raise NoStoreError(
-            f"{location} is not a sample store, or not a complete one (it has no manifest); make "
-            "it again with MultiProcSampler"
-        ) from None
-    except OSError as error:
-        raise StoreError(f"{MANIFEST} of {location} cannot be read: {error}") from error
-    try:
-        listed = json.loads(raw)["attributes"]["files"]
-        files = {str(name): (int(size), str(hash)) for name, (size, hash) in listed.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        files = {}
-    # comparing all bytes also notices damage outside the list of files
-    if raw != _manifest_bytes(files):
-        raise StoreError(
-            f"{MANIFEST} (the manifest) of {location} is damaged; make the store again"
-        )
-    return files
-
-
 def read_metadata(location: Location, files: Files, path: str) -> dict[str, Any]:
     """Return the content of a ``zarr.json`` of a store, after checking its hash."""
     try:
         content = folder_of(location).read(path)
     except (FileNotFoundError, NotADirectoryError):
         raise _damaged(location, [f"{path} is missing"]) from None
-    if fault := _fault(path, files[path], len(content), content):
+    if fault := fault_of(path, files[path], len(content), content):
         raise _damaged(location, [fault])
     metadata: dict[str, Any] = json.loads(content)
     return metadata
-
-
-def _is_metadata(path: str) -> bool:
-    return path.rpartition("/")[2] == "zarr.json"
-
-
-def _fault(
-    path: str, listed: tuple[int, str], size: int | None, content: bytes | None
-) -> str | None:
-    """Describe how a file differs from the manifest, by its size and, if read, its content."""
-    listed_size, listed_hash = listed
-    if size is None:
-        return f"{path} is missing"
-    if size != listed_size:
-        return f"{path} has {size} bytes instead of {listed_size}"
-    if content is not None and digest(content) != listed_hash:
-        return f"{path} has changed since it was written"
-    return None
 
 
 def _damaged(location: Location, faults: Sequence[str]) -> StoreError:
@@ -364,22 +310,13 @@ def verify_store(location: Location, *, hashes: bool = True) -> None:
     StoreError
         If a file is missing or has changed; the message names up to three of them.
     """
-    folder, files = folder_of(location), read_manifest(location)
-    sizes: Mapping[str, int] = {}
-
-    def check(path: str) -> str | None:
-        size = sizes.get(path)
-        must_read = size == files[path][0] and (hashes or _is_metadata(path))
-        return _fault(path, files[path], size, folder.read(path) if must_read else None)
-
+    files = read_manifest(location)
     try:
-        sizes = folder.list()
-        with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-verify") as threads:
-            faults = list(filter(None, threads.map(check, files)))
+        faults = find_faults(location, files, hashes=hashes)
     except OSError as error:
         raise StoreError(f"{location} cannot be read: {error}") from error
     if faults:
-        raise _damaged(location, faults)
+        raise _damaged(location, list(faults.values()))
 
 
 def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:

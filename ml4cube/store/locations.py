@@ -11,7 +11,7 @@ from typing import Any
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.cube.opening import full_path, store_and_path
-from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, digest
+from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, size_and_hash
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ZarrFolder:
 
         data = b"".join(pieces)
         _wait_for(self.store.set(self._key(path), Buffer.from_bytes(data)))
-        return len(data), digest(data)
+        return size_and_hash(data)
 
     def read(self, path: str) -> bytes:
         from zarr.buffer import default_buffer_prototype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import random
@@ -14,16 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 import zarr
 from zarr.storage import MemoryStore, StorePath
 
 from ml4cube.core.errors import InvalidValueError, RunError, StoreError, StoreExistsError
 from ml4cube.prediction import predict_cube
-from ml4cube.prediction.output.files import PREDICTIONS
+from ml4cube.prediction.output.digest import find_foreign_in_netcdf
+from ml4cube.prediction.output.files import PREDICTIONS, open_prediction
 from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.store.folders import LocalFolder, filesystem
-from ml4cube.store.locations import ZarrFolder
+from ml4cube.store.locations import ZarrFolder, folder_of, location_of
+from ml4cube.store.manifest import MANIFEST, read_manifest
 from ml4cube.store.publishing.opening import open_draft
+from ml4cube.store.publishing.targets import target_of
 from ml4cube.training.ranks.dist import launch
 from tests.distributed_runner import kept_ranks
 from tests.faults.processes import Launcher, wait_for
@@ -257,8 +262,169 @@ def test_a_foreign_store_is_not_replaced(tmp_path, model):
     with pytest.raises(StoreExistsError, match=r"has 1 files that predict_cube did not write"):
         predict_cube(model, source(), out=store, overwrite=True)
     source().to_zarr(f"memory://{tmp_path.name}/cube.zarr")
-    with pytest.raises(StoreExistsError, match="was not written by predict_cube, so overwrite"):
+    with pytest.raises(StoreExistsError, match="was not written by predict_cube, or has lost"):
         predict_cube(model, source(), out=f"memory://{tmp_path.name}/cube.zarr", overwrite=True)
+
+
+def places(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "path": tmp_path / "cube.zarr",
+        "url": f"memory://{tmp_path.name}/cube.zarr",
+        "zarr store": MemoryStore(),
+        "session": StorePath(icechunk_session().store, "forecasts"),
+    }
+
+
+def add_variable(out: Any) -> str:
+    cube = predicted(out)
+    mine = cube.t.rename("mine").drop_encoding().to_dataset()
+    if isinstance(out, StorePath):
+        mine.to_zarr(out.store, group=out.path, mode="a", consolidated=False)
+    else:
+        mine.to_zarr(out, mode="a", consolidated=False)
+    return "mine/c/0/0/0"
+
+
+def change_values(out: Any) -> str:
+    group = out if isinstance(out, MemoryStore | StorePath) else str(out)
+    array: Any = zarr.open_array(group, path="t", mode="r+")
+    array[0, 63, 63] = -1.0
+    return "t/c/0/0/0"
+
+
+def change_attributes(out: Any) -> str:
+    group = out if isinstance(out, MemoryStore | StorePath) else str(out)
+    zarr.open_array(group, path="t", mode="r+").attrs["units"] = "degC"
+    return "t/zarr.json"
+
+
+def put_a_file_below(out: Any) -> str:
+    folder_of(out if isinstance(out, Path | str) else location_of("out", out)).write(
+        "t/notes.txt", b"mine"
+    )
+    return "t/notes.txt"
+
+
+def predicted(out: Any) -> xr.Dataset:
+    return open_prediction(target_of("out", out))
+
+
+EDITS = [add_variable, change_values, change_attributes, put_a_file_below]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("place", ["path", "url", "zarr store", "session"])
+def test_what_a_user_changed_or_added_is_never_replaced(tmp_path, model, place, edit):
+    if edit is put_a_file_below and place == "session":
+        pytest.skip("Icechunk holds arrays only")
+    out = places(tmp_path)[place]
+    predict_cube(model, source(), out=out, progress=False)
+    path = edit(out)
+    folder = folder_of(target_of("out", out))
+    before = {name: folder.read(name) for name in folder.list()}
+    calls = model.calls
+    with pytest.raises(
+        StoreExistsError,
+        match=rf"files that predict_cube did not write, or that have changed since.*'{path}'.*"
+        "remove it by hand",
+    ):
+        predict_cube(model, source(), out=out, overwrite=True, progress=False)
+    assert model.calls == calls
+    assert {name: folder.read(name) for name in folder.list()} == before
+
+
+@pytest.mark.parametrize("place", ["path", "url", "zarr store", "session"])
+def test_appended_steps_are_ours_to_replace(tmp_path, model, place):
+    out = places(tmp_path)[place]
+    for first in (0, 5, 7):
+        predict_cube(model, source(first, 5 if not first else 2), out=out, append=True)
+    folder = folder_of(target_of("out", out))
+    assert read_manifest(folder if isinstance(folder, ZarrFolder) else out).keys() == (
+        folder.list().keys() - {MANIFEST}
+    )
+    predict_cube(model, source(3, 4), out=out, overwrite=True, progress=False)
+    np.testing.assert_array_equal(predicted(out).t, 2 * source(3, 4).t)
+    predict_cube(model, source(7, 2), out=out, append=True, progress=False)
+    change_values(out)
+    with pytest.raises(StoreExistsError, match=r"changed since, such as 't/c/0/0/0', so"):
+        predict_cube(model, source(), out=out, overwrite=True, progress=False)
+
+
+def test_what_a_user_changed_during_the_run_is_not_replaced(tmp_path):
+    out = tmp_path / "cube.zarr"
+    predict_cube(torch.nn.Identity(), source(), out=out, progress=False)
+
+    def late(x: torch.Tensor) -> torch.Tensor:
+        (out / "t" / "notes.txt").write_text("mine")
+        return 2 * x
+
+    with pytest.raises(StoreExistsError, match=r"has 1 files .*'t/notes.txt'"):
+        predict_cube(late, source(), out=out, overwrite=True, progress=False)
+    np.testing.assert_array_equal(predicted(out).t, source().t)
+    assert (out / "t" / "notes.txt").read_text() == "mine"
+
+
+def test_a_variable_named_as_the_list_of_files_is_refused(tmp_path, model):
+    cube = source().rename(t="manifest")
+    with pytest.raises(InvalidValueError, match=r"'manifest' .*predicted cube.*rename"):
+        predict_cube(model, cube, out=tmp_path / "cube.zarr")
+    assert "manifest" in predict_cube(model, cube, progress=False)
+
+
+# --- netCDF ----------------------------------------------------------------------------------
+
+
+def saved_again(path: Path, change: Any) -> None:
+    with xr.open_dataset(path) as opened:
+        cube = opened.load()
+    change(cube).to_netcdf(path)
+
+
+NETCDF_EDITS = {
+    "added variable": lambda cube: cube.assign(mine=cube.t.mean("time")),
+    "values": lambda cube: cube.assign(t=cube.t.where(cube.lon != 63, -1)),
+    "one bit of an attribute": lambda cube: cube.assign_attrs(title="mine"),
+    "attribute of a variable": lambda cube: cube.assign(t=cube.t.assign_attrs(units="degC")),
+    "dims": lambda cube: cube.rename(lat="y"),
+    "type": lambda cube: cube.astype("f8"),
+}
+
+
+@pytest.mark.parametrize("edit", NETCDF_EDITS)
+def test_a_netcdf_file_that_a_user_saved_again_is_not_replaced(tmp_path, model, edit):
+    path = tmp_path / "cube.nc"
+    predict_cube(model, source(), out=path, progress=False)
+    saved_again(path, NETCDF_EDITS[edit])
+    before, calls = path.read_bytes(), model.calls
+    with pytest.raises(StoreExistsError, match=r"cube.nc.* changed since.*remove it by hand"):
+        predict_cube(model, source(), out=path, overwrite=True, progress=False)
+    assert model.calls == calls
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf"])
+def test_a_netcdf_file_is_known_by_its_digest_whatever_library_reads_it(
+    tmp_path, model, monkeypatch, engine
+):
+    path = tmp_path / "cube.nc"
+    names = xr.Dataset(coords={"name": ("lat", [f"town {i}" for i in range(64)])}).name
+    cube = source().assign_coords(name=names, time_bnds=("time", np.arange(STEPS)))
+    cube = cube.assign_attrs(levels=[1, 2], height=2.5, note="ü", names=["a", "b"])
+    predict_cube(model, cube, out=path, progress=False)
+    monkeypatch.setattr(xr, "open_dataset", functools.partial(xr.open_dataset, engine=engine))
+    assert find_foreign_in_netcdf(path) == []
+    predict_cube(model, cube + 1, out=path, overwrite=True, progress=False)
+
+
+def test_netcdf_files_of_the_same_call_are_equal(tmp_path, model):
+    paths = [tmp_path / f"{number}.nc" for number in range(3)]
+    for path in paths:
+        predict_cube(model, source(), out=path, progress=False)
+        time.sleep(1.1)  # times in files would differ
+    assert len({path.read_bytes() for path in paths}) == 1
+
+
+# --- URLs ------------------------------------------------------------------------------------
 
 
 def test_a_url_is_written_and_replaced(tmp_path, model, expected):

@@ -995,6 +995,15 @@ class TestTargets:
             of_three_parts(tmp_path, overwrite=True, seed=3).run()
         assert tree(tmp_path) == before
 
+    def test_a_store_whose_values_were_changed_stays(self, tmp_path: Path) -> None:
+        of_three_parts(tmp_path).run()
+        array: Any = zarr.open_array(tmp_path / "train.zarr", path="a", mode="r+")
+        array[0] = -1
+        before = tree(tmp_path)
+        with pytest.raises(FileExistsError, match=r"changed since, such as 'a/c/0.*by hand"):
+            of_three_parts(tmp_path, overwrite=True, seed=3).run()
+        assert tree(tmp_path) == before
+
     @pytest.mark.parametrize(
         ("train", "test"),
         [

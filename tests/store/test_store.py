@@ -24,13 +24,13 @@ from ml4cube.store.format import (
     StoreMetadata,
     open_axes,
     open_store,
-    read_manifest,
     verify_store,
     write_axes,
     write_metadata,
     write_shard,
 )
 from ml4cube.store.locations import folder_of, location_of
+from ml4cube.store.manifest import read_manifest
 from ml4cube.store.shard_encoding import Compressor
 
 RNG = np.random.default_rng(0)

@@ -26,8 +26,9 @@ from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.prediction.output.files import GROUP, FolderStore, open_prediction, read_json
 from ml4cube.prediction.results.cf import PREDICTION_ATTR
-from ml4cube.store.folders import Folder
+from ml4cube.store.folders import Files, Folder, size_and_hash
 from ml4cube.store.locations import Location, ZarrFolder, folder_of
+from ml4cube.store.manifest import read_manifest, write_manifest
 
 # So that a coordinate of many appended steps is not one file for each of them.
 _STEPS_PER_CHUNK = 1024
@@ -102,19 +103,25 @@ class Extension:
         for metadata in arrays.values():
             axis = metadata["dimension_names"].index(self.dim)
             metadata["shape"][axis] = self.old + self.new
+        files, root = read_manifest(self.location), ""
         if isinstance(self.location, ZarrFolder):
             # Icechunk refuses chunks beyond the end; nobody reads a session before its commit
             _write_metadata(folder, arrays)
-            at = StorePath(self.location.store, self.location.path)
-        else:
-            at = StorePath(FolderStore.of(folder))  # type: ignore[arg-type]
+            root = self.location.path
+        store = FolderStore.of(folder)  # type: ignore[arg-type]
+        at = StorePath(store, root)
         for name, metadata in arrays.items():
             source: Any = self.coordinates.get(name, targets.get(name))
             axis = metadata["dimension_names"].index(self.dim)
             _copy(source, zarr.Array.from_dict(at / name, metadata), axis, self.old)
         folder.make_durable()
-        _write_metadata(folder, arrays)
-        _write_metadata(folder, {"": group})
+        for path, written in store.files.items():
+            files[path.removeprefix(f"{root}/")] = written
+        files |= _write_metadata(folder, arrays)
+        # listed before it is written, because the steps are there once it is
+        files[GROUP] = size_and_hash(_as_json(group))
+        write_manifest(folder, files)
+        folder.write(GROUP, _as_json(group))
 
 
 def _group_of_prediction(location: Location) -> dict[str, Any]:
@@ -133,9 +140,13 @@ def _group_of_prediction(location: Location) -> dict[str, Any]:
     return group
 
 
-def _write_metadata(folder: Folder, contents: dict[str, Any]) -> None:
-    for name, content in contents.items():
-        folder.write(f"{name}/{GROUP}".lstrip("/"), json.dumps(content, indent=2).encode())
+def _write_metadata(folder: Folder, arrays: dict[str, Any]) -> Files:
+    paths = {f"{name}/{GROUP}": metadata for name, metadata in arrays.items()}
+    return {path: folder.write(path, _as_json(metadata)) for path, metadata in paths.items()}
+
+
+def _as_json(metadata: dict[str, Any]) -> bytes:
+    return json.dumps(metadata, indent=2).encode()
 
 
 def _copy(source: Any, target: Any, axis: int, first: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,9 +15,11 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, WrapperStore
 
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.opening import as_dataset
+from ml4cube.prediction.output.digest import find_foreign_in_netcdf
 from ml4cube.prediction.results.cf import PREDICTION_ATTR
 from ml4cube.store.folders import Files, Folder, LocalFolder, RemoteFolder
 from ml4cube.store.locations import Location, ZarrFolder, folder_of
+from ml4cube.store.manifest import find_foreign
 from ml4cube.store.publishing.kinds import StoreKind
 
 GROUP = "zarr.json"
@@ -30,22 +32,17 @@ def open_prediction(location: Location) -> xr.Dataset:
     return as_dataset(location)
 
 
-def _files_of_prediction(location: Location) -> Collection[str]:
-    """Return the files of a predicted cube; none for a netCDF file."""
-    try:
-        with open_prediction(location) as cube:
-            names = set(cube.variables) if PREDICTION_ATTR in cube.attrs else None
-    except Exception:  # what cannot be opened, for any reason, is no predicted cube
-        names = None
-    if names is None:
-        raise StoreError(f"{location} was not written by predict_cube")
+def _find_foreign(location: Location) -> Sequence[str]:
+    """Return what at a location is not, or no longer, as `predict_cube` wrote it."""
     if isinstance(location, Path) and location.is_file():
-        return ()
-    paths = folder_of(location).list()
-    return [path for path in paths if path == GROUP or path.partition("/")[0] in names]
+        return find_foreign_in_netcdf(location)
+    foreign = find_foreign(location)
+    if not foreign and PREDICTION_ATTR not in read_json(folder_of(location), GROUP)["attributes"]:
+        raise StoreError(f"{location} is a store of another kind")
+    return foreign
 
 
-PREDICTIONS = StoreKind("predict_cube", GROUP, _files_of_prediction)
+PREDICTIONS = StoreKind("predict_cube", GROUP, _find_foreign)
 
 
 class FolderStore(WrapperStore[Store]):
@@ -58,11 +55,13 @@ class FolderStore(WrapperStore[Store]):
         self.files: Files = {}
 
     @classmethod
-    def of(cls, folder: LocalFolder | RemoteFolder) -> Self:
-        """Make the store of a folder."""
+    def of(cls, folder: LocalFolder | RemoteFolder | ZarrFolder) -> Self:
+        """Make the store of a folder; of a group of a zarr store, that of its root."""
         if isinstance(folder, LocalFolder):
             return cls(LocalStore(folder.root), folder)
-        return cls(FsspecStore.from_url(folder.url), folder)
+        if isinstance(folder, RemoteFolder):
+            return cls(FsspecStore.from_url(folder.url), folder)
+        return cls(folder.store, ZarrFolder(folder.store))
 
     def _with_store(self, store: Store) -> Self:
         return type(self)(store, self._folder)

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.prediction.output.digest import write_digest
 from ml4cube.prediction.output.files import PREDICTIONS
 from ml4cube.store.folders import sync_path
 from ml4cube.store.locations import Location
@@ -49,13 +51,14 @@ class NetcdfDraft(LocalDraft):
     def _finished(self) -> Path:
         file = self.store_folder.root / "cube.nc"
         _to_netcdf(self.store_folder.root, file, self._targets)
+        write_digest(file)
         sync_path(file)
         return file
 
 
 def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
-    """Convert a store to a netCDF file, chunk by chunk."""
-    with xr.open_zarr(store, consolidated=False) as cube:
+    """Convert a store to a netCDF file, chunk by chunk, in an order that is always the same."""
+    with dask.config.set(scheduler="synchronous"), xr.open_zarr(store, consolidated=True) as cube:
         cube.attrs = _netcdf_attrs(cube.attrs)
         for variable in cube.variables.values():
             variable.attrs = _netcdf_attrs(variable.attrs)

@@ -17,6 +17,7 @@ from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
 from ml4cube.prediction.output.stored import StoreOutput
 from ml4cube.prediction.results.cf import storable
 from ml4cube.store.locations import Location, ZarrFolder
+from ml4cube.store.manifest import MANIFEST
 from ml4cube.store.names import check_netcdf_attributes, check_writable_names
 from ml4cube.store.publishing.local import restore_replaced
 from ml4cube.store.publishing.opening import remove_work_folder
@@ -91,6 +92,11 @@ def make_output(
     if is_netcdf(location):
         attrs = [template.attrs, *(variable.attrs for variable in template.variables.values())]
         check_netcdf_attributes(str(name) for of_one in attrs for name in of_one)
+    if (own := MANIFEST.partition("/")[0]) in template.variables:
+        raise InvalidValueError(
+            f"{own!r} cannot name a variable of a predicted cube in {str(location)!r}, which has "
+            "its list of files there; rename it (ds.rename)"
+        )
     if world.size > 1 and (isinstance(location, ZarrFolder) or is_in_memory(location)):
         raise InvalidValueError(
             f"out={str(location)!r} can be written by one process only; with several ranks, write "

@@ -23,8 +23,9 @@ from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
 from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.prediction.results.cf import storable
 from ml4cube.sampling.identity.cube import SourceChangedError
-from ml4cube.store.folders import Folder
+from ml4cube.store.folders import Files, Folder, size_and_hash
 from ml4cube.store.locations import Location, ZarrFolder
+from ml4cube.store.manifest import MANIFEST, write_manifest
 from ml4cube.store.publishing.draft import Draft, record_task
 from ml4cube.store.publishing.opening import open_draft
 from ml4cube.store.write_errors import WriteErrors
@@ -137,6 +138,7 @@ class StoreOutput(Output):
         assert self._draft is not None  # opened by `begin`
         with self._write_errors:
             self._draft.store_folder.make_durable()
+            write_manifest(self._draft.store_folder, self._files())
             if self._append:
                 # checked again: another run may have appended since this one began
                 extension = Extension.of(self._target, self._template, self._targets)
@@ -145,6 +147,17 @@ class StoreOutput(Output):
             else:
                 self._draft.publish(self._overwrite)
             self._draft.discard()
+
+    def _files(self) -> Files:
+        """Return size and hash of every file of the draft."""
+        assert self._draft is not None  # opened by `begin`
+        self._draft.read_journal()
+        noted, folder = self._draft.files, self._draft.store_folder
+        files: Files = {}
+        for path in sorted(folder.list().keys() - {MANIFEST}):
+            # no note has those of the template, nor any of a draft without a journal
+            files[path] = noted[path] if path in noted else size_and_hash(folder.read(path))
+        return files
 
     def result(self) -> xr.Dataset:
         """Open the complete cube."""

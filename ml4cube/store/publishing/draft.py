@@ -51,6 +51,10 @@ class Draft(AbstractContextManager["Draft"]):
                 self.work_folder,
             )
         self._clear(keep_this_call=resume)
+        self.read_journal()
+
+    def read_journal(self) -> None:
+        """Read which tasks are finished, also those that other processes have recorded."""
         sizes = self.store_folder.list()
         for name in sorted(self.journal.list()):
             # if its note was cut off or is damaged, a task is done again

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from ml4cube.store.folders import Files, LocalFolder
-from ml4cube.store.format import group_json
 from ml4cube.store.locations import ZarrFolder
+from ml4cube.store.manifest import group_json
 from ml4cube.store.publishing.draft import DRAFT_KEY, Draft
 from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
 from ml4cube.store.publishing.overwriting import check_free, replaceable_files
@@ -28,6 +28,9 @@ class ZarrDraft(Draft):
 
     def begin(self, resume: bool = True) -> None:
         """Do nothing: there are no finished tasks."""
+
+    def read_journal(self) -> None:
+        """Do nothing: there is no journal."""
 
     def _clear(self, keep_this_call: bool) -> None:
         """Do nothing: the temporary folder is new."""

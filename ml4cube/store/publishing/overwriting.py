@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml4cube.core.errors import StoreError, StoreExistsError
@@ -43,14 +44,14 @@ def check_overwritable(target: Location, kind: StoreKind = SAMPLES) -> None:
             "not overwritten; write to a new one"
         )
     try:
-        files = kind.files(target)
+        foreign = kind.find_foreign(target)
     except StoreError:
         raise StoreExistsError(
-            f"{target} exists and was not written by {kind.writer}, so overwrite=True does not "
-            "replace it; move it away or choose another path"
+            f"{target} exists and was not written by {kind.writer}, or has lost the list of what "
+            "was written, so overwrite=True does not replace it; move it away or choose another "
+            "path"
         ) from None
-    if not (isinstance(target, Path) and target.is_file()):
-        _check_none_foreign(target, set(folder_of(target).list()) - set(files), kind)
+    _check_none_foreign(target, foreign, kind)
 
 
 def replaceable_files(target: Location, kind: StoreKind) -> set[str]:
@@ -59,15 +60,16 @@ def replaceable_files(target: Location, kind: StoreKind) -> set[str]:
     if kind.marker in existing and not recorded:
         check_overwritable(target, kind)
         return existing
-    _check_none_foreign(target, existing - recorded, kind)
+    _check_none_foreign(target, sorted(existing - recorded), kind)
     return recorded
 
 
-def _check_none_foreign(target: Location, foreign: set[str], kind: StoreKind) -> None:
+def _check_none_foreign(target: Location, foreign: Sequence[str], kind: StoreKind) -> None:
     if foreign:
         raise StoreExistsError(
-            f"{target} has {len(foreign)} files that {kind.writer} did not write, such as "
-            f"{min(foreign)!r}, so it is not overwritten; move it away first"
+            f"{target} has {len(foreign)} files that {kind.writer} did not write, or that have "
+            f"changed since, such as {', '.join(map(repr, foreign[:3]))}, so it is not "
+            "overwritten; move it away, or remove it by hand"
         )
 
 
