@@ -113,7 +113,7 @@ class BlockPredictor:
             window = self.spec.windows.input_window
             error.add_note(
                 f"the model was given X of shape {x.shape}: features "
-                f"{[*self.spec.features, *self.spec.tables]}, windows "
+                f"{self.spec.channels}, windows "
                 f"{window or 'of a single point (sample_size= makes larger ones)'}"
             )
             raise

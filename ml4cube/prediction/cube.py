@@ -25,12 +25,14 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.prediction.block import BlockPredictor
+from ml4cube.prediction.columns import check_columns
 from ml4cube.prediction.identity import call_id, source_state
 from ml4cube.prediction.models import (
     Model,
     classes_of,
     device_of,
     input_dtype,
+    is_estimator,
     parse_models,
     running,
 )
@@ -95,7 +97,8 @@ def predict_cube(
         from `PTXrDataset`, and returns (windows, targets, *window of targets), with one target
         also (windows, *window of targets); or a dict of these by target, or a tuple in their
         order. Modules run in eval mode without gradients; their mode is restored. An estimator
-        (scikit-learn, xgboost) gets every window as one row, and classifiers give probabilities.
+        (scikit-learn, xgboost) gets every window as one row, and classifiers give probabilities;
+        one that was fitted on named columns gets the features by these names, in any order.
         The members of a list give the mean and ``<target>_spread``, the standard deviation over
         members (as numpy's, divided by their number).
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
@@ -245,6 +248,8 @@ def predict_cube(
     )
     spec = PredictionSpec.of(cube, store_or_stats, options)
     expected = _expected(spec, models, outputs, reduce)
+    for member in filter(is_estimator, models):
+        check_columns(member, spec.channels, math.prod(spec.windows.input_window.values()))
     has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)
     dtype = input_dtype(models, has_doubles)
     if batch_size is None:
@@ -264,7 +269,7 @@ def predict_cube(
         raise InvalidTypeError(
             f"client must be None in a group of {world.size} ranks, which share the blocks already"
         )
-    with running(models, device, dtype, samples, seed) as members:
+    with running(models, device, dtype, samples, seed, spec.channels) as members:
         predictor = BlockPredictor(
             members,
             spec,
@@ -307,8 +312,8 @@ def predict_cube(
 
 def _windows_per_call(spec: PredictionSpec, dtype: torch.dtype, device: torch.device) -> int:
     """Return the default number of windows per call of the model."""
-    n_channels = len(spec.features) + len(spec.tables)
-    window_bytes = math.prod(spec.windows.input_window.values()) * n_channels * dtype.itemsize
+    values = math.prod(spec.windows.input_window.values()) * len(spec.channels)
+    window_bytes = values * dtype.itemsize
     budget = _CPU_BATCH_BYTES if device.type == "cpu" else _GPU_BATCH_BYTES
     return max(1, budget // window_bytes)
 
@@ -422,7 +427,7 @@ def _description(
     windows = spec.windows
     description: dict[str, Any] = {
         "model": getattr(named, "__name__", type(models[0]).__name__),
-        "features": [*spec.features, *spec.tables],
+        "features": spec.channels,
         "targets": spec.targets,
         "window": {dim: along.known_size for dim, along in windows.dims.items()},
         "overlap": {dim: along.overlap for dim, along in windows.dims.items()},

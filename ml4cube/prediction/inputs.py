@@ -165,7 +165,7 @@ class TileInputs:
     def _channels(self) -> NDArray[Any]:
         """Inputs in every cell of the box, filled and scaled: shape (channels, *box)."""
         spec = self._spec
-        channels = np.empty((len(spec.features) + len(spec.tables), *self.shape), self._dtype)
+        channels = np.empty((len(spec.channels), *self.shape), self._dtype)
         for channel, (name, values) in zip(channels, self._values.items(), strict=False):
             if name in self._fill_methods and name not in self._by_window:
                 # As one sample, because every cell is filled by itself.

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.fingerprint import mix_number
+from ml4cube.prediction.columns import fitted_columns
 from ml4cube.training.ranks.dist import pick_device
 from ml4cube.training.state import kept_rng
 
@@ -161,11 +163,15 @@ def running(
     dtype: torch.dtype,
     samples: int | None,
     seed: int,
+    channels: Sequence[str],
 ) -> Iterator[Members]:
-    """Prepare models to run without gradients; restore their modes and devices at the end."""
+    """Prepare models to run without gradients; restore their modes and devices at the end.
+
+    `channels` are the names of the inputs, by which estimators find their columns.
+    """
     with ExitStack() as stack:
         run = tuple(
-            stack.enter_context(_ready(model, device, with_dropout=samples is not None))
+            stack.enter_context(_ready(model, device, channels, with_dropout=samples is not None))
             for model in models
         )
         batches = {_fixed_batch(model) for model in models} - {None}
@@ -179,7 +185,11 @@ def running(
 
 @contextmanager
 def _ready(
-    model: Model, device: str | torch.device | None, *, with_dropout: bool
+    model: Model,
+    device: str | torch.device | None,
+    channels: Sequence[str],
+    *,
+    with_dropout: bool,
 ) -> Iterator[Callable[[torch.Tensor], Any]]:
     """Yield a function of a batch in main memory."""
     if isinstance(model, ExportedProgram):
@@ -187,7 +197,7 @@ def _ready(
     else:
         exported = False
     if is_estimator(model):
-        yield _Rows(model)
+        yield _Rows(model, channels)
         return
     target = device_of(model, device)
     if not isinstance(model, torch.nn.Module):
@@ -247,9 +257,13 @@ class _Rows:
     """An estimator, which takes every window as one row; classifiers give probabilities."""
 
     estimator: Any
+    channels: Sequence[str]
 
     def __call__(self, x: torch.Tensor) -> Any:
-        rows = x.reshape(len(x), -1).numpy()
+        rows: Any = x.reshape(len(x), -1).numpy()
+        columns = fitted_columns(self.estimator)
+        if columns is not None:
+            rows = pd.DataFrame(rows, columns=list(self.channels))[columns]
         classes = classes_of(self.estimator)
         if classes is None:
             return self.estimator.predict(rows)

@@ -68,6 +68,11 @@ class PredictionSpec:
     # Metadata of the store that the model was trained on, if one was given.
     metadata: StoreMetadata | None
 
+    @property
+    def channels(self) -> list[str]:
+        """Names of the channels of the inputs, in their order."""
+        return [*self.features, *self.tables]
+
     @classmethod
     def of(cls, cube: xr.Dataset, source: Any, options: PredictionOptions) -> Self:
         """Take from the source what was not given, and check everything against the cube."""
