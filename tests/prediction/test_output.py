@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -422,6 +423,35 @@ def test_netcdf_files_of_the_same_call_are_equal(tmp_path, model):
         predict_cube(model, source(), out=path, progress=False)
         time.sleep(1.1)  # times in files would differ
     assert len({path.read_bytes() for path in paths}) == 1
+
+
+def noise() -> xr.Dataset:
+    values = np.random.default_rng(0).normal(size=(40, 64, 64)).astype("f4")
+    return source().assign(t=(("time", "lat", "lon"), values))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.999])
+def test_a_netcdf_file_that_does_not_fit_says_why_and_is_written_once_there_is_room(
+    tmp_path, model, share
+):
+    pytest.importorskip("netCDF4")  # h5py may end the process when a disk is full
+    undisturbed, path = tmp_path / "undisturbed.nc", tmp_path / "cube.nc"
+    predict_cube(model, noise(), out=undisturbed, progress=False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = int(share * undisturbed.stat().st_size)  # the blocks are smaller
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"cube.nc cannot be written: .*too large.*again"):
+            predict_cube(model, noise(), out=path, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not path.exists()
+    assert not list(tmp_path.rglob("ml4cube-store-*/cube.nc"))
+    calls = model.calls
+    predict_cube(model, noise(), out=path, progress=False)
+    assert model.calls == calls + 1  # for the layout of its results
+    assert path.read_bytes() == undisturbed.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cube.nc", "log", "undisturbed.nc"]
 
 
 # --- URLs ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from ml4cube.store.locations import Location
 from ml4cube.store.publishing.local import LocalDraft
 
 _SUFFIXES = (".nc", ".nc4")
+# More than a full disk has left.
+_PROBE_BYTES = 2**20
 
 
 def is_netcdf(location: Location) -> bool:
@@ -50,10 +53,25 @@ class NetcdfDraft(LocalDraft):
 
     def _finished(self) -> Path:
         file = self.store_folder.root / "cube.nc"
-        _to_netcdf(self.store_folder.root, file, self._targets)
-        write_digest(file)
-        sync_path(file)
+        try:
+            _to_netcdf(self.store_folder.root, file, self._targets)
+            write_digest(file)
+            sync_path(file)
+        except Exception:
+            _raise_reason(file)
+            raise
         return file
+
+
+def _raise_reason(file: Path) -> None:
+    """Raise why a file cannot be written, which HDF5 does not say; remove what it has written."""
+    try:
+        with file.open("ab") as end:
+            end.write(bytes(_PROBE_BYTES))
+            end.flush()
+            os.fsync(end.fileno())
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
