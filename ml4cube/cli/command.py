@@ -22,7 +22,7 @@ from ml4cube.cli.configuration import (
     read_file,
     read_value,
 )
-from ml4cube.cli.files import MADE_BY, is_copy, write_text
+from ml4cube.cli.files import MADE_BY, hash_line, is_copy, write_texts
 from ml4cube.cli.task import FAILED, WRONG, Task
 from ml4cube.core.display import printable
 from ml4cube.core.errors import (
@@ -34,6 +34,7 @@ from ml4cube.core.errors import (
     check_choice,
 )
 
+_NO_RESULT: Mapping[str, str] = {}
 _COMMON = {
     "config": "YAML file of arguments; options and --set have precedence.",
     "set": "One argument, or one key of it: --set overlap.lat=0.5. May be repeated.",
@@ -159,12 +160,14 @@ class Command(click.Command):
         task = self._function(*positional, **given, **made_by)
         given |= dict(zip(self._positional, positional, strict=True))
 
-        def keep(path: str, **replaced: Any) -> None:
+        def keep(path: str, result: Mapping[str, str] = _NO_RESULT, /, **replaced: Any) -> None:
             # who uses it again has not asked to replace anything
             made = {n: v for n, v in given.items() if n not in ("overwrite", "append")}
             if is_main():
                 text = self._as_yaml({**made, **replaced}, arguments)
-                write_text(path, f"{MADE_BY} {ml4cube.__version__}\n{text}")
+                hashes = [f"{hash_line(out, content)}\n" for out, content in result.items()]
+                settings = f"{MADE_BY} {ml4cube.__version__}\n{text}{''.join(hashes)}"
+                write_texts({path: settings, **result})
 
         def work() -> int:
             report = task.plan() if common["dry_run"] else task.run(keep)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ml4cube.cli.by_name import Names, load
 from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import check_known
-from ml4cube.cli.files import check_free, check_ours, read_text, write_text
+from ml4cube.cli.files import check_free, check_ours, read_text
 from ml4cube.cli.task import NOTHING, Keep, Report, Task, as_table
 from ml4cube.core.errors import InvalidValueError, names_of
 
@@ -93,8 +93,7 @@ def split(
     report = Report.of(out=out, cells=label.size, **shown)
 
     def run(keep: Keep) -> Report:
-        write_text(out, label.attrs[RECIPE_ATTR])
-        keep(f"{out}.yaml")
+        keep(f"{out}.yaml", {out: label.attrs[RECIPE_ATTR]})
         return report
 
     return Task(lambda: report, run)
@@ -136,8 +135,7 @@ def stats(
     def run(keep: Keep) -> Report:
         statistics = Statistics.from_cube(ds, **arguments)
         if out is not None:
-            write_text(out, statistics.to_json())
-            keep(f"{out}.yaml")
+            keep(f"{out}.yaml", {out: statistics.to_json()})
         measured = _measured(statistics, arguments.get("quantiles") or ())
         text = f"part: {statistics.part}\n{as_table(map(_in_one_row, measured.values()))}"
         return Report({"part": statistics.part, "variables": measured}, text)

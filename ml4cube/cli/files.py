@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
 
 from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
 from ml4cube.cube.opening import full_path
-from ml4cube.store.folders import Folder
+from ml4cube.store.folders import Folder, LocalFolder, digest
 from ml4cube.store.locations import folder_of
 
 #: How a configuration begins that a command wrote.
@@ -24,13 +27,32 @@ def read_text(path: str) -> str:
         raise StoreError(f"{path} cannot be read: {error}") from error
 
 
-def write_text(path: str, text: str) -> None:
-    """Write a text, in place of one that is there."""
-    folder, name = _split(path)
+def write_texts(texts: Mapping[str, str]) -> None:
+    """Write texts by path, in place of those that are there; on disk all of them or none."""
+    written: dict[str, Path] = {}
+    path = ""
     try:
-        folder.write(name, text.encode("utf-8"))
+        for path, text in texts.items():
+            folder, name = _split(path)
+            if isinstance(folder, LocalFolder):
+                written[path] = folder.root / f"{name}.{uuid.uuid4().hex}.tmp"
+                name = written[path].name
+            folder.write(name, text.encode("utf-8"))
+        for path, aside in written.items():
+            aside.replace(path)
     except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error}") from error
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror or error}; make room or choose another "
+            "path, then run again: nothing was changed"
+        ) from error
+    finally:
+        for aside in written.values():
+            aside.unlink(missing_ok=True)
+
+
+def hash_line(path: str, text: str) -> str:
+    """Return the comment of a configuration by which `check_free` knows a result of its command."""
+    return f"# sha256 of {os.path.basename(path)}: {digest(text.encode('utf-8'))}"
 
 
 def check_ours(path: str) -> None:
@@ -62,8 +84,22 @@ def check_free(out: str, overwrite: bool) -> None:
     out = full_path(out)
     if "://" not in out and not os.path.isdir(os.path.dirname(out) or "."):
         raise InvalidValueError(f"out={out!r} is in a folder that does not exist")
-    if os.path.isdir(out) or (folder.size(name) is not None and not overwrite):
+    exists = os.path.isdir(out) or folder.size(name) is not None
+    if exists and not overwrite:
         raise StoreExistsError(f"{out} exists; choose another path or pass --overwrite")
+    if exists and not _is_as_written(out):
+        raise StoreExistsError(
+            f"{out} exists, and is not as a command of ml4cube wrote it (its hash is not in "
+            f"{out}.yaml), so it is not overwritten; move it away, or remove it by hand"
+        )
+
+
+def _is_as_written(out: str) -> bool:
+    """Return True for a file whose hash is in the configuration beside it."""
+    try:
+        return hash_line(out, read_text(out)) in read_text(f"{out}.yaml").splitlines()
+    except StoreError:
+        return False
 
 
 def _split(path: str) -> tuple[Folder, str]:

@@ -12,7 +12,7 @@ from ml4cube.cli.by_name import Names
 from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import check_known, read_file
 from ml4cube.cli.cubes import open_cube, read_statistics
-from ml4cube.cli.files import BEST, CONFIG, SNAPSHOT, check_free, check_ours, write_text
+from ml4cube.cli.files import BEST, CONFIG, SNAPSHOT, check_free, check_ours
 from ml4cube.cli.task import NOTHING, Keep, Report, Task
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
@@ -397,8 +397,7 @@ def evaluate(
     def work(keep: Keep) -> Report:
         card = compare(cube, true_cube, **arguments)
         if out is not None:
-            write_text(out, card.to_json())
-            keep(f"{out}.yaml")
+            keep(f"{out}.yaml", {out: card.to_json()})
         rows = card.table.to_dict("records")
         return Report({"scores": rows, "verdict": card.verdict, "out": out}, repr(card))
 

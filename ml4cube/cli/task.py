@@ -12,10 +12,13 @@ FAILED, WRONG, NOTHING, INTERRUPTED = 1, 2, 3, 130
 
 
 class Keep(Protocol):
-    """Writes the complete configuration of a command to a path, with some values replaced."""
+    """Writes the complete configuration of a command to a path, with some values replaced.
 
-    def __call__(self, path: str, **replaced: Any) -> None:
-        """Write the file."""
+    `result` is the text of its result by path, which is written together with the configuration.
+    """
+
+    def __call__(self, path: str, result: Mapping[str, str] = ..., /, **replaced: Any) -> None:
+        """Write the files."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """`inspect`, `split`, `stats`, `sample`, `doctor` and `rerun` do what the functions do."""
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -15,6 +16,7 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_store
 from ml4cube.preprocessing import Statistics
 from ml4cube.splits import assign_block_split, assign_region_split, assign_time_split
+from ml4cube.store import folders
 from ml4cube.store.manifest import read_manifest
 from tests.cli.running import error_of, invoke, small_cube
 
@@ -69,6 +71,55 @@ def test_split_writes_the_recipe_of_the_function(cube, line, function):
     invoke(f"split regions.zarr {line} --out s.json --overwrite")
     invoke("split --config s.json.yaml --out again.json --no-overwrite")
     assert Path("again.json").read_bytes() == Path("s.json").read_bytes()
+
+
+WRITING = {
+    "split": "split cube.zarr --method time --split 0.5 --out out.json",
+    "stats": "stats cube.zarr --out out.json",
+    "evaluate": "evaluate cube.zarr cube.zarr --out out.json",
+}
+
+
+@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize("is_repeat", [False, True])
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_full_disk_leaves_all_or_nothing_and_the_repeat_works(
+    cube, monkeypatch, command, is_repeat, writes
+):
+    line = WRITING[command]
+    if is_repeat:
+        invoke(f"{line} --variables [a]")
+        line += " --overwrite"
+    before = {path.name: path.read_bytes() for path in Path().glob("out*")}
+    write, left = folders.write_file, [writes]
+
+    def full(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *pieces, sync=sync)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "write_file", full)
+        said = error_of(line, code=1)
+    assert "out.json" in said
+    assert "No space left on device; make room" in said
+    assert {path.name: path.read_bytes() for path in Path().glob("out*")} == before
+    invoke(line)
+    assert Path("out.json").exists()
+    assert sorted(path.name for path in Path().glob("out*")) == ["out.json", "out.json.yaml"]
+
+
+@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize("mine", ["foreign", "changed"])
+def test_only_a_result_that_is_as_it_was_written_is_overwritten(cube, command, mine):
+    if mine == "changed":
+        invoke(WRITING[command])
+    Path("out.json").write_text("{}")
+    said = error_of(f"{WRITING[command]} --overwrite")
+    assert "out.json exists, and is not as a command of ml4cube wrote it" in said
+    assert "remove it by hand" in said
+    assert Path("out.json").read_text() == "{}"
 
 
 def test_stats_are_those_of_the_train_part(recipe):
