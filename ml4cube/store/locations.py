@@ -11,7 +11,7 @@ from typing import Any
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.cube.opening import full_path, store_and_path
-from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, size_and_hash
+from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, filesystem, size_and_hash
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,24 @@ def location_of(argument: str, source: Any) -> str | ZarrFolder:
         return str(store.root / path)
     if isinstance(store, FsspecStore):
         fs = getattr(store.fs, "sync_fs", store.fs)  # zarr wraps those that are not asynchronous
-        # with its own options (credentials), it could not be opened again by its URL
-        if not set(fs.storage_options) - {"asynchronous"}:
-            return str(fs.unstrip_protocol("/".join(filter(None, [store.path, path]))))
+        url = str(fs.unstrip_protocol("/".join(filter(None, [store.path, path]))))
+        if _is_opened_by(url, fs):
+            return url
     try:
         _wait_for(StorePath.open(store, path))  # without it, some (ZipStore) cannot be read
     except OSError as error:
         raise StoreError(f"{argument}: {store} cannot be opened: {error}") from error
     return ZarrFolder(store, path)
+
+
+def _is_opened_by(url: str, fs: Any) -> bool:
+    """Return True if a URL alone gives the file system, with the options of the environment."""
+    try:
+        again, _ = filesystem(url)
+    except Exception:  # file systems raise any exception without the options that they need
+        return False
+    options, of_url = ({**one.storage_options, "asynchronous": None} for one in (fs, again))
+    return bool(options == of_url)
 
 
 def folder_of(location: Location) -> Folder:

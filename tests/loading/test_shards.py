@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from fsspec.config import set_conf_env
 from fsspec.implementations.local import LocalFileSystem
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
@@ -19,6 +20,7 @@ from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.loading.sources import DatasetSource, StoreSource
 from ml4cube.loading.store_files import ShardedArray
+from ml4cube.store.folders import filesystem
 from ml4cube.store.format import open_store
 from tests.samplestores import numbered, write_store
 
@@ -171,6 +173,23 @@ def test_a_store_opened_with_options_is_read_through_xarray(
     data = PTXrDataset(opened, features="a")
     assert "opened with storage options" in caplog.text
     np.testing.assert_array_equal(data[59][0], numbered(60)[59])
+
+
+def test_options_of_the_environment_are_none_of_the_user(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    filesystem.cache_clear()
+    settings: dict[str, Any] = {}
+    set_conf_env(settings, {"FSSPEC_GUARDED_PASSWORD": "sesame"})
+    monkeypatch.setitem(fsspec.config.conf, "guarded", settings["guarded"])
+    path = write_store(tmp_path / "train.zarr", 60, ("a", "b"))
+    for source in (f"guarded://{path}", xr.open_zarr(f"guarded://{path}")):
+        data = PTXrDataset(source, features="a")
+        assert caplog.text == ""
+        assert isinstance(data._source, StoreSource)
+        np.testing.assert_array_equal(data[59][0], numbered(60)[59])
+    filesystem.cache_clear()
 
 
 def test_samples_whose_store_is_gone_or_damaged_are_refused(tmp_path: Path) -> None:
