@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
@@ -15,6 +16,7 @@ import numpy as np
 from ml4cube.core.display import Summarized, Summary, counted
 from ml4cube.core.errors import (
     InvalidValueError,
+    RunError,
     check_whole,
     needs_torch,
 )
@@ -49,6 +51,13 @@ _REMOTE_READS = 64
 _MOST_GATHER_THREADS = 4
 # As many are chosen at most; a user may ask for more.
 _MOST_DECODE_THREADS = 4
+# Where processes hand tensors over, and what torch says when there is no room.
+_SHARED_MEMORY = "/dev/shm"
+_SHARED_MEMORY_IS_FULL = (
+    "unable to allocate shared memory",
+    "Bus error",
+    "unable to write to file",
+)
 
 
 class EpochLoader(Summarized):
@@ -510,16 +519,31 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         # Torch draws the seed of its workers from this generator, not from the global one.
         assert self.generator is not None
         self.generator.manual_seed(worker_seed(plan.seed, epoch))
+        for batch, of_batch in zip(self._batches(), share.batches(start), strict=True):
+            plan.advance(share, epoch, of_batch, start)
+            yield self.handover.complete(batch, epoch, of_batch)
+        plan.finish(epoch)
+
+    def _batches(self) -> Iterator[Any]:
+        """Yield the batches of an epoch; say why workers cannot start, or hand a batch over."""
         try:
             batches = super().__iter__()
         except Exception as error:  # what pickling raises, where worker processes start
             if self.num_workers:
                 explain_unpicklable(self.dataset, error)
             raise
-        for batch, of_batch in zip(batches, share.batches(start), strict=True):
-            plan.advance(share, epoch, of_batch, start)
-            yield self.handover.complete(batch, epoch, of_batch)
-        plan.finish(epoch)
+        try:
+            yield from batches
+        except RuntimeError as error:
+            is_too_small = any(words in str(error) for words in _SHARED_MEMORY_IS_FULL)
+            if not is_too_small or not os.path.isdir(_SHARED_MEMORY):
+                raise
+            size = shutil.disk_usage(_SHARED_MEMORY).total // 2**20
+            raise RunError(
+                f"{_SHARED_MEMORY} ({size} MB) is too small for the batches that num_workers="
+                f"{self.num_workers} processes hand over there; enlarge it (docker run "
+                "--shm-size=8g), or choose a smaller batch_size or num_workers=0"
+            ) from error
 
 
 def make_loader(data: Any, options: LoaderOptions, *, train: bool) -> EpochLoader:

@@ -22,7 +22,13 @@ import xarray as xr
 import zarr
 from torch.utils.data import DataLoader, TensorDataset
 
-from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.core.errors import (
+    CubeError,
+    InvalidTypeError,
+    InvalidValueError,
+    RunError,
+    StoreError,
+)
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
 from ml4cube.loading import epochs
@@ -62,6 +68,37 @@ def data(request: pytest.FixtureRequest, samples: PTXrDataset) -> Any:
     if request.param == "tensors":
         return TensorDataset(torch.from_numpy(numbered(N)))
     return samples
+
+
+TOO_SMALL = [
+    "Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: unable to allocate shared "
+    "memory(shm) for file </torch_1>: Success (0)",
+    "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory.",
+]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no shared memory in a folder")
+@pytest.mark.parametrize("said", TOO_SMALL)
+def test_shared_memory_that_is_too_small_is_named(monkeypatch: Any, said: str) -> None:
+    def failing(self: Any) -> Any:
+        yield torch.zeros(8)
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(DataLoader, "__iter__", failing)
+    loader = prep_dataloader(TensorDataset(torch.zeros(64)), batch_size=8, num_workers=2)
+    with pytest.raises(RunError, match=r"^/dev/shm \(\d+ MB\) is too small .*num_workers=2 .*=0$"):
+        list(loader)
+
+
+def test_other_errors_of_workers_stay(monkeypatch: Any) -> None:
+    def failing(self: Any) -> Any:
+        raise RuntimeError("mine")
+        yield
+
+    monkeypatch.setattr(DataLoader, "__iter__", failing)
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        list(prep_dataloader(TensorDataset(torch.zeros(64)), num_workers=2))
 
 
 def epoch(loader: Any) -> list[list[int]]:
