@@ -13,6 +13,9 @@ from typing import Self
 from ml4cube.core.errors import CubeError, StoreError
 from ml4cube.store.locations import Location, ZarrFolder
 
+# Errors that no room on the disk mends.
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 @dataclass(frozen=True)
 class WriteErrors(AbstractContextManager["WriteErrors"]):
@@ -43,6 +46,8 @@ class WriteErrors(AbstractContextManager["WriteErrors"]):
             raise StoreError(f"{self.location} cannot be written: {error}; {advice}") from error
 
     def _advice(self, error: BaseException) -> str:
+        if isinstance(error, OSError) and error.errno in _NOT_ALLOWED:
+            return "choose a path in a folder that you may write to"
         if not self.through_tmpdir:
             return "make room or choose another path, then run again: finished tasks are kept"
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:

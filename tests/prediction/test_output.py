@@ -204,6 +204,16 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, "log"]
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_may_not_be_written_to_is_named(tmp_path, model, monkeypatch, number):
+    def refused(self: LocalFolder, *args: Any) -> Any:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(LocalFolder, "write", refused)
+    with pytest.raises(StoreError, match=r"cannot be written.*; choose .* folder that you may wr"):
+        predict_cube(model, source(), out=tmp_path / "cube.zarr", progress=False)
+
+
 def test_an_error_of_the_call_leaves_nothing_even_late(tmp_path):
     class Narrow(torch.nn.Module):
         def forward(self, x):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.errors import InvalidTypeError, StoreError
+from ml4cube.errors import InvalidTypeError, StoreError, StoreExistsError
 from ml4cube.training.files import checkpoint
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from tests.training_parts import Planted, trainer
@@ -48,6 +48,23 @@ def test_missing_and_foreign_files_are_refused(tmp_path):
     torch.save({"a": 1}, tmp_path / "other.pt")
     with pytest.raises(StoreError, match="not written by ml4cube"):
         read_file(tmp_path / "other.pt")
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"", "weights"])
+def test_a_file_of_others_is_not_replaced(tmp_path, content):
+    path = tmp_path / "best.pt"
+    if content == "weights":
+        torch.save({"a": torch.ones(2)}, path)
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises(StoreExistsError, match=r"best\.pt exists and was not written by ml4cube"):
+        trainer(best_model_path=path).train()
+    assert path.read_bytes() == before
+    path.unlink()
+    for _ in range(2):
+        trainer(best_model_path=path).train()
+    assert read_file(path)
 
 
 @pytest.mark.parametrize("load", [read_file, lambda path: trainer(snapshot_path=path).train()])

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
 from ml4cube.store.folders import sync_path
 
 _MARK = b"ml4cube sha256 "
@@ -36,7 +36,11 @@ _DAY_S = 86_400.0
 
 
 def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write tensors and plain Python values so that `path` is always whole: old or new."""
+    """Write tensors and plain Python values so that `path` is always whole: old or new.
+
+    Only a file that was written so is replaced.
+    """
+    refuse_foreign(Path(path))
     plain = to_plain(content)
 
     def write(file: BinaryIO) -> None:
@@ -44,6 +48,19 @@ def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
         _append_digest(file)
 
     _replace(Path(path), write)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuse a path where there is a file that `write_file` did not write."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _DIGEST_BYTES - len(_MARK)))
+        if file.read(len(_MARK)) != _MARK:
+            raise StoreExistsError(
+                f"{path} exists and was not written by ml4cube, so it is not replaced; move it "
+                "away or give another path"
+            )
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
