@@ -23,6 +23,7 @@ from ml4cube.cli.configuration import (
     read_value,
 )
 from ml4cube.cli.files import MADE_BY, hash_line, is_copy, write_texts
+from ml4cube.cli.limits import memory_limit
 from ml4cube.cli.task import FAILED, WRONG, Task
 from ml4cube.core.display import printable
 from ml4cube.core.errors import (
@@ -137,7 +138,8 @@ class Command(click.Command):
         except Exception as error:
             if common["debug"]:
                 raise
-            click.echo(f"{ctx.command_path}: {_described(error)}", err=True)
+            said = f"{_described(error)}{memory_limit(error)}"
+            click.echo(f"{ctx.command_path}: {said}", err=True)
             return WRONG if isinstance(error, asked_wrongly) else FAILED
 
     def _prepare(self, options: Mapping[str, Any], common: Mapping[str, Any]) -> Callable[[], int]:

@@ -1,6 +1,7 @@
 """The program as a process: what it loads, its entry point, and Ctrl-C."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -41,6 +42,27 @@ def test_the_entry_point_is_the_program():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert load(scripts["ml4cube"]) is main
     assert invoke("--version").stdout == f"ml4cube, version {ml4cube.__version__}\n"
+
+
+LITTLE_MEMORY = [
+    RuntimeError("can't start new thread"),
+    MemoryError("Unable to allocate 3 GiB"),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+]
+
+
+@pytest.mark.parametrize("error", LITTLE_MEMORY, ids=lambda error: type(error).__name__)
+def test_a_limit_of_memory_is_named(monkeypatch, tmp_path, error):
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr("ml4cube.cli.cubes.open_cube", fail)
+    line = f"split cube.zarr --out {tmp_path}/split.json"
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**30, 2**30))
+    assert "gets no more memory or threads (ulimit -v: 1024 MB): raise" in error_of(line, code=1)
+    no_limit = (resource.RLIM_INFINITY,) * 2
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: no_limit)
+    assert "gets no more memory or threads: raise the limit" in error_of(line, code=1)
 
 
 CALLBACK = """
