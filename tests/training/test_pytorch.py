@@ -24,6 +24,7 @@ from ml4cube.errors import (
 )
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback, EarlyStopping
+from ml4cube.training.files.checkpoint import write_file
 from ml4cube.training.inputs.options import pick_precision
 from ml4cube.training.loggers import JSONLLogger
 from ml4cube.training.pytorch import Trainer
@@ -362,7 +363,7 @@ def test_finished_run_returns_at_once_with_its_own_best_model(tmp_path):
     paths = {"snapshot_path": tmp_path / "s.pt", "best_model_path": tmp_path / "b.pt"}
     done = trained(**paths)
     model = done.model
-    torch.save(network(seed=9).state_dict(), paths["best_model_path"])  # another run's
+    write_file(paths["best_model_path"], network(seed=9).state_dict())  # another run's
     before = paths["snapshot_path"].read_bytes()
     again = trained(train=[None], **paths)  # a batch it could not use
     assert weights(again.model) == weights(model)
