@@ -17,7 +17,7 @@ import torch
 
 from ml4cube.core.errors import InvalidValueError, RunError, check_choice
 from ml4cube.training.events import Callback, TrainingLoop, is_better, monitored
-from ml4cube.training.files.checkpoint import read_entry, write_bytes, write_file
+from ml4cube.training.files.checkpoint import read_entry, refuse_foreign, write_bytes, write_file
 from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.options import above_zero, check_count
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
@@ -174,6 +174,7 @@ class BestModel(_MonitorCallback):
         """Try to write."""
         if self.path is not None and loop.world.is_main and not loop.options.fast_dev_run:
             check_writable(self.path)
+            refuse_foreign(self.path)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""

@@ -59,8 +59,9 @@ def test_a_file_of_others_is_not_replaced(tmp_path, content):
         path.write_bytes(content)
     before = path.read_bytes()
     with pytest.raises(StoreExistsError, match=r"best\.pt exists and was not written by ml4cube"):
-        trainer(best_model_path=path).train()
+        (run := trainer(best_model_path=path)).train()
     assert path.read_bytes() == before
+    assert not len(run.history)  # before the first epoch
     path.unlink()
     for _ in range(2):
         trainer(best_model_path=path).train()

@@ -213,6 +213,7 @@ def test_a_file_of_others_is_told_from_one_that_is_cut_short(tmp_path):
     path.write_text("my notes")
     assert refusal().startswith(foreign)
     for write in (write_file, lambda path, state: torch.save(state, path)):
+        path.unlink()
         write(path, model.state_dict())
         whole = path.read_bytes()
         for size in (100, len(whole) // 2, len(whole) - 1, len(whole) - 22, len(whole) - 79):
