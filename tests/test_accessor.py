@@ -48,5 +48,5 @@ def test_from_a_cube_to_a_score(cube, tmp_path):
         torch.nn.Identity(), {"t": [1.0, 2.0]}, sample_size={"lat": 3}, progress=False
     )
     np.testing.assert_allclose(predicted.t, cube.t, rtol=1e-5, equal_nan=True)
-    card = predicted.ml4cube.evaluate(split, baselines=[], n_boot=0, progress=False)
+    card = predicted.ml4cube.evaluate(split, baselines=[], progress=False)
     assert float(card.scores["rmse"].sel(model="prediction").max()) < 1e-5

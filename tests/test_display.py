@@ -190,7 +190,7 @@ def objects(tmp_path_factory) -> dict[str, object]:
     made["leakage"] = splits.leakage_report(ds)
     truth = xr.DataArray(np.arange(40.0), {"time": np.arange(40)}, ["time"], NAME)
     flat = xr.full_like(truth, 19.5)
-    made["scores"] = evaluate(truth - 1, truth, baselines={"<flat>": flat}, n_boot=10)
+    made["scores"] = evaluate(truth - 1, truth, baselines={"<flat>": flat})
     return made | trainers(folder)
 
 

@@ -19,7 +19,7 @@ from ml4cube.evaluation.cells.predicted import matching_steps, own_steps
 from ml4cube.evaluation.cells.probabilities import MEMBER, QUANTILE
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.scorecard import Scorecard
-from ml4cube.evaluation.scores.bootstrap import Bootstrap
+from ml4cube.evaluation.scores.intervals import Intervals
 from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
 from ml4cube.evaluation.sums.scoring import Scored
 from ml4cube.progress import Stage
@@ -38,9 +38,7 @@ def evaluate(
     split: str | None = "test",
     weights: xr.DataArray | str | None = "area",
     level: float = 0.95,
-    n_boot: int = 1000,
     block_length: int | None = None,
-    seed: int = 42,
     data: Any = None,
     predict: Mapping[str, Any] | None = None,
     progress: bool = True,
@@ -99,15 +97,10 @@ def evaluate(
         Weight of each cell of a step, as in `score_cube`.
     level : float, default 0.95
         Probability of the intervals.
-    n_boot : int, default 1000
-        Draws of the bootstrap; 0 for no intervals.
     block_length : int, optional
-        Consecutive forecasts, or dates of a plain prediction, in a block of the bootstrap. Default:
-        the longest lead time in steps between forecasts, since overlapping forecasts have errors in
-        common, or the cube root of their number if that is more. Fewer than five blocks give no
-        interval, with a warning.
-    seed : int, default 42
-        Seed of the bootstrap. Model and baselines share the blocks that are drawn.
+        Consecutive forecasts, or dates of a plain prediction, that depend on one another; their
+        number over it, at least two, is how many independent pieces intervals rest on. Default:
+        what the errors themselves show, see Notes.
     data : PTXrDataset, store or path, optional
         How the data of a model's training were made; the argument `store_or_stats` of
         `predict_cube`.
@@ -158,7 +151,13 @@ def evaluate(
       has the frequencies of the classes in the train cells, so its class is the most frequent one.
     - If the prediction has labels alone, baselines are labels too. Then ``skill`` is 1 - error rate
       / error rate of the baseline, and ``brier`` and ``log_loss`` are NaN.
-    - Intervals are percentiles of a circular block bootstrap [4]_, expanded for few blocks [5]_.
+    - Intervals hold where errors depend on those of earlier dates. The change of a score without
+      each date (the jackknife) is a series, whose long-run variance follows from its slowest
+      cosines, one for five independent dates and at most eight, with quantiles of Student's t for
+      their number [4]_. ``_independent`` is how many independent dates the series is worth as a
+      first-order autoregression [5]_, at most the number of dates over the longest lead time in
+      steps, since overlapping forecasts have errors in common. Fewer than 15 dates, or dates worth
+      fewer than ten independent ones, give no interval, and no verdict.
     - The sums by date hold 96 bytes for each variable, model, date, lead time and label, with
       classes 8 more, and 24 for each class.
 
@@ -169,10 +168,9 @@ def evaluate(
        hydrological variables, HESS 11.
     .. [3] Fortin et al. (2014), Why should ensemble spread match the RMSE of the ensemble mean?,
        Journal of Hydrometeorology 15.
-    .. [4] Politis and Romano (1992), A circular block-resampling procedure for stationary data, in
-       Exploring the Limits of Bootstrap.
-    .. [5] Hesterberg (2015), What teachers should know about the bootstrap, The American
-       Statistician 69.
+    .. [4] Lazarus, Lewis, Stock and Watson (2018), HAR inference: recommendations for practice,
+       Journal of Business & Economic Statistics 36.
+    .. [5] Marriott and Pope (1954), Bias in the estimation of autocorrelations, Biometrika 41.
 
     Examples
     --------
@@ -189,7 +187,7 @@ def evaluate(
     >>> card.verdict
     ['sst is better than climatology.']
     """
-    bootstrap = Bootstrap(level, n_boot, block_length, seed)
+    intervals = Intervals(level, block_length)
     named, given = arguments.read_baselines(baselines)
     wanted = arguments.read_metrics(metrics)
     if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
@@ -227,11 +225,11 @@ def evaluate(
     }
     named_sums = NamedSums.of(variables, sums, models, labels, attrs)
     wanted = wanted or _applicable_metrics(variables, options is not None)
-    card = Scorecard(named_sums, labels.names, tuple(wanted), bootstrap)
+    card = Scorecard(named_sums, labels.names, tuple(wanted), intervals)
     _warn_of_cells_left_out(card)
-    if n_boot and card.block_length is None:
+    if card.why_no_interval:
         warnings.warn(
-            f"scores have no intervals: {bootstrap.too_few(*card.samples_and_leads)}; score more "
+            f"scores have no intervals, and nothing is decided: {card.why_no_interval}; score more "
             "dates, or set block_length",
             stacklevel=caller_level(),
         )

@@ -17,9 +17,15 @@ from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.probabilities import reliability_table
 from ml4cube.evaluation.cells.timing import span
-from ml4cube.evaluation.scores.bootstrap import Bootstrap
-from ml4cube.evaluation.scores.tables import SKILLS, class_scores, samples_and_leads, score_rows
-from ml4cube.evaluation.scores.verdict import lead_text, verdicts
+from ml4cube.evaluation.scores.intervals import Intervals
+from ml4cube.evaluation.scores.tables import (
+    ENDINGS,
+    SKILLS,
+    class_scores,
+    samples_and_leads,
+    score_rows,
+)
+from ml4cube.evaluation.scores.verdict import interval_text, lead_text, verdicts
 from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
 
 
@@ -38,7 +44,7 @@ class Scorecard(Summarized):
         Labels of the scores.
     metrics : tuple of str
         Scores to show.
-    bootstrap : Bootstrap
+    intervals : Intervals
         How intervals are computed.
 
     Examples
@@ -49,7 +55,7 @@ class Scorecard(Summarized):
     >>> truth = xr.DataArray(np.arange(40.0), {"time": time}, ["time"], "t")
     >>> flat, late = xr.full_like(truth, 19.5), truth - 1
     >>> cards = [
-    ...     evaluate(late[part], truth, baselines={"flat": flat}, metrics="rmse", n_boot=0)
+    ...     evaluate(late[part], truth, baselines={"flat": flat}, metrics="rmse")
     ...     for part in (slice(0, 20), slice(20, 40))
     ... ]
     >>> card = cards[0].merge(cards[1])
@@ -60,7 +66,7 @@ class Scorecard(Summarized):
     sums: NamedSums
     by: tuple[str, ...]
     metrics: tuple[str, ...]
-    bootstrap: Bootstrap
+    intervals: Intervals
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -70,15 +76,10 @@ class Scorecard(Summarized):
     @cached_property
     def scores(self) -> xr.Dataset:
         """Scores by variable, model and the labels asked for, with intervals."""
-        scores = score_rows(self.sums.rows, self.by, self.metrics, self.bootstrap)
+        scores = score_rows(self.sums.rows, self.by, self.metrics, self.intervals)
         missing = int(self.sums.rows["has_truth"].size - self.sums.rows["has_truth"].sum())
-        boot = self.bootstrap
-        interval = f"none, {boot.too_few(*self.samples_and_leads)}"
-        if self.block_length is not None:
-            interval = (
-                f"{boot.level:g}, circular block bootstrap, {boot.n_boot} draws of blocks of "
-                f"{self.block_length} dates, seed {boot.seed}"
-            )
+        dates = self._dates if set(self.by) <= {LEAD} else "the dates of a score"
+        interval = interval_text(scores, dates, self.intervals)
         return scores.assign_attrs(interval=interval, dates_without_truth=missing)
 
     @property
@@ -87,35 +88,46 @@ class Scorecard(Summarized):
         return samples_and_leads(self.sums.rows)
 
     @property
-    def block_length(self) -> int | None:
-        """Samples of a block of the bootstrap, None without intervals."""
-        found = self.samples_and_leads
-        return None if self.bootstrap.too_few(*found) else self.bootstrap.length(*found)
+    def why_no_interval(self) -> str:
+        """Why no score over all labels has an interval; empty if one has."""
+        text = interval_text(self._by_lead, self._dates, self.intervals)
+        return text.removeprefix("none, ") if text.startswith("none") else ""
+
+    @property
+    def _dates(self) -> str:
+        return f"{self.samples_and_leads[0].size} dates"
 
     @cached_property
     def _by_lead(self) -> xr.Dataset:
         by = (LEAD,) if LEAD in self.sums.rows.coords else ()
-        names = ("rmse", "accuracy") if bool((self.sums.rows["classes"] > 0).any()) else ("rmse",)
-        return score_rows(self.sums.rows, by, names, self.bootstrap)
+        has_classes = bool((self.sums.rows["classes"] > 0).any())
+        names = ("rmse", "mae", *(("accuracy",) if has_classes else ()))
+        return score_rows(self.sums.rows, by, names, self.intervals)
 
     @property
     def verdict(self) -> list[str]:
-        """A sentence for each variable and baseline: where the prediction is better, where not."""
-        return verdicts(self._by_lead)
+        """For each variable and baseline: where the prediction is better, and where not.
+
+        Only an interval of the skill decides. Where it includes 0, neither is clearly better; where
+        there is none, the scores are given, and why they decide nothing.
+        """
+        groups = self.scores if self.by else self._by_lead
+        return verdicts(self._by_lead, groups, self.intervals.level, self._dates)
 
     @property
     def table(self) -> pd.DataFrame:
         """The scores as a table: a row for each value, with its interval.
 
-        Columns ``variable``, ``model``, ``metric``, ``baseline``, those of `by`, ``value``, ``low``
-        and ``high``. A skill is one of the prediction, against ``baseline``.
+        Columns ``variable``, ``model``, ``metric``, ``baseline``, those of `by`, ``value``,
+        ``low``, ``high`` and ``independent``: how many independent dates those of the score behave
+        like. A skill is one of the prediction, against ``baseline``.
         """
         tables = []
         for name in self.scores.data_vars:
             metric = str(name)
-            if metric.endswith(("_low", "_high")):
+            if metric.endswith(ENDINGS):
                 continue
-            ends = {"value": metric, "low": f"{metric}_low", "high": f"{metric}_high"}
+            ends = {"value": metric, **{end[1:]: metric + end for end in ENDINGS}}
             found = {end: self.scores[key] for end, key in ends.items() if key in self.scores}
             frame = xr.Dataset(found).to_dataframe().reset_index()
             frame = frame.assign(metric=metric)
@@ -124,7 +136,8 @@ class Scorecard(Summarized):
             else:
                 frame = frame.assign(baseline="")
             tables.append(frame)
-        columns = ["variable", "model", "metric", "baseline", *self.by, "value", "low", "high"]
+        columns = ["variable", "model", "metric", "baseline", *self.by, "value"]
+        columns += [ending[1:] for ending in ENDINGS]
         return pd.concat(tables, ignore_index=True).reindex(columns=columns)
 
     @property
@@ -196,7 +209,7 @@ class Scorecard(Summarized):
         """
         found = {}
         for name, sums in self._of_classes.items():
-            scores = class_scores(self.sums.rows, name, self.by, self.bootstrap)
+            scores = class_scores(self.sums.rows, name, self.by, self.intervals)
             found[name] = scores.assign_coords({key: sums[key] for key in (CLASS, "class_name")})
         return found
 
@@ -240,7 +253,7 @@ class Scorecard(Summarized):
         for what, ours, theirs in (
             ("labels", self.by, other.by),
             ("metrics", self.metrics, other.metrics),
-            ("options", self.bootstrap, other.bootstrap),
+            ("options", self.intervals, other.intervals),
             ("descriptions", self.attrs, other.attrs),
         ):
             if ours != theirs:
@@ -249,7 +262,7 @@ class Scorecard(Summarized):
                     f"{theirs}"
                 )
         sums = self.sums.merge(other.sums)
-        return Scorecard(sums, self.by, self.metrics, self.bootstrap)
+        return Scorecard(sums, self.by, self.metrics, self.intervals)
 
     def plot(self, baseline: str | None = None) -> Any:
         """Draw skill by lead time, the map of skill, and spectra, a row for each variable.
@@ -268,7 +281,7 @@ class Scorecard(Summarized):
         """
         from ml4cube.plotting import scorecard_figure
 
-        everything = Scorecard(self.sums, (), self.metrics, self.bootstrap)
+        everything = Scorecard(self.sums, (), self.metrics, self.intervals)
         return scorecard_figure(
             self._by_lead,
             self.map,
@@ -286,7 +299,7 @@ class Scorecard(Summarized):
         str
             A JSON object.
         """
-        options = {"by": self.by, "metrics": self.metrics, "bootstrap": asdict(self.bootstrap)}
+        options = {"by": self.by, "metrics": self.metrics, "intervals": asdict(self.intervals)}
         return json.dumps({**options, **self.sums.to_dict()})
 
     @classmethod
@@ -305,7 +318,7 @@ class Scorecard(Summarized):
         """
         raw = json.loads(text)
         by, metrics = tuple(raw["by"]), tuple(raw["metrics"])
-        return cls(NamedSums.from_dict(raw), by, metrics, Bootstrap(**raw["bootstrap"]))
+        return cls(NamedSums.from_dict(raw), by, metrics, Intervals(**raw["intervals"]))
 
     def _summary(self) -> Summary:
         """Return errors by lead time, the verdict, and how the scores were computed."""

@@ -98,7 +98,6 @@ def test_a_forecast_of_real_temperatures(run):
         "all.zarr",
         assign_time_split(xr.open_zarr("sst.zarr"), 0.6, val=0.2),
         baselines=["persistence", "climatology"],
-        n_boot=0,
     )
     assert report["verdict"] == card.verdict
     assert Scorecard.from_json(Path("scores.json").read_text()).verdict == card.verdict

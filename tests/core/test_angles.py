@@ -200,7 +200,7 @@ def test_scores_take_the_bounds_of_the_truth():
     assert halfway != pytest.approx(expected)
     for true, rmse in ((truth, expected), (bare, halfway)):
         assert score_cube(prediction, true).rmse.item() == pytest.approx(rmse)
-        card = evaluate(prediction, true, metrics="rmse", n_boot=0, split=None, progress=False)
+        card = evaluate(prediction, true, metrics="rmse", split=None, progress=False)
         assert card.scores.rmse.item() == pytest.approx(rmse)
 
 

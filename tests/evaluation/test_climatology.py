@@ -14,7 +14,7 @@ from tests.evaluation.forecasts import forecast_cube, truth_cube
 def climatology_error(truth, **options):
     """Bias of the climatology at each date: climatology - truth, of the only cell."""
     card = evaluate(
-        truth, truth, baselines="climatology", by="time", n_boot=0, progress=False, split=None,
+        truth, truth, baselines="climatology", by="time", progress=False, split=None,
         **options,
     )  # fmt: skip
     return card.scores.bias.sel(model="climatology").squeeze().values, card.attrs["climatology"]
@@ -51,7 +51,7 @@ def test_the_cycle_follows_from_the_step(calendar, freq, n, cycle, key):
 def test_a_slice_or_the_dates_before_the_prediction_are_train():
     truth = truth_cube(train=None)
     forecast = forecast_cube(truth, range(40, 70), [1])
-    options = {"baselines": "climatology", "n_boot": 0, "progress": False}
+    options = {"baselines": "climatology", "progress": False}
     with pytest.warns(UserWarning, match=r"no split label; climatologies use the dates before the"):
         before = evaluate(forecast, truth, **options)
     times = truth.time.values
@@ -69,7 +69,7 @@ def test_a_given_climatology_is_used_as_it_is():
     train = truth.isel(time=slice(0, 40))
     by_month = train.t.groupby("time.month").mean()
     forecast = forecast_cube(truth, range(40, 70), [1, 3])
-    options = {"baselines": ["climatology", "damped_persistence"], "n_boot": 0, "progress": False}
+    options = {"baselines": ["climatology", "damped_persistence"], "progress": False}
     own = evaluate(forecast, truth, **options)
     for given in (by_month, by_month.to_dataset(name="t").isel(month=slice(None, None, -1))):
         card = evaluate(forecast, truth, **options, climatology=given)

@@ -43,7 +43,6 @@ ANOTHER_CALENDAR = truth_cube(calendar="noleap")
         ({"weights": TRUTH.t}, "weights must lie along the dims of a step of 't'"),
         ({"weights": TRUTH.lat * 0 - 1}, "weights must be finite and not negative"),
         ({"level": 95}, "level must be between 0 and 1, got 95"),
-        ({"n_boot": -1}, "n_boot must be at least 0, got -1"),
         ({"block_length": 0}, "block_length must be at least 1, got 0"),
     ],
 )
@@ -62,7 +61,6 @@ def test_invalid_values(options, message):
         ({"baselines": [FORECAST]}, r"mapping of names to cubes, got Dataset; give .* a name"),
         ({"by": 3}, "by must hold names or DataArrays, got int"),
         ({"weights": 3}, "weights must be a DataArray, 'area' or None, got int"),
-        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"level": "high"}, "level must be a real number, got 'high'"),
         ({"data": TRUTH}, "data and predict need a model, got a predicted cube"),
     ],

@@ -14,7 +14,7 @@ from tests.evaluation.forecasts import forecast_cube, truth_cube
 
 
 def card_of(prediction, truth, **options):
-    return evaluate(prediction, truth, **{"n_boot": 0, "progress": False, **options})
+    return evaluate(prediction, truth, **{"progress": False, **options})
 
 
 def with_levels(cube, axis):
@@ -96,6 +96,7 @@ def test_dates_without_a_truth_are_no_gaps():
         scores = card_of(forecast, one, metrics="gaps").scores
         assert scores.gaps.item() == 0
         assert scores.attrs["dates_without_truth"] == 3
+        assert scores.attrs["interval"] == "none, there is no score but numbers of cells"
 
 
 def test_given_times_do_not_bring_test_cells_into_the_climatology():
@@ -131,17 +132,16 @@ def test_the_map_has_latitude_and_longitude_whatever_the_order_of_dims():
 
 
 @pytest.mark.parametrize("calendar", ["standard", "360_day"])
-def test_blocks_are_as_long_as_the_longest_lead_whatever_the_unit_of_leads(calendar):
+def test_overlapping_forecasts_are_not_independent_whatever_the_unit_of_leads(calendar):
     truth = truth_cube(150, calendar=calendar, train=30)
     forecast = forecast_cube(truth, range(30, 140), [1, 9])
     in_months = forecast.assign_coords(lead_time=[1, 9])
-    cards = [card_of(one, truth, n_boot=50) for one in (forecast, in_months)]
-    assert [card.block_length for card in cards] == [9, 9]
+    cards = [card_of(one, truth) for one in (forecast, in_months)]
+    assert cards[0].scores.rmse_independent.item() == pytest.approx(110 / 9)
     xr.testing.assert_identical(cards[0].scores, cards[1].scores)
     parts = [in_months.isel(init_time=part) for part in (slice(50, None), slice(0, 50))]
-    later, earlier = (card_of(part, truth, n_boot=50) for part in parts)
+    later, earlier = (card_of(part, truth) for part in parts)
     merged = Scorecard.from_json(later.merge(earlier).to_json())
-    assert merged.block_length == 9
     xr.testing.assert_allclose(merged.scores, cards[1].scores)
 
 

@@ -103,14 +103,14 @@ def test_members_that_equal_the_truth_share_its_rank():
     time = xr.date_range("2000-01-01", periods=1)
     truth = xr.DataArray([1.0], {"time": time}, ["time"], "t")
     members = xr.DataArray([[0.0, 1.0, 1.0]], {"time": time}, ["time", "member"], "t")
-    card = evaluate(members, truth, n_boot=0, progress=False)
+    card = evaluate(members, truth, progress=False)
     np.testing.assert_allclose(card.reliability["t"].rank_frequency, [0, 1 / 3, 1 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("levels", [[0.05, 0.5, 0.95], [0.1, 0.4, 0.7, 0.8], [0.5]])
 def test_quantiles(truth, forecast, levels):
     several = with_outputs(forecast, "quantile", levels)
-    card = evaluate(several, truth, progress=False, n_boot=0)
+    card = evaluate(several, truth, progress=False)
     rows = list(cells(several, truth, "quantile"))
     one = card.scores.squeeze()
     medians = weighted(rows, AREAS, lambda t, x: abs(np.interp(0.5, levels, x) - t))
@@ -133,7 +133,7 @@ def test_quantiles(truth, forecast, levels):
 
 def test_the_crps_of_equal_quantiles_is_the_absolute_error(truth, forecast):
     same = forecast.t.expand_dims(quantile=[0.1, 0.5, 0.9]).to_dataset(name="t")
-    scores = evaluate(same, truth, progress=False, n_boot=0).scores
+    scores = evaluate(same, truth, progress=False).scores
     np.testing.assert_allclose(scores.crps, scores.mae)
 
 
@@ -155,7 +155,7 @@ def class_cubes():
 
 def test_probabilities_of_classes():
     prediction, truth = class_cubes()
-    card = evaluate(prediction, truth, baselines="climatology", progress=False, n_boot=0)
+    card = evaluate(prediction, truth, baselines="climatology", progress=False)
     p = prediction.cover.transpose("time", "lat", "lon", "class").values
     t = truth.cover.values
     total = other = weights = 0.0

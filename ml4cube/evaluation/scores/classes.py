@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ml4cube.evaluation.pair_sums import ratio
-from ml4cube.evaluation.scores.bootstrap import Floats
+from ml4cube.evaluation.scores.intervals import Floats
 from ml4cube.evaluation.sums.block_sums import HITS, LOG_SCORE, PREDICTED, TRUE
 
 Sums = dict[str, Floats]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS
+from ml4cube.evaluation.cells.timing import date_keys
 from ml4cube.evaluation.pair_sums import ratio
-from ml4cube.evaluation.scores.bootstrap import Bootstrap, Draws, Floats
 from ml4cube.evaluation.scores.classes import OF_ALL, OF_EACH, OF_PROBABILITIES, Sums
+from ml4cube.evaluation.scores.intervals import Floats, Intervals
 from ml4cube.evaluation.sums.block_sums import FIELDS
 from ml4cube.evaluation.sums.named_sums import CODE
 
-_MOST_NUMBERS = 2**21  # of one sum, by sample or in all draws, that are in memory at a time
+_MOST_NUMBERS = 2**21  # of one sum by sample that are in memory at a time
 
 Formula = Callable[[Sums], Floats]
 
@@ -46,16 +47,28 @@ METRICS = (*FORMULAS, *OF_ALL)
 NUMBERS = ("count", "unpredicted", "gaps")
 #: Sums of which a skill is 1 - prediction / baseline.
 SKILLS = {"skill": "squared_error", "crps_skill": "crps"}
+#: What a score is followed by: the ends of its interval, and how many independent dates there
+#: seem to be.
+ENDINGS = ("_low", "_high", "_independent")
+#: Limits of scores that are not 0 to infinity.
+LIMITS = {
+    "bias": (-np.inf, np.inf),
+    "acc": (-1.0, 1.0),
+    "kappa": (-1.0, 1.0),
+    "accuracy": (0.0, 1.0),
+    "balanced_accuracy": (0.0, 1.0),
+    "skill": (-np.inf, 1.0),
+    "crps_skill": (-np.inf, 1.0),
+}
 
 
 def score_rows(
-    rows: xr.Dataset, by: Sequence[str], metrics: Sequence[str], bootstrap: Bootstrap
+    rows: xr.Dataset, by: Sequence[str], metrics: Sequence[str], intervals: Intervals
 ) -> xr.Dataset:
-    """Return scores by labels, with ``_low`` and ``_high`` for all but numbers of cells.
+    """Return scores by labels, with `ENDINGS` for all but numbers of cells.
 
     `rows` has the sums by variable, model, sample, lead and label.
     """
-    draws = None if str(rows["weight"].dims[2]) in by else _draws(rows, bootstrap)
     grouped = _Grouped(rows, by)
     models = [str(name) for name in rows["model"].values]
     skills = [name for name in SKILLS if name == "skill" or "crps" in metrics]
@@ -64,15 +77,17 @@ def score_rows(
     found: dict[str, list[Floats]] = {name: [] for name in names}
     for i in range(rows.sizes["variable"]):
         formulas = {name: _formula(rows.isel(variable=i), name) for name in names}
-        entries = _variable_scores(grouped, i, formulas, draws)
+        entries = _variable_scores(grouped, i, formulas, intervals)
         for name, entry in entries.items():
             found[name].append(entry)
     variables: dict[str, tuple[tuple[str, ...], Floats]] = {}
     for name, of_variables in found.items():
         dims = ("variable", "baseline" if name in SKILLS else "model", *grouped.dims)
-        for i, ending in enumerate(("",) if name in NUMBERS else ("", "_low", "_high")):
-            values = np.stack([entry[i] for entry in of_variables])
-            variables[name + ending] = dims, values.reshape(*values.shape[:2], *grouped.shape)
+        values = np.stack(of_variables, axis=1)
+        values[1:3] = values[1:3].clip(*LIMITS.get(name, (0.0, np.inf)))
+        endings = ("",) if name in NUMBERS else ("", *ENDINGS)
+        for ending, array in zip(endings, values, strict=False):
+            variables[name + ending] = dims, array.reshape(*array.shape[:2], *grouped.shape)
     coords = {"variable": rows["variable"], "model": models, **grouped.coords}
     if len(models) > 1:
         coords["baseline"] = models[1:]
@@ -87,25 +102,24 @@ def score_rows(
 
 
 def _variable_scores(
-    grouped: _Grouped,
-    variable: int,
-    formulas: Mapping[str, Formula],
-    draws: Draws | None,
+    grouped: _Grouped, variable: int, formulas: Mapping[str, Formula], intervals: Intervals
 ) -> dict[str, Floats]:
-    """Return each score and its interval, shape (3, models, groups, labels of cells)."""
+    """Return each score and its `ENDINGS`, shape (4, models, groups, labels of cells)."""
     found: dict[str, Floats] = {}
-    for box, sums in grouped.parts(variable, None if draws is None else len(draws.counts)):
+    for box, sums in grouped.parts(variable):
         total = {field: array.sum(0) for field, array in sums.items()}
-        drawn: Sums = {}
-        if draws is not None:
-            drawn = {field: np.tensordot(draws.counts, array, 1) for field, array in sums.items()}
+        without = {field: total[field] - array for field, array in sums.items()}
+        is_used = sums["weight"][:, :1] > 0
         for name, formula in formulas.items():
             value = formula(total)
             if name not in found:
-                found[name] = np.full((3, len(value), *grouped.group_shape), np.nan)
+                found[name] = np.full((4, len(value), *grouped.group_shape), np.nan)
             found[name][:1, :, *box] = value
-            if draws is not None and name not in NUMBERS:
-                found[name][1:, :, *box] = draws.interval(formula(drawn))
+            if name in NUMBERS or not grouped.has_several_dates:
+                continue
+            leads = grouped.longest_leads[None, box[0], None]
+            half, independent = intervals.around(formula(without), is_used, leads)
+            found[name][1:, :, *box] = value - half, value + half, independent
     return found
 
 
@@ -129,17 +143,6 @@ def _is_used(rows: xr.Dataset) -> NDArray[np.bool_]:
     return np.asarray(count.sum([d for d in count.dims if d != dim]).values > 0)
 
 
-def _draws(rows: xr.Dataset, bootstrap: Bootstrap) -> Draws | None:
-    """Draw blocks of the samples with a scored cell."""
-    drawn = bootstrap.draw(*samples_and_leads(rows))
-    if drawn is None:
-        return None
-    is_used = _is_used(rows)
-    counts = np.zeros((len(drawn.counts), len(is_used)))
-    counts[:, is_used] = drawn.counts
-    return replace(drawn, counts=counts)
-
-
 def _formula(of_variable: xr.Dataset, metric: str) -> Formula:
     """Return the formula of a metric; NaN where it does not apply to the variable."""
     n = int(of_variable["classes"])
@@ -159,10 +162,9 @@ def _formula(of_variable: xr.Dataset, metric: str) -> Formula:
 
 
 def class_scores(
-    rows: xr.Dataset, variable: str, by: Sequence[str], bootstrap: Bootstrap
+    rows: xr.Dataset, variable: str, by: Sequence[str], intervals: Intervals
 ) -> xr.Dataset:
-    """Return scores of each class by model and labels, with ``_low`` and ``_high``."""
-    draws = None if str(rows["weight"].dims[2]) in by else _draws(rows, bootstrap)
+    """Return scores of each class by model and labels, with `ENDINGS`."""
     grouped, i = _Grouped(rows, by), rows["variable"].values.tolist().index(variable)
     n = int(rows["classes"][i])
     formulas = {
@@ -170,11 +172,12 @@ def class_scores(
         for name, of_each in OF_EACH.items()
         for k in range(n)
     }
-    entries = _variable_scores(grouped, i, formulas, draws)
+    entries = _variable_scores(grouped, i, formulas, intervals)
     found = {}
     for name in OF_EACH:
         values = np.stack([entries[f"{name}_{k}"] for k in range(n)], axis=2)
-        for end, of_end in zip(("", "_low", "_high"), values, strict=True):
+        values[1:3] = values[1:3].clip(0, 1)
+        for end, of_end in zip(("", *ENDINGS), values, strict=True):
             shape = (*of_end.shape[:2], *grouped.shape)
             found[name + end] = ("model", CLASS, *grouped.dims), of_end.reshape(shape)
     return xr.Dataset(found, {"model": rows["model"], **grouped.coords})
@@ -222,10 +225,32 @@ class _Grouped:
             code = self._codes * rows.sizes[name] + along
             self._codes = np.where((self._codes < 0) | (along < 0), -1, code)
 
-    def parts(self, variable: int, draws: int | None) -> Iterator[tuple[tuple[slice, slice], Sums]]:
+    @property
+    def has_several_dates(self) -> bool:
+        """False if each sample is a group of its own."""
+        return self._sample_dim not in self.dims
+
+    @cached_property
+    def longest_leads(self) -> Floats:
+        """Longest lead time of each group, in steps between its samples; at least 1."""
+        dates = date_keys(self._rows[self._sample_dim].values)[0]
+        ahead, is_used = self._rows["elapsed"].values, _is_used(self._rows)
+        steps = np.ones(self.group_shape[0])
+        for group in range(len(steps)):
+            is_in = is_used[:, None] & (self._codes == group)
+            of_group = dates[is_in.any(1)]
+            if len(of_group) > 1:
+                # months differ in length
+                longest = np.median(ahead, axis=0)[is_in.any(0)].max() / np.median(
+                    np.diff(of_group)
+                )
+                steps[group] = max(1, math.ceil(longest - 0.25))
+        return steps
+
+    def parts(self, variable: int) -> Iterator[tuple[tuple[slice, slice], Sums]]:
         """Yield the sums of some groups, shape (samples, models, groups, labels of cells).
 
-        All samples are added up if `draws` is None.
+        All samples are added up if each is a group of its own.
         """
         rows, first = self._rows, (self._sample_dim, LEAD, "model", *self._of_cells)
         others = [dim for dim in rows["weight"].dims[4:] if dim not in self._of_cells]
@@ -234,9 +259,9 @@ class _Grouped:
             array = rows[field].isel(variable=variable).sum(others).transpose(*first).values
             fields[str(field)] = array.reshape(*array.shape[:3], math.prod(array.shape[3:]))
         _, _, n_models, n_labels = fields["weight"].shape
-        n = 1 if draws is None else len(self._codes)
+        n = len(self._codes) if self.has_several_dates else 1
         several = max(1, len(fields) // len(FIELDS))  # with classes
-        most = max(1, _MOST_NUMBERS // (max(n, draws or 1) * n_models * several))
+        most = max(1, _MOST_NUMBERS // (n * n_models * several))
         for labels in _slices(n_labels, most):
             size = max(1, most // (labels.stop - labels.start))
             for groups in _slices(self.group_shape[0], size):
