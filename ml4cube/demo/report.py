@@ -72,7 +72,8 @@ def judge(scores: pd.DataFrame) -> dict[str, Any]:
         "rmse_best_baseline_k": float(rmse[best]),
         "best_baseline": best,
         "improvement": gain,
-        "improvement_interval": [low, high],
+        "improvement_interval": [low, high] if pd.notna(low) else None,
+        "independent_months": int(skill["independent"]),
         "needed_improvement": NEEDED_GAIN,
         "beats_baseline": gain >= NEEDED_GAIN,
     }
@@ -91,16 +92,14 @@ def write_report(folder: Path, report: Mapping[str, Any]) -> None:
 
 def _page(report: Mapping[str, Any]) -> str:
     gain, months = report["improvement"], report["months"]
-    low, high = report["improvement_interval"]
     verdict = "passed" if report["beats_baseline"] else "**not passed**"
     return f"""# {abs(gain):.1%} {"less" if gain >= 0 else "more"} error than the strongest baseline
 
 **Sea surface temperature, six times finer.** A network is given monthly means over 6 × 6 cells, and
 predicts the cells. On {months["test"]} months held out from training, its error is
 **{kelvin(report["rmse_model_k"])} K**; that of the strongest baseline, {report["best_baseline"]},
-is {kelvin(report["rmse_best_baseline_k"])} K. For other months like these the difference would
-lie between {low:.1%} and {high:.1%} (95 % interval); the bar of {report["needed_improvement"]:.0%}
-is {verdict}.
+is {kelvin(report["rmse_best_baseline_k"])} K. {_of_other_months(report)} The bar of
+{report["needed_improvement"]:.0%} in these months is {verdict}.
 
 ![Truth, coarse input, network, and the errors of baseline and network](maps.png)
 
@@ -119,14 +118,29 @@ is {verdict}.
   {months["val"]} choose the epoch ({report["best_epoch"]} of {report["epochs"]}), after a buffer of
   {months["excluded"]} that is left out. See [the split](split_map.png) and
   [the losses](loss_curve.png).
-- **Interval**: from drawing blocks of months anew, of all models the same ones, because months
-  that follow one another have errors in common. It says nothing of other years or networks.
+- **Other months**: months that follow one another have errors in common, so few of them say
+  little of others, and nothing of other years or networks.
 - **Limit**: this is **perfect-model downscaling**: the coarse field is made from the fine one. A
   real coarse product has errors that are absent here.
 
 Trained on {report["ranks"]} ranks. Their rows, the samples of each part, and the seconds of each
 stage are in `report.json`.
 """
+
+
+def _of_other_months(report: Mapping[str, Any]) -> str:
+    """Say what is known of months that were not scored."""
+    if report["improvement_interval"] is None:
+        return (
+            f"Whether it would be so in other months like these cannot be decided:\n"
+            f"{report['months']['test']} months behave like {report['independent_months']} "
+            "independent ones."
+        )
+    low, high = report["improvement_interval"]
+    return (
+        f"For other months like these the difference would\nlie between {low:.1%} and {high:.1%} "
+        "(95 % interval)."
+    )
 
 
 def _rows(pairs: Any) -> str:
