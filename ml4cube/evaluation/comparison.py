@@ -16,7 +16,7 @@ from ml4cube.evaluation.arguments import Baselines
 from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import matching_steps, own_steps
-from ml4cube.evaluation.cells.probabilities import MEMBER, QUANTILE
+from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS, MEMBER, QUANTILE
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.scorecard import Scorecard
 from ml4cube.evaluation.scores.intervals import Intervals
@@ -140,8 +140,9 @@ def evaluate(
     - ``skill`` is 1 - MSE / MSE of the baseline, and 0 if both are perfect; ``crps_skill`` is the
       same with the CRPS.
     - ``crps`` of members is the fair estimator [1]_; of quantiles, twice the pinball loss
-      integrated over levels, where each given level stands for those nearest to it [2]_; of a
-      single value, its absolute error.
+      integrated over levels, where each given level stands for those nearest to it [2]_, which is
+      called the weighted quantile loss where there are fewer than nine; of a single value, its
+      absolute error.
     - ``spread_ratio`` is sqrt(mean variance of members (m + 1) / m) / RMSE, 1 if reliable [3]_.
     - Classes are never compared as numbers: each cell is 1 for its class and 0 for the others.
       ``brier`` is the sum over classes of the mean squared error of the probabilities, and
@@ -227,6 +228,13 @@ def evaluate(
     wanted = wanted or _applicable_metrics(variables, options is not None)
     card = Scorecard(named_sums, labels.names, tuple(wanted), intervals)
     _warn_of_cells_left_out(card)
+    for name, n in card.few_levels.items():
+        if "crps" in card.metrics:
+            warnings.warn(
+                f"crps of {name!r} is the weighted quantile loss of {n} levels, not the CRPS, "
+                f"which needs {LEAST_LEVELS} or more; compare it with that of the same levels only",
+                stacklevel=caller_level(),
+            )
     if card.why_no_interval:
         warnings.warn(
             f"scores have no intervals, and nothing is decided: {card.why_no_interval}; score more "

@@ -15,7 +15,7 @@ from ml4cube.core.display import Summarized, Summary, Table
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS
-from ml4cube.evaluation.cells.probabilities import reliability_table
+from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS, QUANTILE, reliability_table
 from ml4cube.evaluation.cells.timing import span
 from ml4cube.evaluation.scores.intervals import Intervals
 from ml4cube.evaluation.scores.tables import (
@@ -80,7 +80,32 @@ class Scorecard(Summarized):
         missing = int(self.sums.rows["has_truth"].size - self.sums.rows["has_truth"].sum())
         dates = self._dates if set(self.by) <= {LEAD} else "the dates of a score"
         interval = interval_text(scores, dates, self.intervals)
+        if "crps" in scores:
+            few, whole = "weighted quantile loss", "continuous ranked probability score"
+            scores["crps"].attrs["long_name"] = few if self.few_levels else whole
+        if self.point_baselines:
+            scores = scores.assign_attrs(point_baselines=self.point_baselines)
         return scores.assign_attrs(interval=interval, dates_without_truth=missing)
+
+    @property
+    def few_levels(self) -> dict[str, int]:
+        """Number of quantiles of variables with too few for the CRPS."""
+        rows = self.sums.rows
+        is_few = (rows["outputs"] == QUANTILE) & (rows["n_outputs"] < LEAST_LEVELS)
+        few = rows["n_outputs"].where(is_few).min("model").dropna("variable")
+        return {
+            str(name): int(n) for name, n in zip(few["variable"].values, few.values, strict=True)
+        }
+
+    @property
+    def point_baselines(self) -> str:
+        """Baselines of one value beside members or quantiles of the prediction; "" if none."""
+        outputs = self.sums.rows["outputs"]
+        is_point = (outputs == "") & (outputs.isel(model=0, drop=True) != "")
+        names = [str(name) for name in outputs["model"][is_point.any("variable").values].values]
+        if not names:
+            return ""
+        return f"{', '.join(names)}: a value, not a distribution; crps is its absolute error"
 
     @property
     def samples_and_leads(self) -> tuple[xr.DataArray, xr.DataArray | None]:

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from ml4cube.plotting.style import BLUE, ORANGE, figure_of, legend_below
+from ml4cube.plotting.style import BLUE, ORANGE, figure_of, legend_below, with_note_on_bars
 
 # More classes have no numbers in the matrix.
 _MOST_NUMBERS = 8
@@ -24,7 +24,7 @@ def draw_scores_of_classes(axes: Axes, scores: xr.Dataset, baseline: str) -> Non
         ("precision", ORANGE, "s", 0.14),
     ):
         value, low, high = (own[metric + end].values for end in ("", "_low", "_high"))
-        ends = np.nan_to_num(np.stack([value - low, high - value]).clip(min=0))
+        ends = np.stack([value - low, high - value]).clip(min=0)  # NaN draws no bar
         axes.errorbar(
             value, rows + up, xerr=ends, color=color, marker=marker, ls="", capsize=2,
             elinewidth=1, label=metric,
@@ -49,7 +49,7 @@ def draw_scores_of_classes(axes: Axes, scores: xr.Dataset, baseline: str) -> Non
     axes.set_yticks(rows, shown, size=size)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(-0.03, 1.03)
-    axes.set_xlabel("score (1 is perfect)")
+    axes.set_xlabel(with_note_on_bars("score (1 is perfect)", own["recall_low"]))
     axes.set_ylabel("class, and its share of the truth")
     axes.set_title("Scores by class")
     axes.grid(visible=True, axis="x")

@@ -27,6 +27,7 @@ from ml4cube.plotting.style import (
     new_axes,
     new_figure,
     style,
+    with_note_on_bars,
     with_units,
 )
 
@@ -231,9 +232,9 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
             np.atleast_1d(one[metric + end].values) for end in ("", "_low", "_high")
         )
         x = leads if has_leads else np.array([float(i)])
-        ends = np.stack([value - low, high - value]).clip(min=0)
+        ends = np.stack([value - low, high - value]).clip(min=0)  # NaN draws no bar
         axes.errorbar(
-            x, value, yerr=np.nan_to_num(ends), color=color, marker=marker, capsize=2,
+            x, value, yerr=ends, color=color, marker=marker, capsize=2,
             elinewidth=1, label=_words(label),
         )  # fmt: skip
     if metric == "skill":
@@ -241,11 +242,12 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     if has_leads:
         if len(leads) <= _MOST_TICKS:
             axes.set_xticks(leads, [f"{lead:g}" for lead in leads])
-        axes.set_xlabel(with_units("lead time", unit))
+        axes.set_xlabel(with_note_on_bars(with_units("lead time", unit), scores[f"{metric}_low"]))
         legend_below(axes)
     else:
         axes.set_xticks(range(len(labels)), [_words(label) for label in labels], rotation=20)
         axes.margins(x=0.3)
+        axes.set_xlabel(with_note_on_bars("", scores[f"{metric}_low"]))
     shown = {"skill": "skill (1 is perfect)", "rmse": "RMSE", "accuracy": "accuracy"}[metric]
     axes.set_ylabel(with_units(shown, units if metric == "rmse" else ""))
     axes.set_title(name, fontweight="bold")

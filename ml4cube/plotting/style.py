@@ -152,6 +152,12 @@ def with_units(name: str, units: str) -> str:
     return f"{name} ({units})" if name and units else name or units
 
 
+def with_note_on_bars(label: str, low: xr.DataArray) -> str:
+    """Return the label of an axis, which says so if some values have no interval."""
+    note = "" if bool(low.notnull().all()) else "without a bar: no interval"
+    return "; ".join(text for text in (label, note) if text)
+
+
 def label_of(array: xr.DataArray) -> str:
     """Return the name of a quantity with its units."""
     return with_units(name_of(array), units_of(array))

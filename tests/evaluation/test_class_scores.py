@@ -286,6 +286,9 @@ def test_the_figure_has_the_scores_of_each_class_and_the_confusion_matrix():
     np.testing.assert_allclose(matrix, 100 * expected)
     recalls = figure.axes[2].containers[0][0].get_xdata()
     np.testing.assert_allclose(recalls, np.diag(expected))
+    assert figure.axes[2].get_xlabel() == "score (1 is perfect); without a bar: no interval"
+    card = evaluate(prediction, truth, block_length=1, **QUICK)
+    assert card.plot().axes[1].get_xlabel() == "score (1 is perfect)"
 
 
 def test_the_names_of_many_classes_do_not_overlap():

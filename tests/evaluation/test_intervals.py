@@ -20,7 +20,7 @@ from tests.evaluation.forecasts import forecast_cube, truth_cube
 def slow_interval(without, level=0.95, longest_lead=1, block_length=None):
     """Half the width, and the independent dates, of one score, by loops; NaN without interval."""
     n = len(without)
-    if n < 2:
+    if n < 2 or any(map(math.isnan, without)):
         return math.nan, math.nan
     mean = math.fsum(without) / n
     added = [(n - 1) * (mean - value) for value in without]
@@ -56,6 +56,7 @@ def test_intervals_equal_a_loop_over_dates_and_cosines(n, gaps, phi, lead, block
     for t in range(1, n):
         without[t] += phi * (without[t - 1] - 1)
     is_used = rng.random((n, 1, 3)) >= gaps
+    without[0, 0, 2] = np.nan  # without this date there is no score
     leads = np.array([[1, lead, 1]])
     half, independent = Intervals(0.9, block_length).around(without, is_used, leads)
     for model in range(2):
@@ -98,6 +99,35 @@ def test_ends_lie_within_what_a_score_can_be():
     assert one.rmse_low.sel(model="prediction") == one.mae_low.sel(model="prediction") == 0
     assert one.bias_low.sel(model="prediction") < 0
     assert one.skill_high == 1
+
+
+@pytest.mark.parametrize("n", [14, 15])
+def test_fifteen_dates_are_the_fewest(n):
+    without = (np.arange(n)[:, None] % 2) + 1.0  # from one date to the next the other way round
+    half, independent = Intervals(0.95, None).around(without, np.ones((n, 1), bool), np.ones(1))
+    assert independent.item() == n
+    assert np.isfinite(half.item()) == (n == 15)
+
+
+def test_scores_that_may_be_negative_have_such_ends_and_shares_end_at_one():
+    rng = np.random.default_rng(0)
+    time = xr.date_range("2000-01-01", periods=60)
+    noise = xr.DataArray(rng.normal(size=(2, 60)), {"time": time}, ["model", "time"], "t")
+    own, truth = noise
+    card = evaluate(own, truth, climatology=xr.zeros_like(truth[0]), progress=False)
+    assert -1 < card.scores.acc_low.item() < 0 < card.scores.acc_high.item() < 1
+    classes = card_of_classes(own > 0, truth > 0)
+    assert -1 < classes.scores.kappa_low.item() < 0 < classes.scores.kappa_high.item() < 1
+    one_wrong = truth > 0
+    one_wrong[0] = ~one_wrong[0]
+    classes = card_of_classes(one_wrong, truth > 0)
+    assert classes.scores.accuracy.item() < classes.scores.accuracy_high.item() == 1
+    assert classes.scores.balanced_accuracy_high.item() == 1
+    assert float(classes.classes["t"].recall_high.max()) == 1
+
+
+def card_of_classes(prediction, truth):
+    return evaluate(prediction, truth, block_length=1, progress=False)
 
 
 def autoregression(rng, n, phi, *shape):

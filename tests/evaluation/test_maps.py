@@ -135,6 +135,30 @@ def test_the_figure_of_a_plain_prediction_and_of_one_without_baselines(truth, fo
     assert labels_of(rmse) == ["prediction"]
 
 
+def have_bars(axes):
+    """Whether each point has a bar."""
+    bars = [bars for container in axes.containers for bars in container[2]]
+    segments = [segment for several in bars for segment in several.get_segments()]
+    return [len(segment) > 0 and np.ptp(segment[:, 1]) > 0 for segment in segments]
+
+
+@pytest.mark.slow
+def test_a_score_without_an_interval_has_no_bar_and_the_figure_says_so(truth, forecast):
+    few = forecast.isel(init_time=slice(0, 18))  # 9 of two steps ahead
+    for one, options, expected in (
+        (forecast, {"block_length": 3}, [True, True]),
+        (forecast, {"block_length": 30}, [False, False]),
+        (few, {}, [True, False]),
+    ):
+        card = card_of(one, truth, baselines="climatology", **options)
+        axes = rendered(card.plot()).axes[0]
+        note = "" if all(expected) else "; without a bar: no interval"
+        assert axes.get_xlabel() == "lead time (days)" + note
+        assert have_bars(axes) == expected
+    plain = card_of(truth.assign(t=truth.t + 1).isel(time=slice(40, 50)), truth)
+    assert rendered(plain.plot()).axes[0].get_xlabel() == "without a bar: no interval"
+
+
 @pytest.mark.slow
 def test_the_figure_leaves_out_a_spectrum_of_maps_with_gaps_in_all_rows(truth, forecast):
     gappy = truth.where(truth.lon > truth.lon[0])

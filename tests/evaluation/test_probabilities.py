@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import xarray as xr
+from scipy import stats
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError
-from ml4cube.evaluation import evaluate
+from ml4cube.evaluation import Scorecard, evaluate
+from ml4cube.evaluation.cells.probabilities import Outputs
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
 
@@ -117,8 +121,6 @@ def test_quantiles(truth, forecast, levels):
     assert one.mae.item() == pytest.approx(medians)
     few = rows[::25]  # the oracle integrates slowly
     exact = [oracle.crps_of_quantiles(levels, x, t) for t, x, *_ in few]
-    from ml4cube.evaluation.cells.probabilities import Outputs
-
     outputs = Outputs("quantile", np.array(levels))
     values = np.array([x for _, x, *_ in few])
     fast = outputs.crps(values, np.array([t for t, *_ in few]), 1)
@@ -217,3 +219,39 @@ def test_labels_of_classes_must_be_those_of_the_truth():
     named = prediction.assign_coords({"class": ["crop", "wood", "town"]})
     with pytest.raises(InvalidTypeError, match="labels along 'class' of 'cover' must hold real"):
         evaluate(named, truth, progress=False)
+
+
+@pytest.mark.parametrize("n", [3, 8, 9])
+def test_fewer_than_nine_levels_are_not_called_the_crps(truth, forecast, n):
+    levels = np.linspace(0.025, 0.975, n)
+    several = with_outputs(forecast, "quantile", levels)
+    text = f"crps of 't' is the weighted quantile loss of {n} levels, not the CRPS, which needs 9"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        card = evaluate(several, truth, progress=False)
+        evaluate(several, truth, metrics="rmse", progress=False)
+    assert sum(text in str(warning.message) for warning in caught) == (n < 9)
+    name = "weighted quantile loss" if n < 9 else "continuous ranked probability score"
+    assert card.scores.crps.attrs["long_name"] == name
+    assert Scorecard.from_json(card.to_json()).scores.crps.attrs["long_name"] == name
+
+
+def test_three_levels_have_less_loss_than_the_whole_distribution():
+    """Of a normal truth and its true quantiles: 0.77 of the CRPS, 1 / sqrt(pi)."""
+    true = np.random.default_rng(0).normal(size=20_000)
+    losses = []
+    for levels in ([0.025, 0.5, 0.975], np.arange(0.05, 1, 0.1), np.arange(0.005, 1, 0.01)):
+        outputs = Outputs("quantile", np.array(levels))
+        quantiles = np.broadcast_to(stats.norm.ppf(levels), (true.size, len(levels)))
+        losses.append(outputs.crps(quantiles, true, 1).mean() * np.pi**0.5)
+    assert losses == pytest.approx([0.77, 1.0, 1.0], abs=0.02)
+
+
+def test_a_point_baseline_is_called_one_beside_a_distribution(truth, forecast):
+    several = with_outputs(forecast, "member", range(6))
+    options = {"baselines": ["persistence", {"members": several + 1}], "progress": False}
+    card = evaluate(several, truth, **options)
+    text = "persistence: a value, not a distribution; crps is its absolute error"
+    assert card.scores.attrs["point_baselines"] == text
+    assert f"point_baselines: {text}" in repr(card)
+    assert "point_baselines" not in evaluate(forecast, truth, **options).scores.attrs

@@ -146,6 +146,11 @@ def test_groups_say_how_many_would_differ_by_chance():
     )
 
 
+def test_two_lead_times_are_all():
+    text = said(by_lead([0.3, 0.3], 0.1, SIX[:2]))
+    assert text == "t is better than persistence at all lead times."
+
+
 def test_without_baselines_there_is_no_verdict():
     assert verdicts(xr.Dataset({"rmse": 1.0}), xr.Dataset(), 0.95, "31 dates") == []
 
@@ -157,6 +162,8 @@ def test_without_baselines_there_is_no_verdict():
         ([0.9, NO], [30.2, 9.0], None,
          "0.95 for 1 of 2 scores, 31 dates behave like 9 to 30 independent ones"),
         ([NO, NO], [4.1, 4.2], None,
+         "none, 31 dates behave like 4 independent ones: too few to decide"),
+        ([NO, NO], [4.1, NO], None,
          "none, 31 dates behave like 4 independent ones: too few to decide"),
         ([NO, NO], [NO, NO], None, "none, a single date is too few to decide"),
         ([0.9, 0.8], [4.0, 4.0], 3, "0.95, blocks of 3 dates"),

@@ -14,6 +14,8 @@ from ml4cube.core.errors import InvalidValueError
 from ml4cube.evaluation.cells.cell_reader import CLASS, Floats
 
 MEMBER, QUANTILE = "member", "quantile"
+#: Quantiles of which the weighted loss is close to the CRPS.
+LEAST_LEVELS = 9
 _BINS = 10
 
 

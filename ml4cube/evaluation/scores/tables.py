@@ -234,16 +234,14 @@ class _Grouped:
     def longest_leads(self) -> Floats:
         """Longest lead time of each group, in steps between its samples; at least 1."""
         dates = date_keys(self._rows[self._sample_dim].values)[0]
-        ahead, is_used = self._rows["elapsed"].values, _is_used(self._rows)
+        ahead = np.median(self._rows["elapsed"].values, axis=0)
         steps = np.ones(self.group_shape[0])
         for group in range(len(steps)):
-            is_in = is_used[:, None] & (self._codes == group)
+            is_in = self._codes == group
             of_group = dates[is_in.any(1)]
             if len(of_group) > 1:
                 # months differ in length
-                longest = np.median(ahead, axis=0)[is_in.any(0)].max() / np.median(
-                    np.diff(of_group)
-                )
+                longest = ahead[is_in.any(0)].max() / np.median(np.diff(of_group))
                 steps[group] = max(1, math.ceil(longest - 0.25))
         return steps
 

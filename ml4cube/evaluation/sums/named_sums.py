@@ -30,7 +30,8 @@ class NamedSums:
     """All sums of a scorecard.
 
     `rows` has those by variable, model, date, lead time and label of cells, the index of the label
-    of each date and lead time, the time elapsed until it, and the number of classes. `others` has
+    of each date and lead time, the time elapsed until it, the number of classes, and the dim and
+    number of several outputs of models. `others` has
     by variable those of each cell, of spectra and of reliability, over all dates.
     """
 
@@ -63,6 +64,9 @@ class NamedSums:
         rows["classes"] = "variable", [one.n_classes for one in variables]
         has_probabilities = [one.n_classes > 0 and not one.is_map for one in variables]
         rows["probabilities"] = "variable", has_probabilities
+        levels = [[one.levels_of(model) for model in models] for one in variables]
+        rows["outputs"] = ("variable", "model"), [[dim for dim, _ in of] for of in levels]
+        rows["n_outputs"] = ("variable", "model"), [[n for _, n in of] for of in levels]
         elapsed = timing.valid_keys - timing.sample_keys[:, None]
         rows["elapsed"] = (timing.sample_dim, LEAD), elapsed
         rows["has_truth"] = (timing.sample_dim, LEAD), timing.valid_steps >= 0

@@ -110,6 +110,13 @@ class Scored:
         several = [one.outputs for one in self.predicted.values() if one.outputs is not None]
         return n_leads * max((len(outputs.levels) for outputs in several), default=1)
 
+    def levels_of(self, model: str) -> tuple[str, int]:
+        """Return the dim and the number of a quantity's outputs; no dim if there is one."""
+        outputs = self.predicted[model].outputs if model in self.predicted else None
+        if self.n_classes:
+            outputs = None
+        return ("", 1) if outputs is None else (outputs.dim, len(outputs.levels))
+
     def tiles(self, n_groups: int) -> list[dict[str, slice]]:
         """Cut the cells of a step so that climatologies and the values of a sample fit."""
         n_leads, numbers = self.timing.leads.size, self.numbers_of_cell
