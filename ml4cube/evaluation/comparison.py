@@ -65,7 +65,9 @@ def evaluate(
         training, and which are scored.
     baselines : str, mapping, or sequence of these, optional
         ``"persistence"``: the value at ``init_time``, the last input step. ``"climatology"``: the
-        mean of the train cells, see `climatology`. ``"anomaly_persistence"``: the climatology plus
+        mean of the train cells, see `climatology`; in ``crps`` beside members or quantiles, their
+        distribution around it in the month and its neighbours, at the same quantiles or at 50.
+        ``"anomaly_persistence"``: the climatology plus
         the anomaly at ``init_time``. ``"damped_persistence"``: the same with the anomaly times
         rho, one for each lead time and cell: the slope of the least-squares line through zero of
         later on earlier train anomalies. A mapping ``{name: cube}`` gives forecasts of others, or

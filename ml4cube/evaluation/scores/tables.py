@@ -115,7 +115,7 @@ def _variable_scores(
             if name not in found:
                 found[name] = np.full((4, len(value), *grouped.group_shape), np.nan)
             found[name][:1, :, *box] = value
-            if name in NUMBERS or not grouped.has_several_dates:
+            if name in NUMBERS or not grouped.has_several_dates:  # a date alone has no interval
                 continue
             leads = grouped.longest_leads[None, box[0], None]
             half, independent = intervals.around(formula(without), is_used, leads)

@@ -83,10 +83,13 @@ class VariableSums:
         self.power = np.zeros((2, shape[1], wavenumbers))
         self.power_weight = np.zeros(shape[1])
         self.reliability = reliability
+        # what the several numbers of models for one cell are
+        self.outputs: dict[str, Outputs] = {}
 
     def add(self, block: Block) -> None:
         """Add a block: cells where the truth and all models have a value, the same for all."""
         truth, shape = block.truth, block.truth.shape
+        self.outputs |= {name: outputs for name, (outputs, _) in block.several.items()}
         labels = np.broadcast_to(block.labels, shape)
         weights = np.broadcast_to(block.weights, shape)
         has_truth = (labels >= 0) & np.isfinite(truth)

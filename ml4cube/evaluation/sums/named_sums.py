@@ -64,9 +64,7 @@ class NamedSums:
         rows["classes"] = "variable", [one.n_classes for one in variables]
         has_probabilities = [one.n_classes > 0 and not one.is_map for one in variables]
         rows["probabilities"] = "variable", has_probabilities
-        levels = [[one.levels_of(model) for model in models] for one in variables]
-        rows["outputs"] = ("variable", "model"), [[dim for dim, _ in of] for of in levels]
-        rows["n_outputs"] = ("variable", "model"), [[n for _, n in of] for of in levels]
+        rows["outputs"], rows["n_outputs"] = _described_outputs(sums, models)
         elapsed = timing.valid_keys - timing.sample_keys[:, None]
         rows["elapsed"] = (timing.sample_dim, LEAD), elapsed
         rows["has_truth"] = (timing.sample_dim, LEAD), timing.valid_steps >= 0
@@ -121,6 +119,21 @@ def _check_same(ours: xr.Dataset, theirs: xr.Dataset) -> None:
             f"scorecards to merge must have the same {sorted(map(str, differing))}, got others; "
             "score the parts of one prediction with the same arguments"
         )
+
+
+def _described_outputs(
+    sums: Sequence[VariableSums], models: Sequence[str]
+) -> tuple[xr.Variable, xr.Variable]:
+    """Return the dim and the number of the values for a cell, by variable and model; "" if one."""
+    dims, numbers = np.zeros((2, len(sums), len(models)), object)
+    dims[:], numbers[:] = "", 1
+    for i, one in enumerate(sums):
+        for name, outputs in one.outputs.items():
+            if not one.n_classes:
+                dims[i, models.index(name)] = outputs.dim
+                numbers[i, models.index(name)] = len(outputs.levels)
+    along = ("variable", "model")
+    return xr.Variable(along, dims.astype(str)), xr.Variable(along, numbers.astype(np.int64))
 
 
 def _others(scored: Scored, sums: VariableSums, models: Sequence[str]) -> xr.Dataset:

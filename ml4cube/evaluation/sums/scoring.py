@@ -14,7 +14,7 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
-from ml4cube.evaluation.cells.baselines import DAMPED, baseline_values
+from ml4cube.evaluation.cells.baselines import CLIMATOLOGY, DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
 from ml4cube.evaluation.cells.classes import class_labels, known_in_all, most_likely
 from ml4cube.evaluation.cells.climatology import (
@@ -23,9 +23,10 @@ from ml4cube.evaluation.cells.climatology import (
     TrainTile,
     flags_along,
 )
+from ml4cube.evaluation.cells.climatology_distribution import Distribution
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import Predicted
-from ml4cube.evaluation.cells.probabilities import empty_reliability
+from ml4cube.evaluation.cells.probabilities import Outputs, empty_reliability
 from ml4cube.evaluation.cells.timing import Timing
 from ml4cube.evaluation.cube_scores import cell_weights, in_block
 from ml4cube.evaluation.sums.block_sums import Block, VariableSums
@@ -110,18 +111,17 @@ class Scored:
         several = [one.outputs for one in self.predicted.values() if one.outputs is not None]
         return n_leads * max((len(outputs.levels) for outputs in several), default=1)
 
-    def levels_of(self, model: str) -> tuple[str, int]:
-        """Return the dim and the number of a quantity's outputs; no dim if there is one."""
-        outputs = self.predicted[model].outputs if model in self.predicted else None
-        if self.n_classes:
-            outputs = None
-        return ("", 1) if outputs is None else (outputs.dim, len(outputs.levels))
+    @property
+    def outputs(self) -> Outputs | None:
+        """Several outputs of the prediction of a quantity."""
+        return None if self.n_classes else next(iter(self.predicted.values())).outputs
 
     def tiles(self, n_groups: int) -> list[dict[str, slice]]:
         """Cut the cells of a step so that climatologies and the values of a sample fit."""
         n_leads, numbers = self.timing.leads.size, self.numbers_of_cell
-        of_climatology = _TILE_BYTES // (16 * (n_groups + n_leads) + 8 * numbers)
-        limit = max(1, min(of_climatology, 2 * _BLOCK_CELLS // numbers))
+        of_distribution = 0 if self.outputs is None else Distribution.numbers_of_cell(self.outputs)
+        of_climatology = 16 * (n_groups + n_leads) + 8 * (numbers + of_distribution)
+        limit = max(1, min(_TILE_BYTES // of_climatology, 2 * _BLOCK_CELLS // numbers))
         size = dict(self.sizes)
         for dim, n in self.sizes.items():
             if dim == self.row_dim or (dim == CLASS and self.n_classes):
@@ -191,6 +191,7 @@ class _Tile:
         self._part, self._labels = part, labels
         self._cells = math.prod(along.stop - along.start for along in tile.values())
         self._climatology: Climatology | None = None
+        self._distribution: Distribution | None = None
         self._damping = None
         timing, dims = scored.timing, tuple(scored.sizes)
         if options is not None:
@@ -199,6 +200,10 @@ class _Tile:
             steps = _whole_chunks(steps, n_steps, scored.truth.array, time_dim)
             train = TrainTile(scored.truth, options.train, timing.time_dim, dims, tile)
             self._climatology = options.of_tile(scored.name, train, timing.truth_dates, steps)
+            outputs = scored.outputs
+            if CLIMATOLOGY in names and outputs is not None and options.train.steps.size:
+                dates = timing.truth_dates
+                self._distribution = Distribution.of(outputs, train, self._climatology, dates)
             if DAMPED in names:
                 self._damping = train.damping(self._climatology, timing, steps)
         weights = scored.weights
@@ -211,7 +216,11 @@ class _Tile:
         """Samples to compute with at a time."""
         scored = self._scored
         of_cells: int = _BLOCK_CELLS // (self._cells * scored.timing.leads.size)
-        of_outputs: int = 4 * _BLOCK_CELLS // (self._cells * scored.numbers_of_cell)
+        numbers = scored.numbers_of_cell
+        if self._distribution is not None:
+            levels = len(self._distribution.outputs.levels)
+            numbers = max(numbers, scored.timing.leads.size * levels)
+        of_outputs: int = 4 * _BLOCK_CELLS // (self._cells * numbers)
         return max(1, min(of_cells, of_outputs))
 
     def blocks(self, samples: Steps) -> Iterator[Block]:
@@ -234,6 +243,9 @@ class _Tile:
             points |= baseline_values(
                 self._names, some, timing, truth, self._climatology, self._damping
             )
+            if self._distribution is not None:
+                around = self._distribution.around(points[CLIMATOLOGY], steps)
+                several[CLIMATOLOGY] = self._distribution.outputs, around
             if scored.n_classes:
                 # compared with labels, baselines are labels too
                 as_one = most_likely if scored.is_map else known_in_all

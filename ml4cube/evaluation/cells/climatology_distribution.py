@@ -1,0 +1,82 @@
+"""The climatology as a distribution, beside a prediction of members or quantiles.
+
+A value compared with a distribution loses by its lack of spread alone: members drawn from the
+climatology would have a skill of 0.3 over its mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.axes import is_time
+from ml4cube.core.scaling import group_numbers
+from ml4cube.evaluation.cells.cell_reader import Floats, Steps
+from ml4cube.evaluation.cells.climatology import Climatology, TrainTile
+from ml4cube.evaluation.cells.probabilities import QUANTILE, Outputs
+
+#: Levels that stand for the whole distribution, beside members.
+_LEVELS = (np.arange(50) + 0.5) / 50
+_MONTHS, _MOST_DATES = 12, 60
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """Quantiles of train anomalies of the season around each month, (months, levels, *cells)."""
+
+    outputs: Outputs
+    quantiles: Floats
+    month_of_step: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, beside: Outputs, tile: TrainTile, climatology: Climatology, dates: xr.DataArray
+    ) -> Distribution:
+        """Take the anomalies of a tile, at the levels of a prediction's quantiles if it has some.
+
+        A season is a month with the one before and the one after, or all train dates of times
+        without months; of many dates, 60 that are evenly spread.
+        """
+        outputs = beside if beside.dim == QUANTILE else Outputs(QUANTILE, _LEVELS)
+        months, n_months = np.zeros(dates.size, np.int64), 1
+        if is_time(dates):
+            months, n_months = group_numbers(dates.values, "month"), _MONTHS
+        quantiles = np.zeros((n_months, len(outputs.levels), *tile.shape))
+        train = tile.train.steps
+        for month in range(n_months):
+            in_season = train[(months[train] - month + 1) % n_months <= 2]
+            if in_season.size:
+                spread = np.linspace(0, in_season.size - 1, min(in_season.size, _MOST_DATES))
+                steps = in_season[spread.round().astype(np.intp)]
+                anomalies = tile.at(steps) - climatology.at(steps)
+                quantiles[month] = _quantiles(anomalies, outputs.levels)
+        return cls(outputs, quantiles, months)
+
+    def around(self, normal: Floats, steps: Steps) -> Floats:
+        """Return quantiles at steps of the truth, (samples, leads, levels, *cells)."""
+        return np.asarray(normal[:, :, None] + self.quantiles[self.month_of_step[steps]])
+
+    @staticmethod
+    def numbers_of_cell(beside: Outputs) -> int:
+        """Return how many numbers of each cell are in memory."""
+        levels = beside.levels if beside.dim == QUANTILE else _LEVELS
+        return _MONTHS * len(levels) + 2 * _MOST_DATES
+
+
+def _quantiles(values: Floats, levels: Floats) -> Floats:
+    """Return quantiles along the first axis, without gaps; 0 of no value.
+
+    The i-th of n values is at the level i / (n + 1), so that another value is as likely to lie
+    between any two.
+    """
+    count = np.isfinite(values).sum(0)
+    in_order, last = np.sort(values, axis=0), (count - 1).clip(min=0)
+    at = levels.reshape(-1, *(1,) * count.ndim) * (count + 1) - 1
+    at = at.clip(0, last)
+    lower = at.astype(np.intp)
+    below = np.take_along_axis(in_order, lower, 0)
+    above = np.take_along_axis(in_order, np.minimum(lower + 1, last), 0)
+    return np.asarray(np.where(count > 0, below + (at - lower) * (above - below), 0.0))
