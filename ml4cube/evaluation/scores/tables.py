@@ -71,34 +71,45 @@ def score_rows(
     """
     grouped = _Grouped(rows, by)
     models = [str(name) for name in rows["model"].values]
-    skills = [name for name in SKILLS if name == "skill" or "crps" in metrics]
     names = list(dict.fromkeys((*metrics, "count", "unpredicted")))
-    names += skills if len(models) > 1 else []
-    found: dict[str, list[Floats]] = {name: [] for name in names}
+    if len(models) > 1:
+        names += [name for name in SKILLS if name == "skill" or "crps" in metrics]
+    of_variables = []
     for i in range(rows.sizes["variable"]):
         formulas = {name: _formula(rows.isel(variable=i), name) for name in names}
-        entries = _variable_scores(grouped, i, formulas, intervals)
-        for name, entry in entries.items():
-            found[name].append(entry)
+        of_variables.append(_variable_scores(grouped, i, formulas, intervals))
     variables: dict[str, tuple[tuple[str, ...], Floats]] = {}
-    for name, of_variables in found.items():
-        dims = ("variable", "baseline" if name in SKILLS else "model", *grouped.dims)
-        values = np.stack(of_variables, axis=1)
-        values[1:3] = values[1:3].clip(*LIMITS.get(name, (0.0, np.inf)))
-        endings = ("",) if name in NUMBERS else ("", *ENDINGS)
-        for ending, array in zip(endings, values, strict=False):
-            variables[name + ending] = dims, array.reshape(*array.shape[:2], *grouped.shape)
+    for name in names:
+        values = np.stack([scores[name] for scores in of_variables], axis=1)
+        variables |= _with_endings(name, values, grouped)
     coords = {"variable": rows["variable"], "model": models, **grouped.coords}
     if len(models) > 1:
         coords["baseline"] = models[1:]
     result = xr.Dataset(variables, coords, rows.attrs).transpose("variable", ..., *by)
-    numbers = [name for name in NUMBERS if name in result]
-    result = result.assign({name: result[name].astype(np.int64) for name in numbers})
-    with_truth = result["count"] + result["unpredicted"]
-    for label in grouped.of_dates:  # such as months of which no date is predicted
+    result = _without_absent_labels(result, grouped.of_dates)
+    return result.drop_vars([name for name in ("count", "unpredicted") if name not in metrics])
+
+
+def _with_endings(
+    name: str, values: Floats, grouped: _Grouped
+) -> dict[str, tuple[tuple[str, ...], Floats]]:
+    """Name the arrays of a score: its values, and `ENDINGS`; numbers of cells are integers."""
+    dims = ("variable", "baseline" if name in SKILLS else "model", *grouped.dims)
+    values = values.reshape(*values.shape[:3], *grouped.shape)
+    if name in NUMBERS:
+        return {name: (dims, values[0].astype(np.int64))}
+    values[1:3] = values[1:3].clip(*LIMITS.get(name, (0.0, np.inf)))
+    endings = ("", *ENDINGS)
+    return {name + end: (dims, array) for end, array in zip(endings, values, strict=True)}
+
+
+def _without_absent_labels(scores: xr.Dataset, of_dates: Sequence[str]) -> xr.Dataset:
+    """Leave out labels without a date, such as months that are not predicted."""
+    with_truth = scores["count"] + scores["unpredicted"]
+    for label in of_dates:
         is_present = with_truth.sum([dim for dim in with_truth.dims if dim != label]) > 0
-        result = result.isel({label: np.flatnonzero(is_present.values)})
-    return result.drop_vars([name for name in numbers if name not in metrics])
+        scores = scores.isel({label: np.flatnonzero(is_present.values)})
+    return scores
 
 
 def _variable_scores(
