@@ -175,7 +175,7 @@ def test_a_tie_has_skill_zero_in_its_interval(truth, forecast):
     for name in ("skill", "skill_low", "skill_high"):
         assert (card.scores[name] == 0).all()
     (sentence,) = card.verdict
-    assert sentence.startswith("t is not clearly different from copy at all lead times. By lead")
+    assert sentence.startswith("t is not clearly different from copy at all lead times. Of 3")
     contained = 0
     for seed in range(20):  # equally good forecasts, which differ
         other = forecast_cube(truth, range(40, 71), LAGS, seed=100 + seed)

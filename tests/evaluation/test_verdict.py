@@ -74,9 +74,9 @@ def test_without_an_interval_nothing_is_decided(skill):
         "31 dates behave like 4 independent ones: too few to decide."
     )
     of_classes = by_lead(skill, NO, None, rmse=(0.8, 0.7), independent=0.2, metric="accuracy")
-    assert "cannot be decided: accuracy 0.8, of persistence 0.7; 31 dates behave like 1 indep" in (
-        said(of_classes)
-    )
+    sentence = said(of_classes)
+    assert "cannot be decided: accuracy 0.8, of persistence 0.7; 31 dates behave like 1" in sentence
+    assert sentence.endswith("like 1 independent one: too few to decide.")
     alone = said(by_lead(skill, NO, None, independent=NO))
     assert alone.endswith("RMSE 1, of persistence 2; a single date is too few to decide.")
 
@@ -144,6 +144,13 @@ def test_groups_say_how_many_would_differ_by_chance():
     assert "By region and season it is" in text.replace(
         "By season and region", "By region and season"
     )
+
+
+def test_lead_times_say_how_many_would_differ_by_chance():
+    scores = by_lead([0.5, 0.4, 0.1], [0.1, 0.1, NO], SIX[:3])
+    text = said(scores, scores)
+    assert text.endswith("decide. Of 2 equally good lead times 0.1 would differ by chance.")
+    assert "chance" not in said(scores, scores.isel(lead_time=[0, 2]))
 
 
 def test_two_lead_times_are_all():

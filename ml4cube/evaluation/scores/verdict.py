@@ -112,13 +112,16 @@ def _in_groups(groups: xr.Dataset, level: float) -> str:
         return ""
     better, worse, even = (int(flags.sum()) for flags in _decisions(groups))
     decided = better + worse + even
+    chance = f"{(1 - level) * decided:.2g} would differ by chance."
+    if groups["skill"].dims == (LEAD,):  # each is named already
+        return f"Of {decided} equally good lead times {chance}" if decided > 1 else ""
     labels = " and ".join(str(dim) for dim in groups["skill"].dims)
     if not decided:
         return f"By {labels} it cannot be decided in any of {n} groups."
     undecided = f", cannot be decided in {n - decided}" if decided < n else ""
     return (
         f"By {labels} it is better in {better} and worse in {worse} of {n} groups{undecided}; of "
-        f"{decided} equally good ones {(1 - level) * decided:.2g} would differ by chance."
+        f"{decided} equally good ones {chance}"
     )
 
 
@@ -161,7 +164,8 @@ def too_few(dates: str, independent: Values) -> str:
 
 def _behave(dates: str, independent: Values) -> str:
     whole = np.sort(independent[np.isfinite(independent)]).astype(int).clip(min=1)
-    return f"{dates} behave like {span_text([str(n) for n in whole])} independent ones"
+    ones = "one" if whole[-1] == 1 else "ones"
+    return f"{dates} behave like {span_text([str(n) for n in whole])} independent {ones}"
 
 
 def span_text(ordered: Sequence[str]) -> str:
