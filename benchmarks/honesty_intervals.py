@@ -1,4 +1,4 @@
-"""Do intervals contain the truth, and do verdicts decide only what is so? Simulated errors.
+"""Do intervals contain the truth, and have members of the climatology no skill? Simulated truth.
 
 Errors of two equally good models on 4 cells are first-order autoregressions with unit variance.
 One call of `evaluate` scores many of them: each draw is a label of its cells.
@@ -31,16 +31,26 @@ CASES = (
 )
 #: True values of the scores of the first model, and of its skill over the other: a tie.
 TRUE = {"rmse": 1.0, "bias": 0.0, "skill": 0.0}
+#: Seeds of members drawn from the climatology of 20 years.
+MEMBERS = [f"members-seed{seed}" for seed in range(4)]
 NAMES = {"rmse": "RMSE", "bias": "bias", "skill": "tie"}
 
 
 def keys() -> list[str]:
     """Return the names of independent cases, each some seconds on one core."""
-    return [f"n{n}-phi{phi:g}-seed{seed}" for n, phi, _, seeds in CASES for seed in range(seeds)]
+    of_errors = [
+        f"n{n}-phi{phi:g}-seed{seed}" for n, phi, _, seeds in CASES for seed in range(seeds)
+    ]
+    return [*of_errors, *MEMBERS]
 
 
 def run(key: str) -> dict[str, float | int | str]:
-    """Return how many draws of a case have an interval, and how many of these the truth."""
+    """Return how many draws of a case have an interval, and how many of these the truth.
+
+    Of members drawn from the climatology, the skill of their CRPS over it and over its mean.
+    """
+    if key in MEMBERS:
+        return _skill_of_members(int(key.removeprefix("members-seed")))
     n, phi, seed = (part.lstrip("nphised") for part in key.split("-"))
     draws = next(draws for dates, p, draws, _ in CASES if (dates, p) == (int(n), float(phi)))
     scores = _scores(int(n), float(phi), draws, int(seed))
@@ -81,6 +91,25 @@ def _errors(
     return errors
 
 
+def _skill_of_members(seed: int) -> dict[str, float | int | str]:
+    """Score members that know the true climatology alone, of monthly data with 20 train years."""
+    rng = np.random.default_rng(seed)
+    time = xr.date_range("1960-01-01", periods=12 * 40, freq="MS")
+    cycle = xr.DataArray(5 * np.cos(np.arange(480) * np.pi / 6), {"time": time}, "time")
+    truth = xr.Dataset({"t": cycle + xr.DataArray(rng.normal(size=(480, 40)), dims=("time", "x"))})
+    truth["split"] = "time", (np.arange(480) < 240).astype("uint8")
+    noise = xr.DataArray(rng.normal(size=(480, 40, 20)), dims=("time", "x", "member"))
+    members = (cycle + noise).isel(time=slice(240, None)).rename("t")
+    card = evaluate(
+        members, truth, baselines=["climatology", {"mean": (truth.t * 0 + cycle).rename("t")}],
+        climatology="month", metrics=["crps"], progress=False,
+    )  # fmt: skip
+    over_distribution, over_mean = (
+        card.scores["crps_skill"].squeeze().sel(baseline=["climatology", "mean"]).values
+    )
+    return {"over_distribution": float(over_distribution), "over_mean": float(over_mean)}
+
+
 def rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each bar, from whatever cases have run."""
     found = []
@@ -88,6 +117,20 @@ def rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         cases = [result for key, result in results.items() if key.startswith(f"n{n}-phi{phi:g}-")]
         if cases:
             found += [_row(n, phi, metric, cases) for metric in TRUE]
+    members = [results[key] for key in MEMBERS if key in results]
+    if members:
+        over, over_mean = (
+            float(np.mean([case[name] for case in members]))
+            for name in ("over_distribution", "over_mean")
+        )
+        found.append(
+            {
+                "claim": "CRPS skill of members of the climatology over it, with 20 train years",
+                "bar": "at most .06",
+                "measured": f"{over:.3f}; over its mean {over_mean:.3f}",
+                "met": over <= 0.06,
+            }
+        )
     return found
 
 

@@ -67,11 +67,11 @@ def evaluate(
         ``"persistence"``: the value at ``init_time``, the last input step. ``"climatology"``: the
         mean of the train cells, see `climatology`; in ``crps`` beside members or quantiles, their
         distribution around it in the month and its neighbours, at the same quantiles or at 50.
-        ``"anomaly_persistence"``: the climatology plus
-        the anomaly at ``init_time``. ``"damped_persistence"``: the same with the anomaly times
-        rho, one for each lead time and cell: the slope of the least-squares line through zero of
-        later on earlier train anomalies. A mapping ``{name: cube}`` gives forecasts of others, or
-        cubes with the time dim of the truth.
+        ``"anomaly_persistence"``: the climatology plus the anomaly at ``init_time``.
+        ``"damped_persistence"``: the same with the anomaly times rho, one for each lead time and
+        cell: the slope of the least-squares line through zero of later on earlier train anomalies.
+        A mapping ``{name: cube}`` gives forecasts of others, or cubes with the time dim of the
+        truth.
     by : str, DataArray or sequence of these, optional
         Separate scores for each ``"lead_time"``, ``"init_time"``, ``"season"`` or ``"month"`` of
         the date that is predicted, variable or coordinate of the truth (``"region"``), dim
