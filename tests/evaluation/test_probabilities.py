@@ -255,3 +255,5 @@ def test_a_point_baseline_is_called_one_beside_a_distribution(truth, forecast):
     assert card.scores.attrs["point_baselines"] == text
     assert f"point_baselines: {text}" in repr(card)
     assert "point_baselines" not in evaluate(forecast, truth, **options).scores.attrs
+    # fewer than nine members have the CRPS nevertheless
+    assert card.scores.crps.attrs["long_name"] == "continuous ranked probability score"
