@@ -45,7 +45,7 @@ STAGES: dict[str, Callable[[xr.Dataset], Any]] = {
     "create_split": lambda ds: create_split(ds, "t", feature_vars=None, exclude_vars=()),
     "prediction": lambda ds: predict_cube(torch.nn.Identity(), ds),
     "scores": lambda ds: score_cube(ds, ds, weights=None),
-    "evaluation": lambda ds: evaluate(ds, ds, progress=False, n_boot=0, split=None),
+    "evaluation": lambda ds: evaluate(ds, ds, progress=False, split=None),
     "insights": get_insights,
     "drop": lambda ds: drop_nan_values(ds),
     "fill": lambda ds: fill_nan_values(ds, method="mean"),
