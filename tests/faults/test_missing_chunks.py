@@ -108,12 +108,8 @@ STAGES: dict[str, Callable[..., Any]] = {
     "XrDataset": lambda path, out, **how: XrDataset(path, sample_size={"lat": 2}, **how),
     "predict_cube": lambda path, out, **how: predict_cube(identity, path, progress=False, **how),
     "score_cube": lambda path, out, **how: score_cube(opened(path)[["a"]], whole_cube(), **how),
-    "evaluate": lambda path, out, **how: evaluate(
-        whole_cube(), path, n_boot=0, progress=False, **how
-    ),
-    "evaluate a model": lambda path, out, **how: evaluate(
-        identity, path, n_boot=0, progress=False, **how
-    ),
+    "evaluate": lambda path, out, **how: evaluate(whole_cube(), path, progress=False, **how),
+    "evaluate a model": lambda path, out, **how: evaluate(identity, path, progress=False, **how),
     "get_insights": lambda path, out, **how: get_insights(path, **how),
     "estimate_range": lambda path, out, **how: estimate_range(opened(path), "a", **how),
     "leakage_report": lambda path, out, **how: leakage_report(labelled(path), **how),
@@ -194,7 +190,7 @@ def test_dropped_chunks_are_not_scored(tmp_path: Path) -> None:
     path, one_off = lossy(tmp_path), whole_cube() + 1
     scores = score_cube(one_off, opened(path), missing_chunks="drop").sel(variable="a")
     assert (scores["mae"], scores["count"]) == (1, 24 * 8 - 32)
-    card = evaluate(one_off, path, missing_chunks="drop", n_boot=0, progress=False)
+    card = evaluate(one_off, path, missing_chunks="drop", progress=False)
     assert card.scores.mae.sel(variable="a", model="prediction").item() == pytest.approx(1)
 
 
@@ -456,7 +452,7 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
     "statistics": lambda path: get_statistics(opened(path)),
     "statistics without dask": lambda path: get_statistics(opened(path, chunks=None)),
     "score_cube": lambda path: score_cube(opened(path), whole_cube()),
-    "evaluate": lambda path: evaluate(whole_cube(), path, n_boot=0, progress=False),
+    "evaluate": lambda path: evaluate(whole_cube(), path, progress=False),
     "get_insights": lambda path: get_insights(path),
     "predict_cube": lambda path: predict_cube(identity, path, progress=False),
     "XrDataset": lambda path: XrDataset(path),
