@@ -29,9 +29,12 @@ from .splits import BlockKFold as BlockKFold
 from .splits import BlockShuffleSplit as BlockShuffleSplit
 from .splits import ForwardChaining as ForwardChaining
 from .splits import LeakageReport as LeakageReport
+from .splits import LeaveLocationOut as LeaveLocationOut
+from .splits import LeaveLocationTimeOut as LeaveLocationTimeOut
 from .splits import LeaveRegionOut as LeaveRegionOut
 from .splits import apply_split as apply_split
 from .splits import assign_block_split as assign_block_split
+from .splits import assign_location_split as assign_location_split
 from .splits import assign_rand_split as assign_rand_split
 from .splits import assign_region_split as assign_region_split
 from .splits import assign_time_split as assign_time_split

@@ -11,7 +11,7 @@ import xarray as xr
 from ml4cube.core.display import Summarized, Summary
 from ml4cube.core.errors import check_choice
 
-_METHODS = ("block", "time", "region", "rand")
+_METHODS = ("block", "time", "region", "location", "rand")
 _DOC = """Call `{}` with this cube.
 
 Parameters
@@ -74,7 +74,7 @@ class CubeAccessor(Summarized):
 
         Parameters
         ----------
-        method : {"block", "time", "region", "rand"}
+        method : {"block", "time", "region", "location", "rand"}
             Which function of `ml4cube.splits` assigns the parts.
         *args, **kwargs : Any
             The other arguments of it.

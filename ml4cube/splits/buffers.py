@@ -19,7 +19,9 @@ from ml4cube.core.distance.reach import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
 from ml4cube.core.split_plan import CellPlan, SplitPlan
-from ml4cube.splits.cube import CubeView, dates_of, microseconds, sorted_ranks
+from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.splits.cube import CubeView, check_degrees, dates_of, microseconds, sorted_ranks
+from ml4cube.splits.positions import PlaceReach, Positions, positions_of
 
 GapLike = int | str | datetime.timedelta | np.timedelta64
 BufferLike = GapLike | SizesLike
@@ -91,7 +93,7 @@ def _parse_buffer(
         if kind == "cells":
             by_dim = dict.fromkeys(cut, buffer)
         else:
-            dim = _lat_lon_dims(view, buffer)[0] if kind == "km" else view.time_dim("buffer")
+            dim = _place_dims(view, buffer)[0] if kind == "km" else view.time_dim("buffer")
             by_dim = {dim: buffer}
     if gap is not None:
         time_dim = time_dim or view.time_dim("gap")
@@ -107,7 +109,7 @@ def _parse_buffer(
         kind, length = _measure(f"{argument} along {dim!r}", value)
         if not length:
             continue
-        dims = _lat_lon_dims(view, value) if kind == "km" else (dim,)
+        dims = _place_dims(view, value) if kind == "km" else (dim,)
         if dim not in dims:
             raise InvalidValueError(
                 f"{argument} along {dim!r} is {value!r}, but kilometres must be along one of {dims}"
@@ -154,21 +156,22 @@ def _parse_cyclic(cyclic: CyclicLike | None, view: CubeView, cut: Sequence[str])
 
 
 def _merge_kilometres(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
-    """Keep one distance in kilometres, under the latitude dim."""
+    """Keep one distance in kilometres, under the first dim of places."""
     distances = [value for value in by_dim.values() if _number_and_unit(value)[1] == "km"]
     if not distances:
         return by_dim
-    lat, lon = _lat_lon_dims(view, distances[0])
-    on_sphere = {dim: by_dim[dim] for dim in (lat, lon) if dim in by_dim}
-    if len({_measure("buffer", value) for value in on_sphere.values()}) > 1:
+    dims = _place_dims(view, distances[0])
+    on_map = {dim: by_dim[dim] for dim in dims if dim in by_dim}
+    if len({_measure("buffer", value) for value in on_map.values()}) > 1:
+        first, second = dims
         raise InvalidValueError(
-            f"buffer has {on_sphere[lat]!r} along {lat!r} and {on_sphere[lon]!r} along {lon!r}, "
-            "but kilometres are one distance on the sphere over both; pass that distance once, "
-            f"e.g. {{{lat!r}: {distances[0]!r}}}, or cells along both, e.g. "
-            f"{{{lat!r}: 2, {lon!r}: 2}}"
+            f"buffer has {on_map[first]!r} along {first!r} and {on_map[second]!r} along "
+            f"{second!r}, but kilometres are one distance over both; pass that distance once, "
+            f"e.g. {{{first!r}: {distances[0]!r}}}, or cells along both, e.g. "
+            f"{{{first!r}: 2, {second!r}: 2}}"
         )
-    others = {dim: value for dim, value in by_dim.items() if dim not in on_sphere}
-    return others if not on_sphere else {**others, lat: next(iter(on_sphere.values()))}
+    others = {dim: value for dim, value in by_dim.items() if dim not in on_map}
+    return others if not on_map else {**others, dims[0]: next(iter(on_map.values()))}
 
 
 def _measure(argument: str, value: Any) -> tuple[str, float]:
@@ -234,7 +237,10 @@ def _reaches(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Rea
 def _reach(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
     kind, length = _measure("buffer", value)
     if kind == "km":
-        lat, lon = view.lat_lon_axes(value)
+        lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
+        if lat is None or lon is None or lat.dims == lon.dims:
+            return PlaceReach(_places(view, value), length)
+        check_degrees(value, lat, lon)
         return SphereReach(str(lat.dims[0]), str(lon.dims[0]), lat.values, lon.values, length)
     if kind == "time":
         times = microseconds(_sorted_dates(dim, value, view))
@@ -245,9 +251,29 @@ def _reach(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
     return AxisReach.of_cells(dim, view.sizes[dim], int(length), cyclic)
 
 
-def _lat_lon_dims(view: CubeView, distance: Any) -> tuple[str, str]:
-    lat, lon = view.lat_lon_axes(distance)
+def _place_dims(view: CubeView, distance: Any) -> tuple[str, ...]:
+    lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
+    if lat is None or lon is None or lat.dims == lon.dims:
+        return tuple(_places(view, distance).sizes)
+    check_degrees(distance, lat, lon)
     return str(lat.dims[0]), str(lon.dims[0])
+
+
+def _places(view: CubeView, distance: Any) -> Positions:
+    """Return the positions that a distance in kilometres needs."""
+    time_dim = find_time_dim(view.ds.coords.values(), view.dims)
+    places = positions_of(view, time_dim, distance)
+    if places is None:
+        raise InvalidValueError(
+            f"{distance!r} needs latitude and longitude, or x and y in metres or kilometres, but "
+            f"the cube has the coordinates {sorted(map(str, view.ds.coords))}; give it in cells"
+        )
+    if time_dim in places.sizes:
+        raise InvalidValueError(
+            f"{distance!r} needs places that stay the same, but they lie along {time_dim!r}, as "
+            "those of a track; give it in cells or as a time"
+        )
+    return places
 
 
 def _sorted_dates(dim: str, distance: Any, view: CubeView) -> xr.DataArray:

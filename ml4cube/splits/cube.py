@@ -151,23 +151,6 @@ class CubeView:
         groups = np.split(order, np.flatnonzero(np.diff(ranks[order])) + 1)
         return [steps for steps in groups if steps.size > 1]
 
-    def lat_lon_axes(self, distance: object) -> tuple[xr.DataArray, xr.DataArray]:
-        """Return latitude and longitude, each 1-D along its own dim; `distance` needs them."""
-        lat, lon = self.axis_of("latitude"), self.axis_of("longitude")
-        if lat is not None and lon is not None and lat.dims == lon.dims:
-            raise InvalidValueError(
-                f"{distance!r} needs latitude and longitude along two dims, but both lie along "
-                f"{lat.dims[0]!r} (stations, a track or a stacked grid); unstack a grid, or leave "
-                "out groups of stations with assign_region_split"
-            )
-        if lat is None or lon is None:
-            raise InvalidValueError(
-                f"{distance!r} needs 1-D latitude and longitude, not rotated, along two dims, but "
-                f"the cube has the coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
-            )
-        check_degrees(distance, lat, lon)
-        return lat, lon
-
     def lon_axis(self) -> xr.DataArray | None:
         """Return the longitude that is an axis of a grid, or None."""
         lon = self.axis_of("longitude")

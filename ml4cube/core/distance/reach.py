@@ -1,13 +1,14 @@
 """Find the cells that are too near to a block of another part.
 
 A reach says which cells are near to a cell: along one dim (`AxisReach`), or on the sphere
-(`SphereReach`). `cells_near` applies reaches to the blocks of a grid.
+(`SphereReach`), or by any other `MapReach`. `cells_near` applies reaches to the blocks of a grid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,21 @@ class AxisReach:
         return block_of(self.low[cells]), block_of(self.high[cells])
 
 
+class MapReach(Protocol):
+    """Cells of a map that are near to a cell, over several dims together."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The dims of the map."""
+
+    def spread(self, blocks: Bools, grid: Grid, positions: Mapping[str, Ints]) -> Bools:
+        """Return True for cells near to one of `blocks`.
+
+        In the result, the axes of the map have the cells at `positions` in place of blocks; all
+        other axes still have blocks.
+        """
+
+
 @dataclass(frozen=True, eq=False)
 class SphereReach:
     """Cells whose centres are at most `km` apart on a great circle are near.
@@ -78,12 +94,13 @@ class SphereReach:
     lon: NDArray[np.float64]
     km: float
 
-    def spread(self, blocks: Bools, grid: Grid, positions: Mapping[str, Ints]) -> Bools:
-        """Return True for cells near to one of `blocks`.
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The dims of latitude and longitude."""
+        return self.lat_dim, self.lon_dim
 
-        In the result, the axes of latitude and longitude have the cells at `positions` in place
-        of blocks; all other axes still have blocks.
-        """
+    def spread(self, blocks: Bools, grid: Grid, positions: Mapping[str, Ints]) -> Bools:
+        """Return True for cells near to one of `blocks`, as of any `MapReach`."""
         axes = grid.dims.index(self.lat_dim), grid.dims.index(self.lon_dim)
         lat_cells, lon_cells = positions[self.lat_dim], positions[self.lon_dim]
         blocks = np.moveaxis(blocks, axes, (-2, -1))
@@ -118,7 +135,7 @@ class SphereReach:
         return np.where(in_reach, degrees, -1.0)
 
 
-Reach = AxisReach | SphereReach
+Reach = AxisReach | MapReach
 
 
 def cells_near(
@@ -128,23 +145,23 @@ def cells_near(
 
     `positions` are the cells to tell of along each dim. There is at most one reach for a dim.
     """
-    sphere = next((reach for reach in reaches if isinstance(reach, SphereReach)), None)
-    sphere_dims = () if sphere is None else (sphere.lat_dim, sphere.lon_dim)
+    on_map = next((reach for reach in reaches if not isinstance(reach, AxisReach)), None)
+    map_dims = () if on_map is None else on_map.dims
     by_dim = {reach.dim: reach for reach in reaches if isinstance(reach, AxisReach)}
     near = blocks
     # By axis, the first and last block that are near to each cell; other blocks are dropped at
     # once, so that the slower steps that follow see few.
     ranges: dict[int, tuple[Ints, Ints]] = {}
     for axis, dim in enumerate(grid.dims):
-        if dim in sphere_dims:
+        if dim in map_dims:
             continue
         along = by_dim.get(dim) or AxisReach.of_cells(dim, grid.shape[axis], 0)
         low, high = along.block_range(grid, positions[dim])
         first, last = int(low.min()), int(high.max())
         near = np.take(near, np.arange(first, last + 1), axis=axis, mode="wrap")
         ranges[axis] = (low - first, high - first)
-    if sphere is not None:
-        near = sphere.spread(near, grid, positions)
+    if on_map is not None:
+        near = on_map.spread(near, grid, positions)
     for axis, (low, high) in ranges.items():
         near = _any_between(near, axis, low, high)
     return near

@@ -50,6 +50,11 @@ class Variogram:
     reason: str = ""
     rising: bool = False
 
+    @property
+    def seen_range(self) -> float:
+        """The range; inf if it lies beyond the longest lag."""
+        return self.range if self.range <= self.lags.max(initial=0.0) else float("inf")
+
     def at(self, lag: Floats) -> Floats:
         """Return the semivariance of the model; NaN without one."""
         if self.model is None:
@@ -183,6 +188,29 @@ def fit_variogram(
         best = again
     nugget, sill = best.nugget * largest, (best.nugget + best.partial) * largest
     return replace(bare, model=best.model, nugget=nugget, sill=sill, range=max(best.range, 1.0))
+
+
+def nearest_model(lags: Floats, semivariance: Floats, pairs: NDArray[np.int64]) -> Variogram | None:
+    """Return the model nearest to all semivariances, though its range may lie beyond the lags.
+
+    None if fewer than three lags have enough pairs, or all values are equal. Unlike that of
+    `fit_variogram`, its sill may be a guess: ask for no lag far beyond the longest one.
+    """
+    enough = pairs >= _FEWEST_PAIRS
+    lags, semivariance, pairs = lags[enough], semivariance[enough], pairs[enough]
+    largest = float(semivariance.max(initial=0.0))
+    if lags.size < FEWEST_LAGS or not largest > 0:
+        return None
+    best = _best(lags, semivariance / largest, pairs.astype(float))
+    return Variogram(
+        lags,
+        semivariance,
+        pairs,
+        model=best.model,
+        nugget=best.nugget * largest,
+        sill=(best.nugget + best.partial) * largest,
+        range=best.range,
+    )
 
 
 class _Fit(NamedTuple):

@@ -17,27 +17,26 @@ from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.carried_forward import Carried
 from ml4cube.splits.leakage.changed_copies import ChangedCopies
+from ml4cube.splits.leakage.deployment import ANY_TIME
 from ml4cube.splits.leakage.duplicates import Duplicates
+from ml4cube.splits.leakage.expected_error import Promise
 from ml4cube.splits.leakage.label_layout import Layout, Separation
 from ml4cube.splits.leakage.stores import count_copies, count_near
 
-# For "space" and "time", the unit, and the distances to train by name of the curve.
+# By domain ("space", "time"), the unit, and the distances to train by name of the curve.
 CurvesByDomain = dict[str, tuple[str, dict[str, NDArray[np.float64]]]]
 
-# A split leaks when more than this fraction of its test cells touch train, or are within the range.
+# Test cells scattered among train are single cells among their neighbours if more than this
+# fraction of them touch a train cell.
 _MAX_NEAR = 0.5
-# A region of some size has a smaller fraction of its cells at its border. A thinner one passes only
-# if the user named it.
-_NEARLY_ALL = 0.95
 # If values were filled forward, the fraction of unchanged held-out cells exceeds that of train
 # cells by more than this.
 _MAX_CARRIED = 0.02
 # Most test cells at the location of a train cell: those of a pole, or of a fold of the grid.
 _MAX_SAME = 0.02
-# A test part that is so many times nearer to train than the deployment, or farther, is another
-# task. In synthetic fields, blocks beyond this factor promise 1.2 to 1.8 times the true error, and
-# random cells are within a tenth of 1 in 20 of 20 draws.
-_MAX_FACTOR = 1.25
+# Locations of a deployment are scattered among train if their median distance to it is at most so
+# many times that between neighbouring train locations.
+_SCATTERED = 3.0
 
 
 @dataclass(frozen=True)
@@ -46,28 +45,28 @@ class Placement:
 
     # Steps of time between train and a test part wholly on one side of it; else None.
     gap: int | None
-    # Whether the test part is wholly on one side of train along some dim.
-    one_sided: bool
     # Whether test cells are scattered among train cells: in many pieces, or with ragged borders.
     scattered: bool
-    # Whether they are so in more than the borders of regions that stay the same over time.
-    scattered_in_time: bool
-    # Whether the test part is on one side of train or a region that the user named.
-    deliberate: bool
 
 
 class Checks:
     """The rows of a report's table and its findings, added check by check."""
 
-    def __init__(self, part: str, deployment_decides: bool = False) -> None:
+    def __init__(self, part: str) -> None:
         self.part = part
-        # If so, the checks of neighbours and range add rows, but no findings.
-        self.deployment_decides = deployment_decides
         self.rows: dict[str, dict[str, Any]] = {}
+        # What was copied from train.
         self.leaks: list[str] = []
-        self.too_hard: list[str] = []
-        self.fits: list[str] = []
+        # What else must be known to trust the score, and that test cells are scattered among
+        # train cells, which a deployment settles.
         self.warnings: list[str] = []
+        self.scattered: list[str] = []
+        # Nearness to train compared with that of the deployment: a word, and what it says.
+        self.nearness = "undecided"
+        self.promise = ""
+        # What the test part tests, and a split that would fit the deployment.
+        self.tested = ""
+        self.advice = ""
         # What was compared for copies ("tiles of 16 lat x 16 lon cells"), for the verdict.
         self.compared = ""
         # Fractions of the held-out cells or samples, for the figure.
@@ -168,96 +167,60 @@ class Checks:
         separation: Separation,
         placement: Placement,
         time_dim: str | None,
+        cut: list[str],
         made_by: str | None,
     ) -> None:
-        """Judge test cells that touch train cells."""
-        if made_by == "assign_rand_split" and not self.deployment_decides:
-            self.leaks.append("single cells were assigned at random, next to train cells")
+        """Describe how near the test cells are to train cells along the dims that are cut."""
         fraction = separation.touching
         self.shares["touch a train cell"] = fraction
-        leaks = (fraction > _MAX_NEAR and placement.scattered) or (
-            fraction > _NEARLY_ALL and not placement.deliberate
-        )
-        text = f"{percent(fraction)} of the {self.part} cells touch a train cell"
-        status = self._grade(leaks, fraction > 0.02, text)
-        status = "unknown" if math.isnan(fraction) else status
+        warns = fraction > _MAX_NEAR and placement.scattered
+        if warns:
+            self.scattered.append(
+                f"{percent(fraction)} of the {self.part} cells touch a train cell and lie "
+                "scattered among train cells, as if dealt at random, so the score holds for gaps "
+                "between train cells only"
+            )
+        status = "unknown" if math.isnan(fraction) else "warning" if warns else "ok"
         unit, meaning = f"fraction of {self.part} cells", "cells next to a train cell"
         self.row("touching cells", fraction, unit, meaning, _MAX_NEAR, status)
         if placement.gap is not None:
             meaning = f"steps between train and {self.part}, which is wholly on one side of it"
-            self.row(f"gap along {time_dim}", placement.gap, "steps", meaning, None, "ok")
-
-    def _grade(self, leaks: bool, warns: bool, text: str) -> str:
-        """Add a finding, unless a deployment decides; return its status."""
-        if self.deployment_decides:
-            return ""
-        if leaks or warns:
-            (self.leaks if leaks else self.warnings).append(text)
-        return "leak" if leaks else "warning" if warns else "ok"
-
-    def ranges(
-        self, ranges: dict[str, float], separation: Separation, cut: list[str], placement: Placement
-    ) -> None:
-        """Judge test cells within the range of autocorrelation of train cells.
-
-        `ranges` are in cells, inf without a sill; `cut` are the ordered dims that the label cuts.
-        """
+            self.row(f"gap along {time_dim}", placement.gap, "steps", meaning)
         for dim in cut:
-            cells, length = ranges.get(dim, math.nan), separation.run_length[dim]
-            meaning = "distance up to which values are alike"
-            if math.isinf(cells):
-                meaning = "no sill: values differ more and more over all distances examined"
-            self.row(f"range along {dim}", cells, "cells", meaning)
-            fine = length >= cells or placement.one_sided or self.deployment_decides
-            status = "ok" if fine else "warning"
-            if not math.isfinite(cells) or math.isnan(length):
-                status = "unknown"
-            meaning = f"median length of runs of {self.part} cells, to compare with the range"
-            self.row(f"block along {dim}", length, "cells", meaning, cells, status)
-            meaning = (
-                f"median distance from {self.part} cells to their nearest train cell, estimated"
-            )
+            meaning = f"median length of runs of {self.part} cells"
+            self.row(f"block along {dim}", separation.run_length[dim], "cells", meaning)
+            meaning = f"median distance from {self.part} cells to the nearest train cell, estimated"
             self.row(f"separation along {dim}", separation.cells_to_train[dim], "cells", meaning)
         meaning = f"separate pieces of the {self.part} part, weighted by size"
         self.row("pieces", separation.pieces, "", meaning)
-        cut_ranges = {dim: cells for dim, cells in ranges.items() if dim in cut}
-        name, unit = "cells within the range", f"fraction of {self.part} cells"
-        if not cut_ranges:
-            meaning = "no range is known along the dims that are cut"
-            self.row(name, math.nan, unit, meaning, _MAX_NEAR, "unknown")
-            return
-        self.shares["within the range of a train cell"] = separation.within_range
-        text = (
-            f"{percent(separation.within_range)} of the {self.part} cells are within the range of "
-            f"autocorrelation of a train cell ({_format_ranges(cut_ranges)})"
-        )
-        status = self._grade(
-            separation.within_range > _MAX_NEAR and placement.scattered_in_time,
-            separation.within_range > 0.1,
-            text,
-        )
-        without_sill = [dim for dim, cells in cut_ranges.items() if math.isinf(cells)]
-        if (
-            placement.scattered_in_time
-            and not self.deployment_decides
-            and not separation.touching
-            and without_sill
-        ):
-            self.warnings.append(
-                f"no buffer along {', '.join(without_sill)} can be shown to be wide enough, "
-                "because the variogram has no sill there"
-            )
-        meaning = "cells nearer to train than the range of autocorrelation"
-        self.row(name, separation.within_range, unit, meaning, _MAX_NEAR, status)
+        if made_by is not None:
+            self.row("made by", made_by, "", "the function in the label's recipe, which it is")
+        apart = [
+            f"{_round(separation.cells_to_train[dim])} cells along {dim}"
+            for dim in cut
+            if not math.isnan(separation.cells_to_train[dim])
+        ]
+        if apart:
+            self.tested = f"its {self.part} cells lie {listed_and(apart)} from train (medians)"
 
-    def distances(self, by_domain: CurvesByDomain, others: list[str]) -> None:
-        """Add the median distances to train; `others` are dims that the label cuts beside these."""
-        nearest = {"space": "location, at the nearest time", "time": "time, at any location"}
+    def distances(self, by_domain: CurvesByDomain, others: list[str], all_measured: bool) -> None:
+        """Add the median distances to train; `others` are dims that the label cuts beside these.
+
+        Unless all that the label cuts is measured, the verdict has the cells along dims instead.
+        """
+        nearest = {
+            "space": "location, at the nearest time",
+            "time": "time, at any location",
+            ANY_TIME: "location, at any time",
+        }
         for domain, (unit, curves) in by_domain.items():
             for name, values in curves.items():
                 meaning = f"median distance to the nearest train {nearest[domain]}, estimated"
                 self.row(f"{name}, {domain}", float(np.median(values)), unit, meaning)
         of_test = {domain: next(iter(curves.values())) for domain, (_, curves) in by_domain.items()}
+        text = describe(of_test, {domain: unit for domain, (unit, _) in by_domain.items()})
+        if text and all_measured:
+            self.tested = f"its {self.part} part tests {text}"
         self._same_places(of_test, others)
 
     def _same_places(self, found: dict[str, NDArray[np.float64]], others: list[str]) -> None:
@@ -278,52 +241,52 @@ class Checks:
     def deployment(
         self,
         by_domain: CurvesByDomain,
-        spacing: dict[str, float],
+        spacing: float,
         cells: int,
         unknown: dict[str, str],
+        promise: Promise,
     ) -> None:
-        """Compare the distances of the test part and of the deployment to train.
+        """Judge what the distances to train promise of the error in the deployment.
 
-        `spacing` is that of train by domain, and `unknown` says why a domain was not compared.
+        `spacing` is that of train locations, and `unknown` says why a domain was not compared.
         """
         self.row("deployment cells", cells, "cells", "cells of the deployment with a value")
         for domain, why in unknown.items():
             self.warnings.append(f"distances in {domain} were not compared because {why}")
             name = f"{self.part} against deployment, {domain}"
             self.row(name, math.nan, "ratio", f"not compared because {why}", None, "unknown")
-        for domain, (unit, curves) in by_domain.items():
-            if domain in unknown:
-                continue
-            of_test, of_deployment = curves.values()
-            test_mean, deployment_mean = float(np.mean(of_test)), float(np.mean(of_deployment))
-            # Distances below the spacing of train cells are inside the train part.
-            floor = max(spacing[domain], 1e-9)
-            factor = max(test_mean, floor) / max(deployment_mean, floor)
-            # A few test cells give only an uncertain mean.
-            limit = _MAX_FACTOR + float(np.std(of_test)) / max(test_mean, floor) / of_test.size**0.5
-            text = (
-                f"in {domain}, the mean distance to train is {_round(test_mean)} {unit} for the "
-                f"{self.part} part and {_round(deployment_mean)} {unit} for the deployment, a "
-                f"factor of {_round(factor)}"
-            )
-            if floor > min(test_mean, deployment_mean) and factor != 1:
-                # Without this note, the numbers would seem to contradict one another.
-                text += (
-                    f" (distances below the spacing of train cells count as {_round(floor)} {unit})"
-                )
-            status = "ok"
-            if factor * limit < 1:
-                status = "leak"
-                self.leaks.append(f"it is too easy for the deployment, because {text}")
-            elif factor > limit:
-                status = "warning"
-                self.too_hard.append(text)
-            else:
-                self.fits.append(text)
-            meaning = "ratio of mean distances to train: too easy far below 1, too hard far above 1"
-            self.row(
-                f"{self.part} against deployment, {domain}", factor, "ratio", meaning, limit, status
-            )
+        self.nearness = promise.judgement
+        of_deployment = {
+            domain: curves["deployment → train"]
+            for domain, (_, curves) in by_domain.items()
+            if "deployment → train" in curves
+        }
+        units = {domain: unit for domain, (unit, _) in by_domain.items()}
+        asks = describe(of_deployment, units)
+        if promise.unknown:
+            self.promise = f"nothing is claimed of errors, because {promise.unknown}"
+            if asks and self.tested:
+                self.promise += f"; {self.tested}, and the deployment asks for {asks}"
+        else:
+            number = f"{promise.ratio:.2g} ({promise.low:.2g} to {promise.high:.2g})"
+            self.promise = f"it promises about {number} of the error in the deployment"
+            if self.nearness == "undecided":
+                self.promise += ", which may be more or less than all of it"
+            elif self.nearness != "fits" and asks and self.tested:
+                self.promise += f", because {self.tested}, and the deployment asks for {asks}"
+        if self.nearness in ("too easy", "too hard"):
+            self.advice = f"Try {fitting_split(of_deployment, spacing)}."
+        status = {"fits": "ok", "undecided": "unknown"}.get(self.nearness, "warning")
+        meaning = "expected error of the test part by that in the deployment, from the variogram"
+        if promise.variable:
+            meaning += f" of {promise.variable}"
+        limit = f"{promise.low:.2g} to {promise.high:.2g}" if not promise.unknown else None
+        self.row("promised error", promise.ratio, "ratio", meaning, limit, status)
+        for domain, length in promise.ranges.items():
+            meaning = "distance up to which train cells are alike"
+            if math.isinf(length):
+                meaning = "no sill: values differ more and more over all distances examined"
+            self.row(f"range in {domain}", length, units[domain], meaning)
 
     def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> None:
         """Judge two sample stores."""
@@ -331,6 +294,7 @@ class Checks:
         shared, near = count_near(train, held_out) or (None, None)
         copies = count_copies(train, held_out)
         self.compared = "" if copies is None else "samples"
+        self.tested = f"the {part} samples are looked for in the train store"
         self.row("train samples", train.sizes[SAMPLE_DIM], "samples", "samples of the train store")
         self.row(f"{part} samples", samples, "samples", f"samples of the {part} store")
         checks = [
@@ -354,29 +318,79 @@ class Checks:
                 "alike from one cube"
             )
 
+    @property
+    def judgement(self) -> str:
+        """Return "leaks" if something is copied, else the word on nearness."""
+        return "leaks" if self.leaks else self.nearness
+
+    @property
+    def doubts(self) -> list[str]:
+        """What else must be known to trust the score."""
+        return self.warnings + (self.scattered if self.nearness == "undecided" else [])
+
     def verdict(self, unit: str) -> str:
-        """Return one sentence on the findings; `unit` is "cell" or "sample"."""
-        # With a deployment, the verdict also names what was not compared.
-        minor = self.warnings if "deployment cells" in self.rows else []
-        if self.leaks:
-            minor = [*self.too_hard, *minor]
-        note = f" Note also that {'; '.join(minor)}." if minor else ""
-        score = f"so its {self.part} score will be too"
-        for judgement, findings in (
-            (f"leaks, {score} optimistic", self.leaks),
-            (f"is too hard for the deployment, {score} pessimistic", self.too_hard),
-            ("fits the deployment", self.fits),
-        ):
-            if findings:
-                return f"This split {judgement}: {'; '.join(findings)}.{note}"
-        if self.warnings:
-            return f"No leak was found, but note that {'; '.join(self.warnings)}."
-        copies = "nothing could be compared for copies"
-        if self.compared:
-            copies = f"no {self.compared} are copies of those in train"
-        return (
-            f"No leak was found: no {self.part} {unit} is too near to a train {unit}, and {copies}."
-        )
+        """Return the judgement with its reasons; `unit` is "cell" or "sample"."""
+        notes = list(self.doubts)
+        word = self.judgement
+        if word == "leaks":
+            text = f"This split leaks, so its {self.part} score will be too optimistic: "
+            text += "; ".join(self.leaks)
+            if self.promise:
+                notes.insert(0, f"without what is copied, {self.promise}")
+        elif self.promise:
+            words = {
+                "too easy": "is too easy for the deployment",
+                "fits": "fits the deployment",
+                "too hard": "is too hard for the deployment",
+                "undecided": "is undecided",
+            }
+            text = f"This split {words[word]}: {self.promise}"
+        else:
+            copies = "nothing could be compared for copies"
+            if self.compared:
+                copies = f"no {self.compared} are copies of those in train"
+            tested = self.tested or f"how far {self.part} {unit}s are from train is not known"
+            text = f"This split is undecided, because no deployment is given: {tested}; {copies}"
+        note = f" Note that {'; '.join(notes)}." if notes else ""
+        return f"{text}.{note} {self.advice}".rstrip()
+
+
+def describe(distances: dict[str, NDArray[np.float64]], units: dict[str, str]) -> str:
+    """Return where cells lie relative to train, by their distances in each domain."""
+    space, time = distances.get(ANY_TIME, distances.get("space")), distances.get("time")
+    what = []
+    if space is not None:
+        what.append("new places" if np.median(space) > 0 else "places of train")
+    if time is not None:
+        what.append("new times" if np.median(time) > 0 else "times of train")
+    apart = [
+        f"{_span(values)} {units[domain]} from train in {domain}"
+        for domain, values in distances.items()
+        if domain != ANY_TIME or _span(values) != _span(distances["space"])
+    ]
+    return f"{' at '.join(what)} ({', '.join(apart)})" if what else ""
+
+
+def _span(values: NDArray[np.float64]) -> str:
+    """Return the distances between which eight in ten lie."""
+    low, high = (_round(float(number)) for number in np.quantile(values, [0.1, 0.9]))
+    return low if low == high else f"{low} to {high}"
+
+
+def fitting_split(distances: dict[str, NDArray[np.float64]], spacing: float) -> str:
+    """Return the split whose test part is about as far from train as a deployment is."""
+    space, time = distances.get(ANY_TIME, distances.get("space")), distances.get("time")
+    far = 0.0 if space is None else float(np.median(space))
+    later = 0.0 if time is None else float(np.median(time))
+    if far > 0 and later > 0:
+        return "LeaveLocationTimeOut, which leaves out places and times together"
+    if later > 0:
+        return "assign_time_split with a gap as long as that before the deployment"
+    if far > _SCATTERED * spacing:
+        return "assign_region_split with regions as large as the deployment"
+    if far > 0:
+        return "assign_location_split, which leaves out whole places"
+    return "assign_rand_split, which leaves out single cells, or places and times apart"
 
 
 def percent(share: float) -> str:
@@ -401,8 +415,6 @@ def _round(number: float) -> str:
     return f"{float(f'{number:.3g}'):,.7g}"
 
 
-def _format_ranges(ranges: dict[str, float]) -> str:
-    return ", ".join(
-        f"{dim}: {cells:.3g} cells" if math.isfinite(cells) else f"{dim}: no sill"
-        for dim, cells in ranges.items()
-    )
+def listed_and(texts: list[str]) -> str:
+    """Join texts with commas and "and"."""
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))

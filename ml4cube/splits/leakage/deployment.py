@@ -13,15 +13,15 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import has_distances, is_time
-from ml4cube.core.distance.separation import kilometres, nearest_on_axis, unit_vectors
+from ml4cube.core.distance.separation import nearest_on_axis
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
-from ml4cube.cube.coordinates import dates_along, find_time_dim, map_dims, role_of
+from ml4cube.cube.coordinates import dates_along, find_time_dim, map_dims
 from ml4cube.cube.variables import data_variables
-from ml4cube.splits.cube import CubeView, check_degrees, microseconds
+from ml4cube.splits.cube import CubeView, microseconds
 from ml4cube.splits.leakage.label_layout import SAMPLE, Layout
+from ml4cube.splits.positions import Positions, positions_of, refuse_degrees_as_data
 from ml4cube.splits.validity import has_value
 
 Floats = NDArray[np.float64]
@@ -32,6 +32,8 @@ _MICROSECONDS_PER_DAY = 86_400_000_000.0
 _STEPS = 32
 # A station touches train if one of its four nearest stations is train, like the cells of a grid.
 _NEIGHBOURS = 4
+#: The distance in space to train at any time, beside that at the nearest time.
+ANY_TIME = "space at any time"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +42,8 @@ class Axes:
 
     # Dims of the locations, sorted: those of a map, or the one of stations.
     sizes: dict[str, int]
-    # Unit vectors on the sphere, NaN where unknown; None without coordinates.
-    points: Floats | None
+    # Their positions; None without coordinates.
+    positions: Positions | None
     time_dim: str | None
     # Dates or numbers of its steps, if it has them.
     times: xr.DataArray | None
@@ -54,39 +56,26 @@ class Axes:
         time_dim = find_time_dim(view.ds.coords.values(), view.dims)
         times = None if time_dim is None else _times(view, time_dim)
         steps = 0 if time_dim is None else view.sizes[time_dim]
-        degrees = _degrees(view, time_dim)
-        if degrees is None:
-            _refuse_degrees_as_data(view)
-            on_map = map_dims(view.ds.coords.values(), view.dims)
-            sizes = {dim: view.sizes[dim] for dim in sorted(on_map)}
-            return cls(sizes, None, time_dim, times, steps)
-        lat, lon = xr.broadcast(*degrees)
-        sizes = {dim: view.sizes[dim] for dim in sorted(map(str, lat.dims))}
-        points = unit_vectors(*(axis.transpose(*sizes).values.ravel() for axis in (lat, lon)))
-        return cls(sizes, points, time_dim, times, steps)
+        positions = positions_of(view, time_dim, "leakage_report")
+        if positions is not None:
+            return cls(positions.sizes, positions, time_dim, times, steps)
+        refuse_degrees_as_data(view)
+        on_map = map_dims(view.ds.coords.values(), view.dims)
+        sizes = {dim: view.sizes[dim] for dim in sorted(on_map)}
+        return cls(sizes, None, time_dim, times, steps)
 
     @property
     def station_dim(self) -> str | None:
         """The dim of locations in no order; None on a map or along a track."""
         dim = next(iter(self.sizes), None)
-        known = len(self.sizes) == 1 and self.points is not None
+        known = len(self.sizes) == 1 and self.positions is not None
         return dim if known and dim != self.time_dim else None
 
-    def nearest(
-        self, locations: Ints, other: Axes, other_locations: Ints, count: int = 1
-    ) -> tuple[Floats, Ints]:
-        """Return kilometres to the `count` locations nearest to another cube's, and which they are.
-
-        Locations are flat positions in `points`; the results have the shape (others, count).
-        """
-        from sklearn.neighbors import KDTree
-
-        assert self.points is not None
-        assert other.points is not None
-        chords, nearest = KDTree(self.points[locations]).query(other.points[other_locations], count)
-        km = kilometres(chords)
-        # The rounding error of a unit vector is a tenth of a millimetre.
-        return np.where(km < 1e-6, 0.0, km), locations[nearest]
+    def steps_of(self, locations: Ints) -> Ints:
+        """Return the steps of locations along a track."""
+        dims = list(self.sizes)
+        indices = np.unravel_index(locations, tuple(self.sizes.values()))
+        return np.asarray(indices[dims.index(str(self.time_dim))])
 
     @property
     def time_unit(self) -> str:
@@ -135,47 +124,6 @@ def _times(view: CubeView, dim: str) -> xr.DataArray | None:
         if coord is not None and has_distances(coord) and not coord.isnull().any():
             return coord if is_time(coord) else coord.astype("float64")
     return None
-
-
-def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
-    """Return latitude and longitude: of a grid, stations, a curvilinear grid, or one point."""
-    degrees = []
-    for role in ("latitude", "longitude"):
-        axis = view.axis_of(role)
-        if axis is None:
-            coords = [
-                coord
-                for coord in view.ds.coords.values()
-                if role_of(coord) == role
-                and coord.ndim != 1
-                and set(coord.dims) <= set(view.dims) - {time_dim}  # not the vertices of cells
-            ]
-            if not coords:
-                return None
-            coord = max(coords, key=lambda coord: (coord.ndim, str(coord.name)))
-            values = in_degrees(coord.values, coord.attrs.get("units"))
-            axis = xr.DataArray(values, dims=coord.dims, name=coord.name)
-        degrees.append(axis)
-    if all(axis.ndim == 1 for axis in degrees):  # curvilinear grids may have unknown locations
-        check_degrees("leakage_report", *degrees)
-    return degrees
-
-
-def _refuse_degrees_as_data(view: CubeView) -> None:
-    """Refuse latitudes and longitudes that are data variables, instead of ignoring them."""
-    lat, lon = (
-        [
-            str(name)
-            for name, var in view.ds.data_vars.items()
-            if var.ndim < 3 and set(var.dims) <= set(view.dims) and role_of(var) == role
-        ]
-        for role in ("latitude", "longitude")
-    )
-    if lat and lon:
-        raise InvalidValueError(
-            f"{[*lat, *lon]} must be coordinates to measure distances, but they are data "
-            f"variables; use ds.set_coords({[*lat, *lon]})"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +180,8 @@ class Cells:
 
     def locations(self, step: int | None = None) -> Ints:
         """Return the known locations that hold some of the cells: at one step, or at any time."""
-        sizes, points = self.axes.sizes, self.axes.points
-        assert points is not None
+        sizes, positions = self.axes.sizes, self.axes.positions
+        assert positions is not None
         if step is None:
             has_cells = self.layout.maps[self.code]
         else:
@@ -241,30 +189,36 @@ class Cells:
             has_cells = (label == self.code).any([dim for dim in label.dims if dim not in sizes])
         missing = {dim: n for dim, n in sizes.items() if dim not in has_cells.dims}
         on_map = np.asarray(has_cells.expand_dims(missing).transpose(*sizes).values).ravel()
-        return np.flatnonzero(on_map & np.isfinite(points).all(axis=-1))
+        return np.flatnonzero(on_map & np.isfinite(positions.points).all(axis=-1))
 
 
 def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, str]]:
     """Return which of "space" and "time" can be measured between two cubes, and why not others."""
     cubes = {"the cube": axes} | ({} if other is None else {"the deployment": other})
-    needs_space = axes.sizes or any(cube.points is not None for cube in cubes.values())
+    needs_space = axes.sizes or any(cube.positions is not None for cube in cubes.values())
     needs_time = other is not None and any(cube.steps for cube in cubes.values())
     unknown: dict[str, str] = {}
     for name, cube in cubes.items():
-        if needs_space and cube.points is None:
-            unknown.setdefault("space", f"{name} has no latitude and longitude")
+        if needs_space and cube.positions is None:
+            why = "has no latitude and longitude, nor x and y in metres or kilometres"
+            unknown.setdefault("space", f"{name} {why}")
         if needs_time and cube.times is None:
             unknown.setdefault("time", f"{name} has no times")
-    known = {"space": axes.points is not None, "time": axes.steps > 0}
+    frames = {cube.positions.frame for cube in cubes.values() if cube.positions is not None}
+    if other is not None and len(frames) > 1:
+        of_cube, of_deployment = (cube.positions.frame for cube in (axes, other) if cube.positions)
+        why = f"the cube has {of_cube}, but the deployment has {of_deployment}"
+        unknown.setdefault("space", why)
+    known = {"space": axes.positions is not None, "time": axes.steps > 0}
     return {domain for domain in known if known[domain] and domain not in unknown}, unknown
 
 
 def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Floats]:
     """Return the distances of sampled cells to the nearest train cells, in space and in time."""
     # The distance in time is to the nearest time with any train cell, and that in space to the
-    # nearest location that is train then (at any time, if times are not measured).
+    # nearest location that is train then, and to the nearest that is train at any time.
     rng = np.random.default_rng(0)
-    found: dict[str, list[Floats]] = {"space": [], "time": []}
+    found: dict[str, list[Floats]] = {"space": [], "time": [], ANY_TIME: []}
     axes, train_axes = cells.axes, train.axes
     # Along a track, each time has one location.
     on_track = {train_axes.time_dim, axes.time_dim} & {*train_axes.sizes, *axes.sizes}
@@ -273,7 +227,7 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
     pairs: list[tuple[int | None, int | None, float]] = [(None, None, math.nan)]
     if "time" in measured:
         train_steps = train.steps()
-        steps = _sample(cells.steps(), _STEPS if space_by_step else SAMPLE, rng)
+        steps = sample_of(cells.steps(), _STEPS if space_by_step else SAMPLE, rng)
         train_times = train_axes.time_numbers(train_axes)[train_steps]
         times = train_axes.time_numbers(axes)[steps]
         nearest = nearest_on_axis(times, train_times)
@@ -282,36 +236,41 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
             pairs = list(zip(steps, train_steps[nearest], time_distances, strict=True))
         else:
             found["time"].append(time_distances)
-    for step, train_step, time_distance in pairs if "space" in measured else ():
-        locations = _sample(cells.locations(step), math.ceil(SAMPLE / len(pairs)), rng)
+    places, train_places = axes.positions, train_axes.positions
+    if "space" not in measured or places is None or train_places is None:
+        pairs = []
+    for step, train_step, time_distance in pairs:
+        assert places is not None
+        assert train_places is not None
+        locations = sample_of(cells.locations(step), math.ceil(SAMPLE / len(pairs)), rng)
         train_locations = train.locations(train_step)
         if locations.size and train_locations.size:
-            km, _ = train_axes.nearest(train_locations, axes, locations)
+            km, _ = train_places.nearest(train_locations, places, locations)
             found["space"].append(km.ravel())
             if step is not None:
                 found["time"].append(np.full(locations.size, time_distance))
+                km, _ = train_places.nearest(train.locations(), places, locations)
+                found[ANY_TIME].append(km.ravel())
     return {domain: np.concatenate(parts) for domain, parts in found.items() if parts}
 
 
-def _sample(indices: Ints, most: int, rng: np.random.Generator) -> Ints:
+def sample_of(indices: Ints, most: int, rng: np.random.Generator) -> Ints:
     """Draw at most `most` indices, in order."""
     if indices.size <= most:
         return indices
     return np.sort(rng.choice(indices, most, replace=False))
 
 
-def spacing(train: Cells, measured: set[str]) -> dict[str, float]:
-    """Return the median distance between neighbouring train locations, and times of the cube."""
-    medians = {"space": 0.0, "time": 0.0}
-    if "space" in measured and (locations := train.locations()).size > 1:
-        sample = _sample(locations, SAMPLE, np.random.default_rng(0))
-        # The nearest location is the location itself.
-        km, _ = train.axes.nearest(locations, train.axes, sample, 2)
-        medians["space"] = float(np.median(km[:, 1]))
-    if "time" in measured:
-        steps = np.diff(np.unique(train.axes.time_numbers(train.axes)))
-        medians["time"] = float(np.median(steps)) if steps.size else 0.0
-    return medians
+def spacing(train: Cells, measured: set[str]) -> float:
+    """Return the median distance in kilometres between neighbouring train locations."""
+    if "space" not in measured or (locations := train.locations()).size < 2:
+        return 0.0
+    places = train.axes.positions
+    assert places is not None
+    sample = sample_of(locations, SAMPLE, np.random.default_rng(0))
+    # The nearest location is the location itself.
+    km, _ = places.nearest(locations, places, sample, 2)
+    return float(np.median(km[:, 1]))
 
 
 def stations_near_train(cells: Cells, train: Cells) -> float:
@@ -320,8 +279,10 @@ def stations_near_train(cells: Cells, train: Cells) -> float:
     labelled = np.union1d(stations, train_stations)
     if stations.size == 0 or labelled.size < 2:
         return float("nan")
-    sample = _sample(stations, SAMPLE, np.random.default_rng(0))
+    sample = sample_of(stations, SAMPLE, np.random.default_rng(0))
     count = min(_NEIGHBOURS + 1, labelled.size)
-    _, nearest = cells.axes.nearest(labelled, cells.axes, sample, count)
+    places = cells.axes.positions
+    assert places is not None
+    _, nearest = places.nearest(labelled, places, sample, count)
     is_other_train = np.isin(nearest, train_stations) & (nearest != sample[:, None])
     return float(is_other_train.any(axis=1).mean())

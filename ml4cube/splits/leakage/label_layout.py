@@ -120,8 +120,6 @@ class Separation:
     touching: float
     # Median number of cells along each dim to the nearest train cell.
     cells_to_train: dict[str, float]
-    # Fraction of test cells within the range of a train cell.
-    within_range: float
     # Median length of runs of test cells along each dim, in cells.
     run_length: dict[str, float]
     # Number of separate pieces of the test part, small ones counting less.
@@ -133,7 +131,6 @@ def separate(
     valued: Layout,
     view: CubeView,
     unordered: set[str],
-    ranges: dict[str, float],
     part: int,
 ) -> Separation:
     """Measure the separation of test cells from train cells, both with a value (`valued`)."""
@@ -146,25 +143,14 @@ def separate(
     # With gaps inside, the runs and pieces of the test part would be shorter than its label's.
     labelled_windows = windows if valued is layout else _sample_windows(layout, part)
 
-    def nearest(reach: dict[str, float]) -> tuple[NDArray[np.float64], Ints]:
-        """Return the distance of each point to train, in units of the reach, and its cells."""
-        # Neighbours along an unordered dim, such as scenarios, are a thousand units apart.
-        unit = [1e-3 if dim in unordered else reach.get(dim, 1.0) for dim in valued.run_starts]
-        found = [window.nearest(unit, period) for window in windows]
-        distances, cells = (np.concatenate(values) for values in zip(*found, strict=True))
-        return distances, cells
-
-    distances_in_cells, _ = nearest({})
-    is_touching = distances_in_cells <= 1
-    if not is_touching.any():
-        # Without a sill no distance is enough, but a buffer is assumed to be wide enough.
-        ranges = {dim: cells for dim, cells in ranges.items() if not math.isinf(cells)}
-    distances_in_ranges, cells = nearest(ranges)
+    # Neighbours along an unordered dim, such as scenarios, are a thousand units apart.
+    unit = [1e-3 if dim in unordered else 1.0 for dim in valued.run_starts]
+    nearest = [window.nearest(unit, period) for window in windows]
+    distances, cells = (np.concatenate(values) for values in zip(*nearest, strict=True))
     lengths = np.concatenate([window.run_lengths(label_period) for window in labelled_windows])
     return Separation(
-        touching=float(is_touching.mean()),
+        touching=float((distances <= 1).mean()),
         cells_to_train=dict(zip(valued.run_starts, np.median(cells, axis=0).tolist(), strict=True)),
-        within_range=float((distances_in_ranges < 1).mean()),
         run_length=dict(zip(layout.run_starts, np.median(lengths, axis=0).tolist(), strict=True)),
         pieces=sum(window.effective_pieces(label_period) for window in labelled_windows),
     )

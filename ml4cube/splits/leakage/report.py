@@ -1,4 +1,4 @@
-"""leakage_report: judge whether the test score of a split will hold where the model is used."""
+"""leakage_report: find what was copied from train, and judge how near the test part is to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from ml4cube.core.display import Summarized, Summary, Table, shown
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_numpy
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN
-from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.coordinates import is_category
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
@@ -28,6 +27,7 @@ from ml4cube.splits.leakage.carried_forward import find_carried
 from ml4cube.splits.leakage.changed_copies import find_changed_copies
 from ml4cube.splits.leakage.checks import Checks, CurvesByDomain, Placement
 from ml4cube.splits.leakage.deployment import (
+    ANY_TIME,
     Axes,
     Cells,
     compare_axes,
@@ -36,16 +36,16 @@ from ml4cube.splits.leakage.deployment import (
     stations_near_train,
 )
 from ml4cube.splits.leakage.duplicates import find_duplicates
+from ml4cube.splits.leakage.expected_error import Neighbourhoods, Promise, expected_promise
 from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
 from ml4cube.splits.leakage.stores import is_store, part_of_pair
-from ml4cube.splits.ranges import ranges_of
 from ml4cube.splits.validity import has_value
 
 logger = logging.getLogger(__name__)
 
 Cube = xr.Dataset | xr.DataArray
 
-# Fewer effective pieces than this are regions; this many or more are blocks scattered among train.
+# Fewer effective pieces than this are regions; this many or more are scattered among train.
 _SCATTERED_PIECES = 3.5
 # A label with at least this many runs along each dim is ragged: it does not consist of a few
 # regions, even if it is connected, as half of all cells are when assigned one by one.
@@ -63,16 +63,19 @@ class LeakageReport(Summarized):
     Parameters
     ----------
     leaks : bool
-        Whether the test score will be too optimistic.
+        Whether test cells, or what a model would need to know of them, are copied from train.
+    judgement : {"leaks", "too easy", "fits", "too hard", "undecided"}
+        The word that the verdict stands for.
     verdict : str
-        The findings in one sentence.
+        The judgement with its reasons.
     table : DataFrame
         One row per check, by name: ``found``, ``unit``, ``limit``, ``status`` ("ok", "leak",
         "warning", "unknown", or "" for a plain count) and ``meaning``.
     findings : tuple of str
-        All problems and doubts, worst first.
+        What was copied, then other doubts.
     distances : dict of str to (str, dict of str to ndarray)
-        For "space" and "time", the unit, and the distances to the nearest train cell by curve.
+        For "space" (at the nearest time), "space at any time" and "time", the unit, and the
+        distances to the nearest train cell by curve.
     shares : dict of str to float
         Fractions of the test cells that the figure shows; of all held-out cells where the name
         says so.
@@ -82,12 +85,13 @@ class LeakageReport(Summarized):
     >>> from ml4cube.splits import assign_time_split
     >>> ds = xr.Dataset({"t2m": ("time", np.arange(20.0))})
     >>> report = leakage_report(assign_time_split(ds, 0.7, gap=3))
-    >>> report.leaks, int(report.table.loc["train cells", "found"])
-    (False, 11)
+    >>> report.judgement, int(report.table.loc["train cells", "found"])
+    ('undecided', 11)
     >>> figure = report.plot()
     """
 
     leaks: bool
+    judgement: str
     verdict: str
     table: pd.DataFrame
     findings: tuple[str, ...] = ()
@@ -109,12 +113,12 @@ class LeakageReport(Summarized):
         return Summary(self.verdict, {"Found": found}, sections)
 
     def plot(self) -> Any:
-        """Plot the fractions of test cells that are too near, and the distances to train.
+        """Plot the fractions of test cells that are copied or near, and the distances to train.
 
         Returns
         -------
         matplotlib.figure.Figure
-            Bars, and one panel each for space and time.
+            Bars, and one panel for each domain of `distances`.
         """
         from ml4cube.plotting import leakage_figure
 
@@ -129,13 +133,14 @@ def leakage_report(
     name: str = "split",
     missing_chunks: str = "warn",
 ) -> LeakageReport:
-    """Judge whether the test score of a split will hold where the model is used.
+    """Find what was copied from train, and judge how near the test part is to it.
 
-    The report answers four questions. Are test cells bitwise copies of train cells, or unchanged
-    since the last train step at their location? Do test cells touch train cells? Are they within
-    the range of autocorrelation of train cells (`estimate_range`)? If a deployment is given, are
-    they as far from train as the cells where the model will be used, or nearer (too easy), or
-    farther (too hard)? With a deployment, the last question replaces the second and the third.
+    The report makes two kinds of statement. **Copied**: test cells are bitwise equal to train
+    cells, are in both parts, or have kept the value of the last train step; such a split *leaks*.
+    **Nearer or farther than the deployment**, if one is given: what the distances to train do to
+    the error, as the expected ratio of the promised to the true error. The split is then *too
+    easy*, *fits*, is *too hard*, or *undecided*. Without a deployment the report says what the test
+    part tests.
 
     Parameters
     ----------
@@ -160,7 +165,7 @@ def leakage_report(
     Returns
     -------
     LeakageReport
-        ``leaks``, ``verdict``, ``table`` and ``plot()``.
+        ``leaks``, ``judgement``, ``verdict``, ``table`` and ``plot()``.
 
     Raises
     ------
@@ -180,35 +185,37 @@ def leakage_report(
 
     - held-out cells have duplicates in train;
     - a meridian or a time that occurs twice is both held out and in train;
+    - more than 2 % of the test cells are at the location and time of a train cell;
     - the fraction of held-out cells with the value of the last train step, or of the next, exceeds
-      that of train cells by 2 %;
-    - `assign_rand_split` made it;
-    - the test part is scattered among train, and more than half of its cells touch a train cell
-      or are within the range of one. Along dims without a sill, blocks that touch leak at any
-      size: use a buffer;
-    - all test cells touch a train cell, as those of a single step or row do. A region left out by
-      `assign_region_split` may be that thin.
+      that of train cells by 2 %.
 
-    A test part wholly on one side of train (forward in time) or in a few large pieces (regions)
-    tests the model outside of train. Being within the range is then reported, but is not a leak.
+    With a deployment, the expected error of a plain prediction is computed for a sample of test
+    cells and of deployment cells: that of the mean of the five train cells that are most like them
+    by the variogram in space and time. The variogram is estimated from the train cells, without
+    yearly and daily cycles (De Iaco, Myers and Posa 2001, *Space-time analysis using a general
+    product-sum model*, Statistics and Probability Letters 52). A test part *fits* if it promises
+    0.92 to 1.09 of the error. It is *too easy* or *too hard* if it promises less or more, and the
+    ratio would be below or above 1 in nine of ten draws of such a field; else the report is
+    *undecided*, as it is without a variogram at the distances that occur. The deployment is
+    compared with all cells that have a label and a value, because the model used will be trained on
+    them; if it has held-out cells itself, it is compared with the train cells. Its cells that the
+    model is trained on are left out. Of several variables, that with the ratio farthest from 1
+    counts: pass the target as ``var=``.
 
-    With a deployment, copies count as before, and the mean distances of test cells and of
-    deployment cells to train are compared, in kilometres and in time (Milà et al. 2022, *Nearest
-    neighbour distance matching*, Methods in Ecology and Evolution 13). A factor of more than 1.25
-    either way, or a little more for few test cells, makes the test another task. The distance in
-    time is to the nearest time with any train cell. The distance in space is to the nearest
-    location that is train at that time. Distances below the spacing of train cells count as that
-    spacing. The report names what could not be compared; for a split along such dims, copies,
-    neighbours and range are judged as without a deployment.
+    Distances are in kilometres on the sphere, by latitudes and longitudes of grids, rotated and
+    curvilinear grids, and stations, or on the plane of a projection, by x and y in metres or
+    kilometres. The distance in time is to the nearest time with any train cell. The distance in
+    space is to the nearest location that is train at that time, and to the nearest that is train at
+    any time. The report names what could not be compared (Milà et al. 2022, *Nearest neighbour
+    distance matching*, Methods in Ecology and Evolution 13).
 
-    Every chunk is read once to find duplicates. Ranges, distances and values carried forward are
-    estimated from seeded samples, so memory is bounded. Ranges are estimated for every variable:
-    pass the target as ``var=`` for one. Duplicates are found by tiles, whose size is in the table:
-    copies that are smaller, or are shifted by part of a tile, are not found, nor are values carried
-    forward that many locations share. Cells with a gap in any of the variables are neither test nor
-    train cells. A variable most of whose train fields repeat within train (a climatology, a
-    constant field stored for each step) does not prove duplicates unless all others repeat with it.
-    Constant fields, such as no rain anywhere, are not counted.
+    Every chunk is read once to find duplicates. Variograms, distances and values carried forward
+    are estimated from seeded samples, so memory is bounded. Duplicates are found by tiles, whose
+    size is in the table: copies that are smaller, or are shifted by part of a tile, are not found,
+    nor are values carried forward that many locations share. Cells with a gap in any of the
+    variables are neither test nor train cells. A variable most of whose train fields repeat within
+    train (a climatology, a constant field stored for each step) does not prove duplicates unless
+    all others repeat with it. Constant fields, such as no rain anywhere, are not counted.
 
     Examples
     --------
@@ -224,72 +231,47 @@ def leakage_report(
         checks.stores(ds, deployment)
         return _report(checks, "sample", {})
     view = CubeView.of(ds)
-    label = _label(view, name)
-    names = _variables(view, var)
+    label, names = _label(view, name), _variables(view, var)
     view = replace(view, ds=heed_absent_chunks(view.ds, [name, *names], missing_chunks).cube)
     axes = Axes.of(view)
-    time_dim = axes.time_dim
     layout = Layout.of(label, tuple(axes.sizes))
     part = _part_to_judge(layout, name)
     deployed = None if deployment is None else Cells.of_deployment(deployment, axes)
-    measured, unknown = compare_axes(axes, None if deployed is None else deployed.axes)
-    valued = _with_values(layout, view, names, tuple(axes.sizes))
-    for needed in ("train", part):
-        if not valued.counts[PARTS[needed]]:
-            raise InvalidValueError(
-                f"no {needed} cell has a value in all of {names}; name the target by var="
-            )
+    valid = _valid_cells(view, names)
+    valued = layout
+    if valid is not None:
+        valued = Layout.of(_exclude(layout.label, ~valid), tuple(axes.sizes))
+    _check_values(valued, part, names)
+    labelled = None if deployed is None else _all_labelled(layout, valid, axes)
+    comparison = _Comparison.of(part, axes, valued, labelled, deployed)
+    cut = _CutDims.of(view, layout, axes)
 
-    train, test = Cells(axes, valued, TRAIN), Cells(axes, valued, PARTS[part])
-    curves = {f"{part} → train": distances(test, train, measured)}
-    if deployed is not None:
-        curves["deployment → train"] = distances(deployed, train, measured)
-        common = set.intersection(*(set(by_domain) for by_domain in curves.values()))
-        for domain in measured - common:
-            unknown[domain] = "latitudes or longitudes are missing where these cells are"
-        if not common:
-            reasons = "; ".join(dict.fromkeys(unknown.values()))
-            raise InvalidValueError(f"the deployment cannot be compared with the cube: {reasons}")
-    curves_by_domain: CurvesByDomain = {}
-    for domain, unit in {"space": "km", "time": axes.time_unit}.items():
-        if found := {curve: by[domain] for curve, by in curves.items() if domain in by}:
-            curves_by_domain[domain] = (unit, found)
-
-    # The dims along which the label changes, and those of them whose neighbours are alike.
-    cut = [dim for dim, starts in layout.run_starts.items() if starts.size > 1]
-    unordered = {
-        dim for dim in view.dims if dim == axes.station_dim or is_category(dim, view.dim_coord(dim))
-    }
-    unordered -= {time_dim}
-    ordered = [dim for dim in cut if dim not in unordered]
-    ranges = _longest_ranges(view, names, ordered)
-    separation = separate(layout, valued, view, unordered, ranges, PARTS[part])
-    if axes.station_dim in cut:
-        touching = max(separation.touching, stations_near_train(test, train))
-        separation = replace(separation, touching=touching)
-    recipe = label.attrs.get(RECIPE_ATTR)
-    made_by = None if recipe is None else read_recipe(recipe)[1]
-    placement = _placement(layout, separation, view, axes, part, made_by, cut, ordered)
-
-    # Along dims that were not compared with the deployment, neighbours and range still decide.
-    domain_of: dict[str | None, str] = {**dict.fromkeys(axes.sizes, "space"), time_dim: "time"}
-    for dim in ordered:
-        if dim not in domain_of:
-            unknown[dim] = "it is neither a dim of space nor of time"
-    decides = deployed is not None and not any(domain_of.get(dim, dim) in unknown for dim in cut)
-    checks = Checks(part, deployment_decides=decides)
+    checks = Checks(part)
     checks.count_cells(layout, valued, view)
     checks.duplicates(find_duplicates(view, label, names), view)
-    if time_dim is not None:
-        checks.carried(find_carried(view, layout, names, time_dim))
-    checks.changed_copies(find_changed_copies(view, layout, names, time_dim, var is not None))
-    checks.neighbours(separation, placement, time_dim, made_by)
-    checks.ranges(ranges, separation, ordered, placement)
-    checks.distances(curves_by_domain, [dim for dim in cut if dim not in domain_of])
+    if axes.time_dim is not None:
+        checks.carried(find_carried(view, layout, names, axes.time_dim))
+    named = var is not None
+    checks.changed_copies(find_changed_copies(view, layout, names, axes.time_dim, named))
+    separation = separate(layout, valued, view, cut.unordered, PARTS[part])
+    if axes.station_dim in cut.dims:
+        near = stations_near_train(comparison.test, comparison.train)
+        separation = replace(separation, touching=max(separation.touching, near))
+    placement = _placement(layout, separation, view, axes, part, cut)
+    checks.neighbours(separation, placement, axes.time_dim, cut.ordered, _made_by(label))
+    all_measured = all(cut.domains.get(dim) in comparison.curves for dim in cut.ordered)
+    others = [dim for dim in cut.dims if dim not in cut.domains]
+    checks.distances(comparison.curves, others, all_measured)
     if deployed is not None:
-        cells = deployed.layout.counts[TRAIN]
-        checks.deployment(curves_by_domain, spacing(train, measured), cells, unknown)
-    return _report(checks, "cell", curves_by_domain)
+        promise = comparison.promise([view.ds[name] for name in names], cut)
+        checks.deployment(
+            comparison.curves,
+            spacing(comparison.train, comparison.measured),
+            deployed.layout.counts[TRAIN],
+            comparison.unknown,
+            promise,
+        )
+    return _report(checks, "cell", comparison.curves)
 
 
 audit = leakage_report
@@ -298,9 +280,97 @@ audit = leakage_report
 def _report(checks: Checks, unit: str, curves_by_domain: CurvesByDomain) -> LeakageReport:
     verdict = checks.verdict(unit)
     logger.info("%s", verdict)
-    findings = (*checks.leaks, *checks.too_hard, *checks.warnings)
-    leaks = bool(checks.leaks)
-    return LeakageReport(leaks, verdict, checks.table(), findings, curves_by_domain, checks.shares)
+    findings = (*checks.leaks, *checks.doubts)
+    judgement = checks.judgement
+    leaks = judgement == "leaks"
+    table = checks.table()
+    return LeakageReport(
+        leaks, judgement, verdict, table, findings, curves_by_domain, checks.shares
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _CutDims:
+    """The dims along which a label changes."""
+
+    dims: list[str]
+    # Those of them whose neighbours are alike, and all dims of the cube whose are not.
+    ordered: list[str]
+    unordered: set[str]
+    # "space" or "time" by dim.
+    domains: dict[str, str]
+
+    @classmethod
+    def of(cls, view: CubeView, layout: Layout, axes: Axes) -> _CutDims:
+        """Find them."""
+        dims = [dim for dim, starts in layout.run_starts.items() if starts.size > 1]
+        unordered = {dim for dim in view.dims if is_category(dim, view.dim_coord(dim))}
+        if axes.station_dim is not None:
+            unordered.add(axes.station_dim)
+        domains = dict.fromkeys(axes.sizes, "space")
+        if axes.time_dim is not None:
+            unordered.discard(axes.time_dim)
+            domains[axes.time_dim] = "time"
+        return cls(dims, [dim for dim in dims if dim not in unordered], unordered, domains)
+
+
+@dataclass(frozen=True, eq=False)
+class _Comparison:
+    """Distances of the test part, and of a deployment, to train."""
+
+    train: Cells
+    test: Cells
+    # Train cells around the deployment.
+    around: Neighbourhoods | None
+    measured: set[str]
+    # Why a domain or a dim was not compared.
+    unknown: dict[str, str]
+    curves: CurvesByDomain
+
+    @classmethod
+    def of(
+        cls, part: str, axes: Axes, valued: Layout, labelled: Layout | None, deployed: Cells | None
+    ) -> _Comparison:
+        """Measure distances; `labelled` has all cells with a value as train."""
+        measured, unknown = compare_axes(axes, None if deployed is None else deployed.axes)
+        train, test = Cells(axes, valued, TRAIN), Cells(axes, valued, PARTS[part])
+        by_curve = {f"{part} → train": distances(test, train, measured)}
+        around = None
+        if deployed is not None and labelled is not None:
+            everything = Cells(axes, labelled, TRAIN)
+            trained, around = _training_cells(deployed, train, everything, measured)
+            by_curve["deployment → train"] = distances(deployed, trained, measured)
+            common = set.intersection(*(set(by_domain) for by_domain in by_curve.values()))
+            for domain in measured - common:
+                unknown[domain] = "latitudes or longitudes are missing where these cells are"
+            if not common:
+                reasons = "; ".join(dict.fromkeys(unknown.values()))
+                raise InvalidValueError(
+                    f"the deployment cannot be compared with the cube: {reasons}"
+                )
+        curves: CurvesByDomain = {}
+        for domain, unit in {"space": "km", "time": axes.time_unit, ANY_TIME: "km"}.items():
+            of_domain = {name: by[domain] for name, by in by_curve.items() if domain in by}
+            if of_domain:
+                curves[domain] = (unit, of_domain)
+        return cls(train, test, around, measured, unknown, curves)
+
+    def promise(self, variables: list[xr.DataArray], cut: _CutDims) -> Promise:
+        """Return what the test part promises of the error in the deployment."""
+        for dim in cut.ordered:
+            if dim not in cut.domains:
+                self.unknown[dim] = "it is neither a dim of space nor of time"
+        not_compared = [dim for dim in cut.dims if cut.domains.get(dim, dim) in self.unknown]
+        if not_compared:
+            return Promise.without(f"the split is cut along {', '.join(not_compared)}")
+        of_test = Neighbourhoods.of(self.test, self.train, self.measured)
+        return expected_promise(variables, self.train, of_test, self.around, self.measured)
+
+
+def _made_by(label: xr.DataArray) -> str | None:
+    """Return the function in a label's recipe, for the table only."""
+    recipe = label.attrs.get(RECIPE_ATTR)
+    return None if recipe is None else read_recipe(recipe)[1]
 
 
 def _open(given: Any) -> Any:
@@ -366,38 +436,48 @@ def _part_to_judge(layout: Layout, name: str) -> str:
     raise InvalidValueError(f"the label {name!r} must have test cells (0), got none")
 
 
-def _with_values(
-    layout: Layout, view: CubeView, names: list[str], map_dims: tuple[str, ...]
-) -> Layout:
-    """Return the label of cells with a value in every variable; all others are excluded."""
+def _valid_cells(view: CubeView, names: list[str]) -> xr.DataArray | None:
+    """Return where every variable has a value; None if it has one everywhere."""
     on_cube = [view.ds[name] for name in names if set(view.ds[name].dims) <= set(view.dims)]
     valid = has_value(on_cube)
     if valid is None or bool(valid.all()):
-        return layout
-    label = layout.label.broadcast_like(valid).where(valid, np.uint8(EXCLUDED))
-    if label.size <= _LABELS_AT_MOST:
-        label = label.load()
-    return Layout.of(label, map_dims)
+        return None
+    return valid.load() if valid.size <= _LABELS_AT_MOST else valid
 
 
-def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[str, float]:
-    """Return the longest range of the variables along each dim; inf without a sill."""
-    longest: dict[str, float] = {}
-    for name in names:
-        if view.ds[name].dtype.kind not in "biuf":
-            continue
-        try:
-            check_decoded(name, view.ds[name])
-        except InvalidValueError as error:
-            logger.warning("no range was estimated: %s", error)
-            continue
-        found = ranges_of(view.ds[name], [d for d in dims if d in view.ds[name].dims])
-        for dim, cells in found.items():
-            if dim in found.rising:
-                cells = math.inf
-            if not math.isnan(cells):
-                longest[dim] = max(cells, longest.get(dim, 0.0))
-    return longest
+def _exclude(label: xr.DataArray, cells: xr.DataArray) -> xr.DataArray:
+    """Return the label with some cells excluded."""
+    label = label.broadcast_like(cells).where(~cells, np.uint8(EXCLUDED))
+    return label.load() if label.size <= _LABELS_AT_MOST else label
+
+
+def _check_values(valued: Layout, part: str, names: list[str]) -> None:
+    """Refuse a label without a train or a test cell that has a value."""
+    for needed in ("train", part):
+        if not valued.counts[PARTS[needed]]:
+            raise InvalidValueError(
+                f"no {needed} cell has a value in all of {names}; name the target by var="
+            )
+
+
+def _all_labelled(layout: Layout, valid: xr.DataArray | None, axes: Axes) -> Layout:
+    """Return a layout in which all cells with a value are train."""
+    label = xr.ones_like(layout.label, dtype=np.uint8)
+    return Layout.of(label if valid is None else _exclude(label, ~valid), tuple(axes.sizes))
+
+
+def _training_cells(
+    deployed: Cells, train: Cells, labelled: Cells, measured: set[str]
+) -> tuple[Cells, Neighbourhoods | None]:
+    """Return the cells that the model in use is trained on, and those around the deployment.
+
+    They are all cells with a label and a value, unless the deployment holds some of them out.
+    """
+    of_labelled = Neighbourhoods.of(deployed, labelled, measured)
+    of_train = Neighbourhoods.of(deployed, train, measured)
+    if of_labelled is None or of_train is None or (of_labelled.same() & ~of_train.same()).any():
+        return train, of_train
+    return labelled, of_labelled
 
 
 def _placement(
@@ -406,30 +486,18 @@ def _placement(
     view: CubeView,
     axes: Axes,
     part: str,
-    made_by: str | None,
-    cut: list[str],
-    ordered: list[str],
+    cut: _CutDims,
 ) -> Placement:
-    """Judge whether a part is on one side of train, scattered among it, or chosen by the user."""
+    """Judge whether a part is on one side of train, or scattered among it."""
     circle = view.lon_circle()
     gaps: dict[str | None, int | None] = {
         dim: layout.gap_on_one_side(dim, PARTS[part])
-        for dim in ordered
+        for dim in cut.ordered
         if not circle or dim != circle.dim  # around the globe, no longitude is on one side
     }
     one_sided = any(gap is not None for gap in gaps.values())
-    deliberate = one_sided or made_by in ("assign_region_split", "LeaveRegionOut")
-    many_pieces = separation.pieces >= _SCATTERED_PIECES
     runs = math.prod(starts.size for starts in layout.run_starts.values())
-    ragged = runs >= _RAGGED_RUNS ** len(cut)
-    ragged_in_time = ragged and len(cut) > 1 and axes.time_dim in cut
-    scattered = not one_sided and (many_pieces or ragged)
-    if axes.station_dim in cut:  # the order of stations, and so their pieces, mean nothing
-        scattered = not deliberate
-    return Placement(
-        gap=gaps.get(axes.time_dim),
-        one_sided=one_sided,
-        scattered=scattered,
-        scattered_in_time=not one_sided and (many_pieces or ragged_in_time),
-        deliberate=deliberate,
-    )
+    scattered = separation.pieces >= _SCATTERED_PIECES or runs >= _RAGGED_RUNS ** len(cut.dims)
+    if axes.station_dim in cut.dims:  # the order of stations, and so their pieces, mean nothing
+        scattered = True
+    return Placement(gap=gaps.get(axes.time_dim), scattered=scattered and not one_sided)
