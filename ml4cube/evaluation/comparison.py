@@ -10,6 +10,7 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, caller_level
 from ml4cube.cube.absent_chunks import heed_absent_chunks
+from ml4cube.cube.areas import Weights
 from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation import arguments
 from ml4cube.evaluation.arguments import Baselines
@@ -36,7 +37,7 @@ def evaluate(
     metrics: str | Sequence[str] | None = None,
     climatology: Any = None,
     split: str | None = "test",
-    weights: xr.DataArray | str | None = "area",
+    weights: Weights = "area",
     level: float = 0.95,
     n_boot: int = 1000,
     block_length: int | None = None,
@@ -95,8 +96,8 @@ def evaluate(
         Part to score, by the split label at the date that is predicted; None, or a truth without a
         label: all cells. A variable that lacks a dim of the label, such as levels, is in a part
         where all of these are.
-    weights : DataArray, "area" or None, default "area"
-        Weight of each cell of a step, as in `score_cube`.
+    weights : str, DataArray or None, default "area"
+        Weight of each cell of a step, as in `score_cube`; ``"area"`` are those of the truth.
     level : float, default 0.95
         Probability of the intervals.
     n_boot : int, default 1000

@@ -22,13 +22,13 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import FILLED_ATTR
 from ml4cube.cube.absent_chunks import heed_absent_chunks
+from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.chunks.blocks import chunk_sizes
 from ml4cube.cube.classes import holds_classes
 from ml4cube.cube.masks_and_labels import NAME_ATTR, ROLE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import split_label
-from ml4cube.evaluation.cube_scores import cell_weights
 from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 from ml4cube.gap_filling.artificial import LENGTHS, ArtificialGaps
 from ml4cube.gap_filling.blocks import GapFiller
@@ -385,9 +385,7 @@ def _scores(cube: xr.Dataset, sums: Mapping[str, tuple[PairSums, NDArray[np.int6
             by_metric[metric].append(scores)
         by_metric["gaps"].append([gaps.sum(), *gaps])
     units = [str(cube[name].attrs.get("units", "")) for name in sums]
-    weights = {
-        name: cell_weights("area", cube[name], cube[name], cube.variables)[1] for name in sums
-    }
+    weights = {name: cell_weights("area", cube[name], cube.variables).warn().rule for name in sums}
     return xr.Dataset(
         {metric: (("variable", "gap_length"), rows) for metric, rows in by_metric.items()},
         {

@@ -17,8 +17,8 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.scaling import GROUPS
 from ml4cube.core.statistics import QUARTILES, scale_values, unscale_values
+from ml4cube.cube.areas import Weights
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.fields import check_free
 from ml4cube.preprocessing.rescaling import RescaleValues, rescale
 from ml4cube.preprocessing.statistics import Statistics
@@ -49,7 +49,7 @@ class CubeScaler(PrintedAsCall):
     climatology : {"month", "season", "dayofyear"}, optional
         Scale each month, season or day of the year separately. The result is the (standardized)
         anomaly.
-    weights : {"area"} or DataArray, optional
+    weights : str or DataArray, optional
         Weights of cells in the statistics, as in `get_statistics`.
 
     Attributes

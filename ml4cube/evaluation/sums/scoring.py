@@ -14,6 +14,7 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
+from ml4cube.cube.areas import cell_weights
 from ml4cube.evaluation.cells.baselines import DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
 from ml4cube.evaluation.cells.classes import class_labels, known_in_all, most_likely
@@ -27,7 +28,7 @@ from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import Predicted
 from ml4cube.evaluation.cells.probabilities import empty_reliability
 from ml4cube.evaluation.cells.timing import Timing
-from ml4cube.evaluation.cube_scores import cell_weights, in_block
+from ml4cube.evaluation.cube_scores import in_block
 from ml4cube.evaluation.sums.block_sums import Block, VariableSums
 from ml4cube.evaluation.sums.spectrum import spectrum_dim
 from ml4cube.progress import Stage
@@ -78,7 +79,7 @@ class Scored:
             model: Predicted.of(cube[name], steps, array, tuple(sizes), classes)
             for model, (cube, steps) in cubes.items()
         }
-        of_cells, described = cell_weights(weights, prediction, array, dict(truth.variables))
+        of_cells, described, _ = cell_weights(weights, array, truth.variables).warn()
         if of_cells is not None and not set(of_cells.dims) <= set(sizes):
             raise InvalidValueError(
                 f"weights must lie along the dims of a step of {name!r}, {tuple(sizes)}, got "
