@@ -225,3 +225,36 @@ def quadrilateral_areas(latitudes: Any, longitudes: Any, parts: int = 40) -> np.
         one, other = inside[1:, 1:] - inside[:-1, :-1], inside[1:, :-1] - inside[:-1, 1:]
         areas[i, j] = np.linalg.norm(np.cross(one, other), axis=-1).sum() / 2
     return areas
+
+
+def slow_rows(dates: Any, calendar: str, harmonics: int, has_hours: bool) -> list[list[float]]:
+    """Harmonics of the year of each date, and two of the day that change with the season."""
+    rows = []
+    for date in dates:
+        is_leap = calendar != "noleap" and date.year % 4 == 0
+        length = 360 if calendar == "360_day" else 365 + is_leap
+        of_day = (date.hour + date.minute / 60) / 24
+        day_of_year = date.day_of_year if hasattr(date, "day_of_year") else date.dayofyr
+        year = slow_waves((day_of_year - 1 + of_day) / length, harmonics)
+        day = slow_waves(of_day, 2)[1:] if has_hours else []
+        rows.append([*year, *day, *(a * b for a in year[1:3] for b in day)])
+    return rows
+
+
+def slow_waves(phase: float, harmonics: int) -> list[float]:
+    """1, and cosine and sine of each harmonic."""
+    row = [1.0]
+    for k in range(1, harmonics + 1):
+        row += [np.cos(2 * np.pi * k * phase), np.sin(2 * np.pi * k * phase)]
+    return row
+
+
+def slow_fit(rows: Any, values: Any) -> np.ndarray:
+    """Least squares of each cell by itself, from the values that it has."""
+    rows = np.array(rows)
+    found = np.full_like(values, np.nan)
+    for cell in range(values.shape[1]):
+        known = np.isfinite(values[:, cell])
+        if known.sum() >= 3 * rows.shape[1]:
+            found[:, cell] = rows @ np.linalg.lstsq(rows[known], values[known, cell], rcond=1e-9)[0]
+    return found

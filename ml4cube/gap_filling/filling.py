@@ -62,7 +62,7 @@ def fill_gaps(
     *,
     mask: xr.DataArray | str | None = None,
     beyond_ends: bool = False,
-    cycle: str | None = None,
+    cycle: str | int | None = None,
     neighbours: int = 8,
     split: str | None = "train",
     fraction: float = 1.0,
@@ -84,8 +84,8 @@ def fill_gaps(
         Default: all floating-point data variables. Filled targets would be scored as measured.
     method : {"linear", "nearest", "climatology", "spatial"} or model
         ``"linear"``: between the known steps before and after, by their dates. ``"nearest"``: the
-        nearest known step. ``"climatology"``: the mean of the known cells of the part `split` at
-        the same place and in the same group of dates. ``"spatial"``: the mean of the nearest known
+        nearest known step. ``"climatology"``: that of the known cells of the part `split` at the
+        same place. ``"spatial"``: the mean of the nearest known
         cells of the same step, weighted by 1 / distance², along the great circle if there are
         latitudes and longitudes, else in cells. A model: what `predict_cube` returns.
     mask : DataArray or str, optional
@@ -93,8 +93,8 @@ def fill_gaps(
         others, such as land, stay as they are.
     beyond_ends : bool, default False
         Let ``"linear"`` repeat the first and last known value before and after them.
-    cycle : {"month", "season", "dayofyear", "dayofyear_hour", "mean"}, optional
-        Groups of the climatology. Default: by the step of the cube, as in `evaluate`.
+    cycle : str or int, optional
+        The climatology, as in `evaluate`; default: by the step of the cube.
     neighbours : int, default 8
         Cells that ``"spatial"`` averages; 1 for the nearest.
     split : {"train", "val", "test", None}

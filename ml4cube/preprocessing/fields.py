@@ -17,8 +17,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import check_aligned
+from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidValueError, check_choice
-from ml4cube.core.scaling import GROUPS, dated_dim, group_numbers
+from ml4cube.core.scaling import dated_dim
 from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.cube.areas import NO_LATITUDE, Weights, cell_weights

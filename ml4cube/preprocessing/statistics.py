@@ -167,8 +167,12 @@ class Statistics(core.Statistics):
         -------
         dict of str to [float, float] or [DataArray, DataArray]
             ``{variable: [mean, std]}``; DataArrays if dims are kept. NaN without a finite cell.
+            Those of days of the year are smooth: three harmonics, fitted to all days.
         """
-        return {name: [labelled(s, s.mean), labelled(s, s.std)] for name, s in self.items()}
+        pairs = {name: core.usual_mean_and_std(stats) for name, stats in self.items()}
+        return {
+            name: [labelled(self[name], number) for number in pair] for name, pair in pairs.items()
+        }
 
     def range(self) -> dict[str, list[Any]]:
         """Return the minimum and maximum of the finite values by variable.
@@ -320,7 +324,8 @@ def get_statistics(
         Dims to reduce over, as xarray's ``dim``; the others are kept: ``dims=["time", "lat",
         "lon"]`` gives statistics per level, ``dims="time"`` per pixel. Default: all.
     by : {"month", "season", "dayofyear"}, optional
-        Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year.
+        Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year. Those
+        of days are smooth, three harmonics of the year: a day has as few values as there are years.
     weights : str or DataArray, optional
         Weights of cells, as in `Statistics.from_cube`.
     missing_chunks : {"warn", "raise", "drop"}

@@ -6,7 +6,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.climatology import is_one_year
 from ml4cube.cube.coordinates import LEAD
+from ml4cube.evaluation.cells.baselines import FROM_CLIMATOLOGY
 
 
 def verdicts(scores: xr.Dataset) -> list[str]:
@@ -16,6 +18,12 @@ def verdicts(scores: xr.Dataset) -> list[str]:
     sentences = []
     for variable in scores["variable"].values:
         for baseline in scores["baseline"].values:
+            if baseline in FROM_CLIMATOLOGY and is_one_year(scores.attrs):
+                sentences.append(
+                    f"{variable} cannot be compared with {baseline}: the climatology is from one "
+                    "year."
+                )
+                continue
             one = scores.sel(variable=variable, baseline=baseline)
             sentences.append(f"{variable} {_compared(one, str(baseline))}")
     return sentences

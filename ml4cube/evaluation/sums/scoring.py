@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.axes import check_aligned
+from ml4cube.core.climatology import Climatology
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
@@ -18,12 +19,7 @@ from ml4cube.cube.areas import cell_weights
 from ml4cube.evaluation.cells.baselines import DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
 from ml4cube.evaluation.cells.classes import class_labels, known_in_all, most_likely
-from ml4cube.evaluation.cells.climatology import (
-    Climatology,
-    ClimatologyOptions,
-    TrainTile,
-    flags_along,
-)
+from ml4cube.evaluation.cells.climatology import ClimatologyOptions, TrainTile, flags_along
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import Predicted
 from ml4cube.evaluation.cells.probabilities import empty_reliability
@@ -111,11 +107,11 @@ class Scored:
         several = [one.outputs for one in self.predicted.values() if one.outputs is not None]
         return n_leads * max((len(outputs.levels) for outputs in several), default=1)
 
-    def tiles(self, n_groups: int) -> list[dict[str, slice]]:
+    def tiles(self, of_climatology: int) -> list[dict[str, slice]]:
         """Cut the cells of a step so that climatologies and the values of a sample fit."""
         n_leads, numbers = self.timing.leads.size, self.numbers_of_cell
-        of_climatology = _TILE_BYTES // (16 * (n_groups + n_leads) + 8 * numbers)
-        limit = max(1, min(of_climatology, 2 * _BLOCK_CELLS // numbers))
+        affordable = _TILE_BYTES // (8 * (of_climatology + 2 * n_leads + numbers))
+        limit = max(1, min(affordable, 2 * _BLOCK_CELLS // numbers))
         size = dict(self.sizes)
         for dim, n in self.sizes.items():
             if dim == self.row_dim or (dim == CLASS and self.n_classes):
@@ -160,7 +156,7 @@ class Scored:
         if self.is_map:
             reliability = None
         sums = VariableSums(n_models, shape, self.sizes, row_length, reliability, self.n_classes)
-        for tile in self.tiles(0 if options is None else options.n_groups):
+        for tile in self.tiles(0 if options is None else options.numbers_of_cell):
             scored_tile = _Tile(self, tile, names, options, part, labels)
             for samples in self.blocks(tile):
                 for block in scored_tile.blocks(samples):
