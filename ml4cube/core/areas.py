@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT
+from ml4cube.core.distance.separation import unit_vectors
 from ml4cube.core.errors import InvalidValueError
 
 Floats = NDArray[np.float64]
@@ -142,7 +143,7 @@ def bounded_widths(bounds: Floats, period: float | None = None) -> Floats | None
 
 def polygon_areas(latitudes: Floats, longitudes: Floats) -> Floats:
     """Return the areas of polygons on the unit sphere, whose vertices lie along the last axis."""
-    return _polygon_areas(_unit_vectors(latitudes, longitudes))
+    return _polygon_areas(unit_vectors(latitudes, longitudes))
 
 
 def quadrilateral_areas(latitudes: Floats, longitudes: Floats) -> Floats:
@@ -158,7 +159,7 @@ def quadrilateral_areas(latitudes: Floats, longitudes: Floats) -> Floats:
         stop = min(start + step, rows)
         first = max(start - _HALO, 0)
         part = np.s_[first : stop + _HALO]
-        centres = _unit_vectors(latitudes[part], longitudes[part])
+        centres = unit_vectors(latitudes[part], longitudes[part])
         areas[start:stop] = _areas_around(centres)[start - first : stop - first]
     has_centre = np.isfinite(latitudes + longitudes)
     is_computed = np.isfinite(areas) & (areas > 0)
@@ -178,11 +179,6 @@ def without_fill_values(angles: Floats, most: float | None, name: str) -> Floats
         check_latitudes(known, name)
         angles = angles.clip(-90.0, 90.0)
     return angles
-
-
-def _unit_vectors(latitudes: Floats, longitudes: Floats) -> Floats:
-    phi, theta = np.deg2rad(latitudes), np.deg2rad(longitudes)
-    return np.stack([np.cos(phi) * np.cos(theta), np.cos(phi) * np.sin(theta), np.sin(phi)], -1)
 
 
 def _areas_around(centres: Floats) -> Floats:

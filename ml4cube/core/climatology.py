@@ -40,8 +40,8 @@ _HARMONICS, _OF_DAY = 3, 2
 _DAY_US = 86_400_000_000
 _DAYS_OF_YEAR = {"360_day": 360, "noleap": 365, "365_day": 365, "all_leap": 366, "366_day": 366}
 _LONGEST_FINE, _LONGEST_DAILY, _LONGEST_MONTHLY = 0.99, 1.5, 45.0  # steps in days
-# A year must be covered by so many days, and up to so near to each date.
-_LEAST_DAYS, _NEAR = 300.0, 15.0
+# From the first to the last train date of a year, so that a fit closes at most a month of it.
+_LEAST_DAYS = 330.0
 _WINDOW = re.compile(r"(\d+)D")
 _CELLS_AT_ONCE = _STEPS_AT_ONCE = 4096
 # Of the normal equations: below rounding of the data, above that of float64. Columns that are the
@@ -143,18 +143,15 @@ class Cycle:
             return cls("mean")
         numbers = _days(dates)
         step = float(np.median(np.diff(numbers)))
-        if _LONGEST_DAILY < step <= _LONGEST_MONTHLY:
-            months = group_numbers(dates, "month")
-            is_covered = bool(np.isin(months[wanted], months[train]).all())
-            return cls("month" if is_covered else "mean")
-        if step > _LONGEST_MONTHLY:
-            return cls("mean")
-        phases = year_fractions(dates)
-        days = float(np.ptp(numbers[train])) + step
-        is_covered = days >= _LEAST_DAYS and _are_near(phases[wanted], phases[train])
-        if step > _LONGEST_FINE:
-            return cls("dayofyear" if is_covered else "mean")
-        return cls("dayofyear_hour" if is_covered else "hour")
+        months = group_numbers(dates, "month")
+        has_months = bool(np.isin(months[wanted], months[train]).all())
+        has_year = has_months and float(np.ptp(numbers[train])) + step >= _LEAST_DAYS
+        if step <= _LONGEST_FINE:
+            return cls("dayofyear_hour" if has_year else "hour")
+        if step <= _LONGEST_DAILY:
+            return cls("dayofyear" if has_year else "mean")
+        is_monthly = step <= _LONGEST_MONTHLY
+        return cls("month" if is_monthly and has_months else "mean")
 
     @property
     def described(self) -> str:
@@ -163,33 +160,21 @@ class Cycle:
             return f"by {self.name}"
         if self.name == "mean":
             return "one mean"
-        of_day = {"dayofyear": "", "dayofyear_hour": " and of the day", "hour": ""}[self.name]
         if self.window is not None:
             return f"means of {self.window} days around the day of the year"
         if self.name == "hour":
             return f"{_OF_DAY} harmonics of the day"
+        of_day = " and of the day" if self.name == "dayofyear_hour" else ""
         return f"{self.harmonics} harmonics of the year{of_day}"
 
 
 def _days(dates: NDArray[Any]) -> Floats:
     """Return days since some date."""
     if dates.dtype.kind == "M":
-        return dates.astype("M8[us]").astype(np.int64) / _DAY_US
-    return (
-        np.asarray(
-            cftime.date2num(dates, "microseconds since 1970-01-01", dates[0].calendar), np.float64
-        )
-        / _DAY_US
-    )
-
-
-def _are_near(wanted: Floats, train: Floats) -> bool:
-    """Return True if a train date is near to each wanted one, in the circle of the year."""
-    around = np.sort(train)
-    around = np.concatenate([around[-1:] - 1, around, around[:1] + 1])
-    after = np.searchsorted(around, wanted).clip(1, len(around) - 1)
-    gap = np.minimum(wanted - around[after - 1], around[after] - wanted)
-    return bool((gap * 365.25 <= _NEAR).all())
+        ticks = dates.astype("M8[us]").astype(np.int64)
+    else:
+        ticks = cftime.date2num(dates, "microseconds since 1970-01-01", dates[0].calendar)
+    return np.asarray(ticks, np.float64) / _DAY_US
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,21 +204,17 @@ class Design:
         if cycle.window is not None:
             n_hours = 24 if len(np.unique(times)) > 1 else 1
             days = np.floor(phases * 366 + 1e-9).astype(np.intp)
-            return cls(
-                cycle,
-                days * n_hours + np.floor(times * n_hours + 1e-9).astype(np.intp),
-                None,
-                n_hours,
-            )
+            of_day = np.floor(times * n_hours + 1e-9).astype(np.intp)
+            return cls(cycle, days * n_hours + of_day, None, n_hours)
         months = group_numbers(dates, "month").astype(np.intp)
-        of_day = waves(times, _OF_DAY)
+        day_waves = waves(times, _OF_DAY)
         if cycle.name == "hour":
-            return cls(cycle, np.zeros_like(months), of_day)
+            return cls(cycle, np.zeros_like(months), day_waves)
         of_year = waves(phases, cycle.harmonics)
         if cycle.name == "dayofyear":
             return cls(cycle, months, of_year)
-        changes = (of_year[:, 1:3, None] * of_day[:, None, 1:]).reshape(len(dates), -1)
-        return cls(cycle, months, np.concatenate([of_year, of_day[:, 1:], changes], axis=1))
+        changes = (of_year[:, 1:3, None] * day_waves[:, None, 1:]).reshape(len(dates), -1)
+        return cls(cycle, months, np.concatenate([of_year, day_waves[:, 1:], changes], axis=1))
 
     @property
     def n_groups(self) -> int:
@@ -291,12 +272,15 @@ class Sums:
         columns = self._design.columns[steps]
         self._total += columns.T @ filled
         products = columns[:, self._pairs[0]] * columns[:, self._pairs[1]]
-        if is_known.all():
+        is_whole = is_known.all(0)
+        if is_whole.all():
             self._products += products.sum(0)[:, None]
             return
         if self._gappy_products is None:
             self._gappy_products = np.zeros((len(self._products), values.shape[1]))
-        self._gappy_products += products.T @ is_known.astype(np.float64)
+        self._gappy_products[:, is_whole] += products.sum(0)[:, None]
+        has_gaps = is_known.any(0) & ~is_whole
+        self._gappy_products[:, has_gaps] += products.T @ is_known[:, has_gaps].astype(np.float64)
 
     def merge(self, other: Sums) -> Sums:
         """Return the sums of both, of the same cells at other steps of the same design."""
