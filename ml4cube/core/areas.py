@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,10 @@ _ROUNDS, _HALO = 2, 6
 _BLOCK_CELLS = 2**18
 # Widths that differ by less are equal up to the rounding of coordinates.
 _ROUNDING = 2e-3
+# Areas by the digest of coordinates: the variables of a cube share a few grids, and are read one by
+# one.
+_recent: dict[tuple[tuple[int, ...], bytes], Floats] = {}
+_MOST_RECENT = 3
 
 
 class UnknownAreaError(InvalidValueError):
@@ -152,6 +158,19 @@ def quadrilateral_areas(latitudes: Floats, longitudes: Floats) -> Floats:
     A corner is the mean of the four centres around it; those beyond an edge, and missing ones, are
     extrapolated along great circles. A cell without enough neighbours has the mean area.
     """
+    digest = blake2b(latitudes.tobytes())
+    digest.update(longitudes.tobytes())
+    key = latitudes.shape, digest.digest()
+    areas = _recent.get(key)
+    if areas is None:
+        areas = _areas_between(latitudes, longitudes)
+        if len(_recent) == _MOST_RECENT:
+            _recent.clear()
+        _recent[key] = areas
+    return areas
+
+
+def _areas_between(latitudes: Floats, longitudes: Floats) -> Floats:
     rows, columns = latitudes.shape
     step = max(1, _BLOCK_CELLS // max(columns, 1))
     areas = np.empty(latitudes.shape)
@@ -167,6 +186,7 @@ def quadrilateral_areas(latitudes: Floats, longitudes: Floats) -> Floats:
         raise UnknownAreaError("fewer than two neighbouring cells along each dim have a position")
     areas[~is_computed] = areas[is_computed].mean()
     areas[~has_centre] = np.nan
+    areas.flags.writeable = False
     return areas
 
 

@@ -81,6 +81,7 @@ def test_blocks_of_rows_do_not_change_areas(monkeypatch):
     whole = areas.quadrilateral_areas(lats, lons)
     assert (np.isfinite(whole) == ~is_land).all()
     monkeypatch.setattr(areas, "_BLOCK_CELLS", 30)
+    monkeypatch.setattr(areas, "_recent", {})
     np.testing.assert_allclose(areas.quadrilateral_areas(lats, lons), whole, rtol=1e-12)
 
 
