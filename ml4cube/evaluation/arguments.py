@@ -13,11 +13,7 @@ from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset, store_and_path
 from ml4cube.cube.variables import check_left_out, data_variables, split_label
 from ml4cube.evaluation.cells.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
-from ml4cube.evaluation.cells.climatology import (
-    ClimatologyOptions,
-    warn_of_train_cells,
-    warn_of_years,
-)
+from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.scores.tables import METRICS
@@ -138,8 +134,6 @@ def climatology_options(
     if lacks or (has_metrics and not needing):
         return None
     warn_of_train_cells(options, truth, timing, given)
-    if needing:
-        warn_of_years(options)
     return options
 
 

@@ -16,7 +16,7 @@ from ml4cube.evaluation import arguments
 from ml4cube.evaluation.arguments import Baselines
 from ml4cube.evaluation.cells.baselines import FROM_CLIMATOLOGY
 from ml4cube.evaluation.cells.cell_reader import CLASS
-from ml4cube.evaluation.cells.climatology import ClimatologyOptions
+from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_years
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import matching_steps, own_steps
 from ml4cube.evaluation.cells.probabilities import MEMBER, QUANTILE
@@ -241,6 +241,8 @@ def evaluate(
     wanted = wanted or _applicable_metrics(variables, options is not None)
     card = Scorecard(named_sums, labels.names, tuple(wanted), bootstrap)
     _warn_of_cells_left_out(card, options)
+    if options is not None and {"acc", *FROM_CLIMATOLOGY} & {*wanted, *named}:
+        warn_of_years(options)
     if n_boot and card.block_length is None:
         warnings.warn(
             f"scores have no intervals: {bootstrap.too_few(*card.samples_and_leads)}; score more "

@@ -178,6 +178,17 @@ def test_a_forecast_that_knows_only_the_season_has_no_skill():
     assert all(row["met"] for row in found), found
 
 
+def test_few_years_are_warned_of_where_a_score_uses_them():
+    truth = truth_cube()
+    options = {"n_boot": 0, "progress": False}
+    for used in ({"baselines": "climatology", "metrics": "rmse"}, {"metrics": "acc"}, {}):
+        with pytest.warns(UserWarning, match=r"from 3 years: with fewer than 10 years, the noise"):
+            evaluate(truth, truth, **used, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(truth, truth, metrics="rmse", **options)
+
+
 def test_ten_years_are_enough_to_say_nothing():
     truth = truth_cube(14 * 12, 1, 1, train=11 * 12)
     with warnings.catch_warnings():
