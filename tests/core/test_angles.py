@@ -155,6 +155,8 @@ def test_scores_take_the_bounds_of_the_truth():
     expected = score_cube(prediction[["a"]], truth).rmse.item()
     halfway = score_cube(prediction[["a"]], bare).rmse.item()
     assert halfway != pytest.approx(expected)
+    unnamed = prediction.assign_coords(lat=truth.lat.drop_attrs())  # names no bounds
+    assert score_cube(unnamed, truth).rmse.item() == pytest.approx(expected)
     for true, rmse in ((truth, expected), (bare, halfway)):
         assert score_cube(prediction, true).rmse.item() == pytest.approx(rmse)
         card = evaluate(prediction, true, metrics="rmse", n_boot=0, split=None, progress=False)
