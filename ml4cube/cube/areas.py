@@ -79,9 +79,13 @@ def _checked(weights: xr.DataArray, array: xr.DataArray) -> xr.DataArray:
     weights = weights.astype(np.float64)
     if weights.chunks is None:
         check_weights(weights.values)
-        if not weights.values.any():
-            raise InvalidValueError("weights must be above 0 in some cell, got zeros only")
     return weights
+
+
+def check_not_zero(weights: xr.DataArray) -> None:
+    """Refuse weights of which scores would be NaN."""
+    if bool((weights == 0).all()):
+        raise InvalidValueError("weights must be above 0 in some cell, got zeros only")
 
 
 def _is_measure(variable: xr.Variable, array: xr.DataArray) -> bool:

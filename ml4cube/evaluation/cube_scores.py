@@ -263,6 +263,7 @@ def _sum_variable(
     prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
     if weights is not None:
         check_aligned("weights", weights, prediction)
+        areas.check_not_zero(weights)
     n_groups = math.prod(len(grouping.labels) for grouping in groupings)
     sums = PairSums.empty(n_groups)
     for slices in blocks(prediction):

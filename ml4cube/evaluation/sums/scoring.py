@@ -15,7 +15,7 @@ from ml4cube.core.climatology import Climatology
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
-from ml4cube.cube.areas import cell_weights
+from ml4cube.cube.areas import cell_weights, check_not_zero
 from ml4cube.evaluation.cells.baselines import DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
 from ml4cube.evaluation.cells.classes import class_labels, known_in_all, most_likely
@@ -86,6 +86,7 @@ class Scored:
             one_class = of_cells.isel(of_class, drop=True, missing_dims="ignore")
             check_aligned("weights", one_class, array)
             check_weights(of_cells.values)
+            check_not_zero(of_cells)
         reader = CellReader.of(array, (time_dim,), tuple(sizes), classes)
         is_map = classes is not None and CLASS not in prediction.dims
         return cls(name, timing, reader, sizes, row_dim, predicted, of_cells, described, is_map)
