@@ -185,3 +185,76 @@ def band_areas(latitudes: Any, steps: int = 200_000) -> np.ndarray:
     inside = (ring > 1.5 * low - ordered[1] / 2) & (ring < 1.5 * high - ordered[-2] / 2)
     area = np.cos(np.deg2rad(ring)) * np.deg2rad(180 / steps) * inside
     return np.bincount(nearest, area, len(rows))
+
+
+def quadrilateral_areas(latitudes: Any, longitudes: Any, parts: int = 40) -> np.ndarray:
+    """Areas of cells whose corners are means of four centres, cut into small plane parts.
+
+    Beyond an edge there is the mirror image of the cell inside, along the great circle.
+    """
+    phi, theta = np.deg2rad(latitudes), np.deg2rad(longitudes)
+    points = np.stack([np.cos(phi) * np.cos(theta), np.cos(phi) * np.sin(theta), np.sin(phi)], -1)
+
+    def point(i: int, j: int) -> np.ndarray:
+        for axis, k in enumerate((i, j)):
+            n = points.shape[axis]
+            if not 0 <= k < n:
+                near, far = (0, 1) if k < 0 else (n - 1, n - 2)
+                at = [(near, j), (far, j)] if axis == 0 else [(i, near), (i, far)]
+                inner, outer = point(*at[0]), point(*at[1])
+                return 2 * (inner @ outer) * inner - outer
+        return points[i, j]
+
+    def unit(vector: np.ndarray) -> np.ndarray:
+        return vector / np.linalg.norm(vector, axis=-1, keepdims=True)
+
+    areas = np.zeros(points.shape[:2])
+    for i, j in np.ndindex(areas.shape):
+        corner = {
+            (di, dj): unit(sum(point(i + di + a, j + dj + b) for a in (0, 1) for b in (0, 1)))
+            for di in (-1, 0)
+            for dj in (-1, 0)
+        }
+        u, v = np.meshgrid(*[np.linspace(0, 1, parts + 1)] * 2, indexing="ij")
+        inside = unit(
+            ((1 - u) * (1 - v))[..., None] * corner[-1, -1]
+            + (u * (1 - v))[..., None] * corner[0, -1]
+            + (u * v)[..., None] * corner[0, 0]
+            + ((1 - u) * v)[..., None] * corner[-1, 0]
+        )
+        one, other = inside[1:, 1:] - inside[:-1, :-1], inside[1:, :-1] - inside[:-1, 1:]
+        areas[i, j] = np.linalg.norm(np.cross(one, other), axis=-1).sum() / 2
+    return areas
+
+
+def slow_rows(dates: Any, calendar: str, harmonics: int, has_hours: bool) -> list[list[float]]:
+    """Harmonics of the year of each date, and two of the day that change with the season."""
+    rows = []
+    for date in dates:
+        is_leap = calendar != "noleap" and date.year % 4 == 0
+        length = 360 if calendar == "360_day" else 365 + is_leap
+        of_day = (date.hour + date.minute / 60) / 24
+        day_of_year = date.day_of_year if hasattr(date, "day_of_year") else date.dayofyr
+        year = slow_waves((day_of_year - 1 + of_day) / length, harmonics)
+        day = slow_waves(of_day, 2)[1:] if has_hours else []
+        rows.append([*year, *day, *(a * b for a in year[1:3] for b in day)])
+    return rows
+
+
+def slow_waves(phase: float, harmonics: int) -> list[float]:
+    """1, and cosine and sine of each harmonic."""
+    row = [1.0]
+    for k in range(1, harmonics + 1):
+        row += [np.cos(2 * np.pi * k * phase), np.sin(2 * np.pi * k * phase)]
+    return row
+
+
+def slow_fit(rows: Any, values: Any) -> np.ndarray:
+    """Least squares of each cell by itself, from the values that it has."""
+    rows = np.array(rows)
+    found = np.full_like(values, np.nan)
+    for cell in range(values.shape[1]):
+        known = np.isfinite(values[:, cell])
+        if known.sum() >= 3 * rows.shape[1]:
+            found[:, cell] = rows @ np.linalg.lstsq(rows[known], values[known, cell], rcond=1e-9)[0]
+    return found

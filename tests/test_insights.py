@@ -227,23 +227,17 @@ def test_a_cube_in_memory_has_no_chunks():
     assert found["chunks_per_window"].isnull().all()
 
 
-def test_curvilinear_grids_are_weighted_by_the_cosine():
-    rng = np.random.default_rng(0)
-    lat = ("y", "x"), rng.uniform(-80, 80, (4, 5)), {"units": "degrees_north"}
-    ds = xr.Dataset({"t": (("time", "y", "x"), rng.normal(size=(6, 4, 5)))}, {"nav_lat": lat})
+def test_missing_positions_on_land_weigh_nothing():
+    lat = np.array([[10.0, 11, 9.97e36], [20.0, 21, 9.97e36], [30, 31, 32]])
+    lon = np.array([[10.0, 20, 9.97e36], [10.0, 20, 9.97e36], [10, 20, 30]])
+    values = np.array([[1.0, 2, np.nan], [3.0, 4, np.nan], [5, 6, 7]])
+    coords = {"nav_lat": (("y", "x"), lat), "nav_lon": (("y", "x"), lon)}
+    ds = xr.Dataset({"t": (("y", "x"), values)}, coords)
     found = get_insights(ds)
-    expected = ds["t"].weighted(np.cos(np.deg2rad(ds["nav_lat"]))).mean()
-    np.testing.assert_allclose(found["mean"][0], expected)
-    assert found["t_gaps_by_place"].coords["nav_lat"].equals(ds["nav_lat"])
-    assert "cosine" in found.attrs["weights"]
-
-
-def test_latitudes_that_are_missing_on_land_give_no_weights_and_a_warning():
-    lat = ("y", "x"), np.array([[10.0, 9.97e36], [20.0, 9.97e36]]), {"units": "degrees_north"}
-    ds = xr.Dataset({"t": (("y", "x"), [[1.0, np.nan], [2.0, np.nan]])}, {"nav_lat": lat})
-    with pytest.warns(UserWarning, match="cells have equal weights, because .* must be finite"):
-        found = get_insights(ds)
-    assert found["mean"].item() == 1.5
+    weights = area_weights(ds)
+    assert ((weights == 0) == (lat > 90)).all()
+    np.testing.assert_allclose(found["mean"].item(), ds["t"].weighted(weights).mean())
+    assert "cells without a position weigh 0" in found.attrs["weights"]
 
 
 def test_cubes_without_time_without_places_and_without_values():

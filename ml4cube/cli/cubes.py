@@ -26,14 +26,15 @@ def open_cube(
 ) -> xr.Dataset:
     """Open a cube, select variables, and add the split label of a recipe."""
     from ml4cube.cube.opening import as_dataset
+    from ml4cube.cube.variables import named_by_attributes
 
     ds = as_dataset(cube)
     if variables is not None:
         names = names_of("variables", variables)
         check_known(str(cube), names, sorted(map(str, ds.variables)), "variable")
-        # areas of cells need the bounds of coordinates, which are variables of their own
-        bounds = {c.attrs.get("bounds", c.encoding.get("bounds")) for c in ds.coords.values()}
-        ds = ds[[*names, *(name for name in ds.data_vars if name in bounds and name not in names)]]
+        # areas of cells need bounds and the like, which are variables of their own
+        others = named_by_attributes(ds)
+        ds = ds[[*names, *(name for name in ds.data_vars if name in others and name not in names)]]
     if recipe is not None:
         from ml4cube.splits import apply_split
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time, rounding_of, same_coordinate
+from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.distance.separation import nearest_on_axis
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.statistics import scale_parameters, scale_values, unscale_values
@@ -26,27 +27,6 @@ Indices = NDArray[np.intp]
 Entries = tuple[tuple[str, Indices], ...]
 #: Attribute of a stored variable with its `Entries`.
 ENTRIES_ATTR = "ml4cube_places"
-
-#: Labels of the groups of a climatology. A day of the year counts from 1; calendars without leap
-#: days have only 365, or 360.
-GROUPS: dict[str, NDArray[Any]] = {
-    "month": np.arange(1, 13),
-    "season": np.array(["DJF", "MAM", "JJA", "SON"]),
-    "dayofyear": np.arange(1, 367),
-}
-
-
-def group_numbers(dates: NDArray[Any], by: str) -> NDArray[np.int64]:
-    """Return the group of each date in a climatology, as an index into its labels."""
-    if dates.dtype.kind == "M":
-        month = dates.astype("M8[M]").astype(np.int64) % 12
-        day = (dates.astype("M8[D]") - dates.astype("M8[Y]").astype("M8[D]")).astype(np.int64)
-    else:
-        month = np.array([date.month - 1 for date in dates], np.int64)
-        day = np.array([date.dayofyr - 1 for date in dates], np.int64)
-    season = (month + 1) % 12 // 3  # December begins the first one
-    groups: dict[str, NDArray[np.int64]] = {"month": month, "season": season, "dayofyear": day}
-    return groups[by]
 
 
 def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from ml4cube.core.climatology import DAY, GROUPS, smooth_days
 from ml4cube.core.display import Summarized, Summary, Table, counted, shown
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -368,7 +369,12 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str) -> tuple[Any, Any
             "remove it from the statistics"
         )
     if scale_fn == "standardize":
-        offset, scale = stats.mean, stats.std
+        offset, scale = usual_mean_and_std(stats)
+    elif is_daily(stats):
+        raise InvalidValueError(
+            f"by='dayofyear' needs 'standardize', got {scale_fn!r}, which needs more values than a "
+            "day of the year has; use 'month' or 'season'"
+        )
     elif scale_fn == "normalize":
         offset, scale = stats.min, stats.max - stats.min
     else:
@@ -376,6 +382,24 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str) -> tuple[Any, Any
     if np.ndim(offset):
         return offset, _not_zero(scale)
     return float(offset), _not_zero(float(scale))
+
+
+def is_daily(stats: VariableStatistics) -> bool:
+    """Return True for a climatology of each day of the year."""
+    if not isinstance(stats, FieldStatistics) or DAY not in stats.dims:
+        return False
+    return bool(stats.mean.shape[stats.dims.index(DAY)] == len(GROUPS[DAY]))
+
+
+def usual_mean_and_std(stats: VariableStatistics) -> tuple[Any, Any]:
+    """Return mean and standard deviation, smooth if they are those of each day of the year."""
+    if not is_daily(stats):
+        return stats.mean, stats.std
+    assert isinstance(stats, FieldStatistics)
+    axis = stats.dims.index(DAY)
+    moments = (np.moveaxis(a, axis, 0) for a in (stats.mean, stats.variance, stats.weight))
+    mean, variance = smooth_days(*moments)
+    return np.moveaxis(mean, 0, axis), np.moveaxis(np.sqrt(variance), 0, axis)
 
 
 def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:

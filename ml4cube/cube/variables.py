@@ -161,12 +161,12 @@ def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
             found[str(name)] = "a coordinate"
         elif variable.ndim == 0:
             found[str(name)] = "a scalar"
-    found = _named_by_attributes(ds) | found
+    found = named_by_attributes(ds) | found
     return found | _bounds_by_name(ds, found)
 
 
-def _named_by_attributes(ds: xr.Dataset) -> dict[str, str]:
-    """Find bounds and grid mappings by CF attributes, also where xarray moved these to encoding."""
+def named_by_attributes(ds: xr.Dataset) -> dict[str, str]:
+    """Find bounds, grid mappings and sizes of cells by CF attributes, also in the encoding."""
     mappings = [str(n) for n, v in ds.data_vars.items() if "grid_mapping_name" in v.attrs]
     found = dict.fromkeys(mappings, "a grid mapping")
     # not with cf_xarray, which misses the bounds of a climatology
@@ -178,6 +178,10 @@ def _named_by_attributes(ds: xr.Dataset) -> dict[str, str]:
         for variable in ds.variables.values():
             value = variable.attrs.get(attribute, variable.encoding.get(attribute, ""))
             found.update({name: kind for name in names_in(value) if name in ds.data_vars})
+    for variable in ds.variables.values():
+        value = variable.attrs.get("cell_measures", variable.encoding.get("cell_measures", ""))
+        measures = [word for word in str(value).split() if not word.endswith(":")]
+        found.update({name: "sizes of cells" for name in measures if name in ds.data_vars})
     return found
 
 

@@ -10,10 +10,13 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, caller_level
 from ml4cube.cube.absent_chunks import heed_absent_chunks
+from ml4cube.cube.areas import Weights
 from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation import arguments
 from ml4cube.evaluation.arguments import Baselines
+from ml4cube.evaluation.cells.baselines import FROM_CLIMATOLOGY
 from ml4cube.evaluation.cells.cell_reader import CLASS
+from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_years
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import matching_steps, own_steps
 from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS, MEMBER, QUANTILE
@@ -36,7 +39,7 @@ def evaluate(
     metrics: str | Sequence[str] | None = None,
     climatology: Any = None,
     split: str | None = "test",
-    weights: xr.DataArray | str | None = "area",
+    weights: Weights = "area",
     level: float = 0.95,
     block_length: int | None = None,
     data: Any = None,
@@ -83,20 +86,27 @@ def evaluate(
         ``count``, ``unpredicted``, ``gaps``; of classes ``accuracy``, ``balanced_accuracy``,
         ``kappa``, ``brier``, ``log_loss``, see Notes. Default: those that apply, but ``mse`` and
         ``gaps``. Skill over each baseline is always added.
-    climatology : str, slice, Dataset or DataArray, optional
-        The cycle of the climatology: ``"month"``, ``"season"``, ``"dayofyear"``,
-        ``"dayofyear_hour"`` or ``"mean"`` (none). Default by the median step of the truth: the hour
-        of the day of the year below a day, the day of the year up to 1.5 days, the month up to 45
-        days, else none. There is no smoothing. It averages the cells whose split label is train;
-        without a label, the dates before the first of the prediction, with a warning. A slice of
-        times says which dates to average; of these only train cells, if there is a label. A cube
-        with dims of some of ``month``, ``season``, ``dayofyear``, ``hour`` is used as it is.
+    climatology : str, int, slice, Dataset or DataArray, optional
+        The climatology: ``"month"`` or ``"season"``: a mean of each; ``"dayofyear"``: three
+        harmonics of the year; ``"dayofyear_hour"``: two of the day as well, which change with the
+        season; ``"hour"``: these alone; ``"31D"``: the mean of a moving window of so many days, at
+        each hour of data below a day; a number: so many harmonics of the year; ``"mean"``: none of
+        these. Default by the median step of the truth: ``"dayofyear_hour"`` below a day,
+        ``"dayofyear"`` up to 1.5 days, ``"month"`` up to 45 days, else ``"mean"``. Where the train
+        dates do not show the year (all months of the dates that are predicted and, for harmonics,
+        330 days), it is ``"hour"`` below a day, else ``"mean"``. It is of
+        the cells whose split label is train; without a label, of the dates before the first of the
+        prediction, with a warning. A slice of times says which dates to take; of these only train
+        cells, if there is a label. A cube with dims of some of ``month``, ``season``,
+        ``dayofyear``, ``hour`` is used as it is. The attribute ``climatology`` says from how many
+        years it is: below 10 there is a warning, since its noise counts as skill of the prediction;
+        from one year there is no verdict.
     split : {"test", "val", "train", None}, default "test"
         Part to score, by the split label at the date that is predicted; None, or a truth without a
         label: all cells. A variable that lacks a dim of the label, such as levels, is in a part
         where all of these are.
-    weights : DataArray, "area" or None, default "area"
-        Weight of each cell of a step, as in `score_cube`.
+    weights : str, DataArray or None, default "area"
+        Weight of each cell of a step, as in `score_cube`; ``"area"`` are those of the truth.
     level : float, default 0.95
         Probability of the intervals.
     block_length : int, optional
@@ -217,19 +227,21 @@ def evaluate(
     most_classes = max(one.n_classes for one in variables)
     arguments.check_size(len(models) * len(names), timing, labels, most_classes)
 
-    n_groups = 0 if options is None else options.n_groups
-    total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(n_groups))
+    of_climatology = 0 if options is None else options.numbers_of_cell
+    total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(of_climatology))
     with Stage("evaluate", total, "blocks", show=progress) as stage:
         sums = [one.sum_up(named, options, part, labels, stage) for one in variables]
-    attrs = {
+    attrs: dict[str, Any] = {
         "weights": "; ".join(dict.fromkeys(one.described_weights for one in variables)),
         "climatology": "none" if options is None else options.described,
         "scored": described_part,
     }
+    if options is not None and options.years is not None:
+        attrs["climatology_years"] = options.years
     named_sums = NamedSums.of(variables, sums, models, labels, attrs)
     wanted = wanted or _applicable_metrics(variables, options is not None)
     card = Scorecard(named_sums, labels.names, tuple(wanted), intervals)
-    _warn_of_cells_left_out(card)
+    _warn_of_cells_left_out(card, options)
     for name, n in card.few_levels.items():
         if "crps" in card.metrics:
             warnings.warn(
@@ -237,6 +249,8 @@ def evaluate(
                 f"which needs {LEAST_LEVELS} or more; compare it with that of the same levels only",
                 stacklevel=caller_level(),
             )
+    if options is not None and {"acc", *FROM_CLIMATOLOGY} & {*wanted, *named}:
+        warn_of_years(options)
     if card.why_no_interval:
         warnings.warn(
             f"scores have no intervals, and nothing is decided: {card.why_no_interval}; score more "
@@ -271,7 +285,7 @@ def _applicable_metrics(variables: Iterable[Scored], has_climatology: bool) -> l
     return [name for name, is_known in applies.items() if is_known]
 
 
-def _warn_of_cells_left_out(card: Scorecard) -> None:
+def _warn_of_cells_left_out(card: Scorecard, options: ClimatologyOptions | None) -> None:
     """Say how many cells with a truth are in no score, and for which model."""
     rows = card.sums.rows
     dims = [dim for dim in rows["count"].dims if dim not in ("variable", "model")]
@@ -287,9 +301,12 @@ def _warn_of_cells_left_out(card: Scorecard) -> None:
             )
         model = str(rows["model"].values[missing.argmax()])
         if not scored:
+            why = ""
+            if options is not None and model in FROM_CLIMATOLOGY:
+                why = f", because {options.why_unknown}"
             raise InvalidValueError(
                 f"no cell of {variable!r} can be scored: {model!r} has no value in any cell with a "
-                "truth, as a climatology where a split in space leaves no train cell; leave it out"
+                f"truth{why}; leave it out"
             )
         if most:
             warnings.warn(

@@ -12,18 +12,17 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.angles import UnknownAreaError
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_decoded
-from ml4cube.cube import masks_and_labels
+from ml4cube.cube import areas, masks_and_labels
 from ml4cube.cube.absent_chunks import heed_in_array
+from ml4cube.cube.areas import Weights, find_latitudes
 from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.reader import reading
 from ml4cube.cube.variables import check_left_out, data_variables
 from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
-from ml4cube.preprocessing.area_weights import area_of, find_latitudes
 
 Cube = xr.Dataset | xr.DataArray
 
@@ -32,29 +31,41 @@ BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
 
 
 def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
-    """Return the areas of a geographic cube's cells, up to a common factor.
+    """Return the areas of the cells of a cube, up to a common factor.
 
-    Latitude is the coordinate with standard_name ``latitude`` or ``grid_latitude``, units
-    ``degrees_north``, or a name such as ``lat``, ``nav_lat`` or ``rlat``; of several, that of a
-    dim. The weight of a row is the area of its latitude band between its CF bounds. Without
-    bounds, these lie halfway to the next rows, and not beyond a pole. If each cell has a latitude
-    (a curvilinear grid), its weight is cos(latitude).
+    Statistics, scores, losses and insights weight by these areas. The first rule that applies:
+
+    1. ``cell_measures`` of a variable (``area: areacella``), if the cube has what it names;
+    2. polygons between the bounds of latitude and longitude with three or more vertices, as of
+       curvilinear grids and meshes;
+    3. one latitude for each row, also of a rotated grid: sin(north edge) - sin(south edge) of its
+       band, between its CF bounds, else halfway to the next rows and not beyond a pole; times the
+       widths in longitude, if these differ;
+    4. latitude and longitude of each cell: spherical quadrilaterals, whose corners are the means of
+       the four centres around them, extrapolated at edges and next to missing centres;
+    5. x and y in metres or km alone: dx dy in the plane of the projection, with a warning unless
+       its ``grid_mapping`` keeps areas.
 
     Parameters
     ----------
     cube : Dataset or DataArray
-        Any cube.
+        Any cube. Of a Dataset the first data variable with a latitude counts. Latitudes and
+        longitudes are known by ``standard_name``, units (``degrees_north``), or names such as
+        ``lat``, ``nav_lat`` and ``rlat``; of several, those of a dim are taken.
 
     Returns
     -------
     DataArray or None
-        Weights, 0 or more, along the dims of the latitude. None if areas are unknown: there is no
-        latitude, only one row of it, or points (stations, cells of a mesh) along one dim.
+        Weights, 0 or more, along dims of the cube, 0 where a position is missing; its ``long_name``
+        is the rule. None if all cells are equally large, or areas are unknown: there is no
+        coordinate, only one row of latitude, or points (stations) along one dim; a warning says so
+        where coordinates show a map.
 
     Raises
     ------
     InvalidValueError
-        If latitudes lie outside [-90, 90] degrees or are not finite, or bounds do not fit.
+        If latitudes lie outside [-90, 90] degrees, those of rows are not finite, or bounds do not
+        fit.
 
     Examples
     --------
@@ -62,25 +73,14 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     >>> area_weights(xr.DataArray([0, 0], {"lat": [0.0, 60.0]}, "lat")).values.round(3).tolist()
     [1.0, 0.5]
     """
-    return _described_areas(cube, cube.variables if isinstance(cube, xr.Dataset) else {})[0]
-
-
-def _described_areas(
-    cube: Cube, bounds: Mapping[Any, xr.Variable]
-) -> tuple[xr.DataArray | None, str]:
-    """Return the areas of cells, or None, and a description; latitudes may name one of `bounds`."""
-    latitudes = find_latitudes(cube.coords)
-    if not latitudes:
-        return None, "none, no coordinate is a latitude"
-    latitude = latitudes[0]
-    coords = {name: c.variable for name, c in cube.coords.items()}
-    try:
-        areas = area_of(latitude, {**bounds, **coords})
-    except UnknownAreaError as error:
-        return None, f"none, {error}"
-    description = f"{'cosine' if latitude.ndim > 1 else 'area of the bands'} of {latitude.name}"
-    attrs = {"long_name": description, "units": "1"}
-    return xr.DataArray(areas, name="area_weight", attrs=attrs), description
+    variables = cube.variables if isinstance(cube, xr.Dataset) else {}
+    arrays = list(_variables(cube).values()) or [xr.DataArray(0, cube.coords)]
+    arrays.sort(key=lambda array: not find_latitudes(array.coords))
+    found = areas.cell_weights("area", arrays[0], variables).warn()
+    if found.array is None:
+        return None
+    attrs = {"long_name": found.rule, "units": "1"}
+    return found.array.rename("area_weight").assign_attrs(attrs)
 
 
 def score_cube(
@@ -89,7 +89,7 @@ def score_cube(
     *,
     metrics: str | Sequence[str] = _DEFAULT_METRICS,
     by: str | xr.DataArray | Sequence[str | xr.DataArray] | None = None,
-    weights: xr.DataArray | str | None = "area",
+    weights: Weights = "area",
     missing_chunks: str = "warn",
 ) -> xr.Dataset:
     """Score a predicted cube against the true one, block by block, with bounded memory.
@@ -107,9 +107,10 @@ def score_cube(
         dims of the cube (a map of regions; ``ds.time.dt.month``) or of a coordinate, given by
         name. Cells whose label is NaN are left out. Several are combined. A variable without a
         dim of the labels counts at each of its steps.
-    weights : DataArray, "area" or None, default "area"
-        Weight of each cell. ``"area"`` uses `area_weights` of the prediction or, if it has no
-        latitude, of the truth, and equal weights if areas are unknown.
+    weights : str, DataArray or None, default "area"
+        Weight of each cell. ``"area"`` uses `area_weights` of the truth, and equal weights if areas
+        are unknown; the name of a variable or coordinate of the truth (``"areacello"``), its
+        values.
     missing_chunks : {"warn", "raise", "drop"}, default "warn"
         What to do about chunks that the zarr store of a cube lacks and that read as values: warn,
         refuse them, or take their cells for gaps.
@@ -156,12 +157,12 @@ def score_cube(
             "by must hold labels of different names, other than 'variable' and those of metrics, "
             f"got {names}; rename them, e.g. da.rename('region')"
         )
-    # not those of the prediction, which arithmetic may have changed with its values
-    bounds = dict(truth.variables) if isinstance(truth, xr.Dataset) else {}
+    # not of the prediction, which arithmetic may have changed with its values
+    variables = dict(truth.variables) if isinstance(truth, xr.Dataset) else {}
     sums, descriptions = [], {}
     for name, pair in pairs.items():
         predicted, true = (heed_in_array(array, missing_chunks) for array in pair)
-        of_cells, descriptions[name] = cell_weights(weights, predicted, true, bounds)
+        of_cells, descriptions[name], _ = areas.cell_weights(weights, true, variables).warn()
         sums.append(_sum_variable(predicted, true, groupings, of_cells))
     coords = {grouping.name: grouping.labels for grouping in groupings}
     shape = [len(labels) for labels in coords.values()]
@@ -250,27 +251,6 @@ class Grouping:
         return cls(name, xr.DataArray(labels, dims=name), xr.DataArray(codes, dims=by.dims))
 
 
-def cell_weights(
-    weights: xr.DataArray | str | None,
-    prediction: xr.DataArray,
-    truth: xr.DataArray,
-    bounds: Mapping[Any, xr.Variable],
-) -> tuple[xr.DataArray | None, str]:
-    """Return the weights of a variable's cells, and their description."""
-    if weights is None:
-        return None, "none"
-    if isinstance(weights, str):
-        check_choice("weights", weights, ["area", None])
-        return _described_areas(prediction if find_latitudes(prediction.coords) else truth, bounds)
-    if not isinstance(weights, xr.DataArray):
-        raise InvalidTypeError(
-            f"weights must be a DataArray, 'area' or None, got {type(weights).__name__}"
-        )
-    if bool((weights == 0).all()):
-        raise InvalidValueError("weights must be above 0 in some cell, got zeros only")
-    return weights, "given"
-
-
 def _sum_variable(
     prediction: xr.DataArray,
     truth: xr.DataArray,
@@ -283,6 +263,7 @@ def _sum_variable(
     prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
     if weights is not None:
         check_aligned("weights", weights, prediction)
+        areas.check_not_zero(weights)
     n_groups = math.prod(len(grouping.labels) for grouping in groupings)
     sums = PairSums.empty(n_groups)
     for slices in blocks(prediction):

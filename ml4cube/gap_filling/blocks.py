@@ -15,10 +15,10 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import find_gaps
+from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.coordinates import find_time_dim, map_dims
 from ml4cube.cube.reader import CubeReader
 from ml4cube.evaluation.cells.climatology import flags_along
-from ml4cube.evaluation.cube_scores import cell_weights
 from ml4cube.evaluation.pair_sums import PairSums
 from ml4cube.gap_filling.artificial import LENGTHS, REACH, ArtificialGaps, Flags, length_classes
 from ml4cube.gap_filling.methods import Floats, Method
@@ -55,7 +55,7 @@ class GapFiller:
         """Return the gaps of a variable; those of a model are scored outside the train part."""
         array = cube[name]
         time_dim = find_time_dim(array.coords.values(), array.dims)
-        weights, _ = cell_weights("area", array, array, cube.variables)
+        weights = cell_weights("area", array, cube.variables).array
         used, _ = cells_of_part(cube, split)
         train = cells_of_part(cube, "train")[0] if is_model else None
         everywhere = xr.Variable((), True)

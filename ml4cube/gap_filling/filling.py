@@ -22,13 +22,13 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import FILLED_ATTR
 from ml4cube.cube.absent_chunks import heed_absent_chunks
+from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.chunks.blocks import chunk_sizes
 from ml4cube.cube.classes import holds_classes
 from ml4cube.cube.masks_and_labels import NAME_ATTR, ROLE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import split_label
-from ml4cube.evaluation.cube_scores import cell_weights
 from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 from ml4cube.gap_filling.artificial import LENGTHS, ArtificialGaps
 from ml4cube.gap_filling.blocks import GapFiller
@@ -62,7 +62,7 @@ def fill_gaps(
     *,
     mask: xr.DataArray | str | None = None,
     beyond_ends: bool = False,
-    cycle: str | None = None,
+    cycle: str | int | None = None,
     neighbours: int = 8,
     split: str | None = "train",
     fraction: float = 1.0,
@@ -84,8 +84,8 @@ def fill_gaps(
         Default: all floating-point data variables. Filled targets would be scored as measured.
     method : {"linear", "nearest", "climatology", "spatial"} or model
         ``"linear"``: between the known steps before and after, by their dates. ``"nearest"``: the
-        nearest known step. ``"climatology"``: the mean of the known cells of the part `split` at
-        the same place and in the same group of dates. ``"spatial"``: the mean of the nearest known
+        nearest known step. ``"climatology"``: that of the known cells of the part `split` at the
+        same place. ``"spatial"``: the mean of the nearest known
         cells of the same step, weighted by 1 / distance², along the great circle if there are
         latitudes and longitudes, else in cells. A model: what `predict_cube` returns.
     mask : DataArray or str, optional
@@ -93,8 +93,8 @@ def fill_gaps(
         others, such as land, stay as they are.
     beyond_ends : bool, default False
         Let ``"linear"`` repeat the first and last known value before and after them.
-    cycle : {"month", "season", "dayofyear", "dayofyear_hour", "mean"}, optional
-        Groups of the climatology. Default: by the step of the cube, as in `evaluate`.
+    cycle : str or int, optional
+        The climatology, as in `evaluate`; default: by the step of the cube.
     neighbours : int, default 8
         Cells that ``"spatial"`` averages; 1 for the nearest.
     split : {"train", "val", "test", None}
@@ -385,9 +385,7 @@ def _scores(cube: xr.Dataset, sums: Mapping[str, tuple[PairSums, NDArray[np.int6
             by_metric[metric].append(scores)
         by_metric["gaps"].append([gaps.sum(), *gaps])
     units = [str(cube[name].attrs.get("units", "")) for name in sums]
-    weights = {
-        name: cell_weights("area", cube[name], cube[name], cube.variables)[1] for name in sums
-    }
+    weights = {name: cell_weights("area", cube[name], cube.variables).warn().rule for name in sums}
     return xr.Dataset(
         {metric: (("variable", "gap_length"), rows) for metric, rows in by_metric.items()},
         {

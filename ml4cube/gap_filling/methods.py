@@ -10,11 +10,10 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.core.climatology import Cycle, Design, Sums
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import dates_along
 from ml4cube.cube.reader import CubeReader
-from ml4cube.evaluation.cells.climatology import CYCLES, cycle_of, groups_of
 from ml4cube.evaluation.cells.timing import date_keys
 from ml4cube.gap_filling.artificial import Flags, known_neighbours
 from ml4cube.gap_filling.places import map_points
@@ -77,25 +76,20 @@ class InTime:
 
 
 @dataclass(frozen=True, eq=False)
-class Climatology:
-    """The mean of the known cells of a part at the same place in the same group of dates."""
+class FromClimatology:
+    """The climatology of the known cells of a part at the same place."""
 
     whole: tuple[str, ...]
-    groups: NDArray[np.int64]
+    design: Design
 
     def estimate(
         self, values: Floats, wanted: Flags, used: Flags, box: Mapping[str, slice]
     ) -> Floats:
         """Return estimates of all cells."""
-        result = np.full_like(values, np.nan)
-        for group in np.unique(self.groups):
-            steps = self.groups == group
-            known = np.isfinite(values[steps]) & used[steps]
-            count = known.sum(0)
-            total = np.where(known, values[steps], 0.0).sum(0)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                result[steps] = np.where(count > 0, total / count, np.nan)
-        return result
+        steps = np.arange(len(values))
+        sums = Sums(self.design, values.shape[1:])
+        sums.add(steps, np.where(used, values, np.nan))
+        return sums.climatology().at(steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +155,7 @@ class MethodOptions(NamedTuple):
 
     method: str
     beyond_ends: bool
-    cycle: str | None
+    cycle: str | int | None
     neighbours: int
 
     def method_of(self, array: xr.DataArray, time_dim: str | None) -> Method:
@@ -184,8 +178,9 @@ class MethodOptions(NamedTuple):
         if self.method != "climatology":
             is_linear = self.method == "linear"
             return InTime((time_dim,), keys, is_linear, self.beyond_ends or not is_linear)
-        cycle = cycle_of(dates, keys) if self.cycle is None else self.cycle
-        check_choice("cycle", cycle, CYCLES)
-        if cycle != "mean" and not is_time(dates):
-            raise InvalidValueError(f"cycle={cycle!r} needs dates along {time_dim!r}; use 'mean'")
-        return Climatology((time_dim,), groups_of(dates, cycle))
+        if self.cycle is None:
+            steps = np.arange(dates.size)
+            cycle = Cycle.supported_by(dates.values, steps, steps)
+        else:
+            cycle = Cycle.of("cycle", self.cycle)
+        return FromClimatology((time_dim,), Design.of("cycle", cycle, dates.values))

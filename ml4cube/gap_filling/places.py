@@ -7,6 +7,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
+from ml4cube.core.distance.separation import unit_vectors
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import latitude_and_longitude, map_dims
 
@@ -32,10 +33,4 @@ def map_points(array: xr.DataArray, time_dim: str | None) -> tuple[tuple[str, ..
         )
         for coord in places
     )
-    return dims, _on_sphere(lat, lon), True
-
-
-def _on_sphere(latitudes: Floats, longitudes: Floats) -> Floats:
-    """Return points on the unit sphere, shape (cells, 3), of places in degrees."""
-    lat, lon = np.deg2rad(latitudes.ravel()), np.deg2rad(longitudes.ravel())
-    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
+    return dims, unit_vectors(lat.ravel(), lon.ravel()), True

@@ -9,9 +9,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
-from ml4cube.core.scaling import GROUPS, group_numbers
 from ml4cube.core.sums.fields import Moments
 from ml4cube.core.sums.quantiles import Histogram
 from ml4cube.cube.absent_chunks import heed_absent_chunks

@@ -22,8 +22,8 @@ from ml4cube.core.errors import InvalidValueError, caller_level, prefixed
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.sums.fields import Moments, slabs
 from ml4cube.core.sums.quantiles import Histogram, default_bins
+from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.coordinates import find_time_dim
-from ml4cube.evaluation.cube_scores import cell_weights
 from ml4cube.evaluation.pair_sums import PairSums
 from ml4cube.preprocessing.blocks import Slices, each_block
 from ml4cube.preprocessing.fields import block_histogram
@@ -103,7 +103,7 @@ def _sum_group(
     first = cube[own[0]]
     time_dim = find_time_dim(first.coords.values(), first.dims)
     try:
-        weights, weighting = cell_weights("area", first, first, cube.variables)
+        weights, weighting, _ = cell_weights("area", first, cube.variables).warn()
     except InvalidValueError as error:  # such as latitudes that are missing on land
         warnings.warn(f"cells have equal weights, because {error}", stacklevel=caller_level())
         weights, weighting = None, f"none, {error}"

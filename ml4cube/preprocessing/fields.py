@@ -16,11 +16,13 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import check_aligned
+from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidValueError, check_choice
-from ml4cube.core.scaling import GROUPS, dated_dim, group_numbers
+from ml4cube.core.scaling import dated_dim
 from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
-from ml4cube.preprocessing.area_weights import Weights, cell_weights
+from ml4cube.cube.areas import NO_LATITUDE, Weights, cell_weights
 from ml4cube.preprocessing.blocks import each_block
 from ml4cube.preprocessing.cubes import check_known
 
@@ -34,8 +36,8 @@ class FieldOptions:
     # The climatology, and the group of each time step.
     by: str | None
     groups: xr.Variable | None
-    # Kind of the weights, and those of the cells of each variable; none if not weighted. A variable
-    # without latitude has one weight for all its cells.
+    # The rule of the weights, and those of the cells of each variable; none if not weighted, as a
+    # variable without latitude beside others.
     weighting: str | None
     weights: Mapping[str, xr.Variable]
     has_histogram: bool
@@ -69,12 +71,13 @@ class FieldOptions:
                 raise InvalidValueError(f"{time_dim!r} has missing dates; drop those steps")
             groups = xr.Variable((time_dim,), group_numbers(labels[time_dim], by))
             labels[by] = GROUPS[by]
+        weighting, weights_of = _weights_of(cube, weights, chosen)
         return cls(
             dims=dims,
             by=by,
             groups=groups,
-            weighting="given" if isinstance(weights, xr.DataArray) else weights,
-            weights=cell_weights(cube, weights, chosen),
+            weighting=weighting,
+            weights=weights_of,
             has_histogram=has_histogram,
             labels=labels,
         )
@@ -83,6 +86,33 @@ class FieldOptions:
     def are_default(self) -> bool:
         """True if no option is set, so that the statistics are plain numbers."""
         return self.dims is None and self.by is None and not self.weights and not self.has_histogram
+
+
+def _weights_of(
+    cube: xr.Dataset, weights: Weights, chosen: Iterable[str]
+) -> tuple[str | None, dict[str, xr.Variable]]:
+    """Return the rule and the weights of each variable, averaged over dims it lacks."""
+    if weights is None:
+        return None, {}
+    if isinstance(weights, xr.DataArray):
+        check_aligned("weights", weights, cube)
+    rules, of_variables = [], {}
+    for name in chosen:
+        of_cells = cell_weights(weights, cube[name], cube.variables).warn()
+        if not of_cells.is_known and of_cells.rule != NO_LATITUDE:
+            raise InvalidValueError(of_cells.rule.removeprefix("none, "))
+        if of_cells.is_known:
+            rules.append(of_cells.rule)
+        if of_cells.array is not None:
+            lacking = [dim for dim in of_cells.array.dims if dim not in cube[name].dims]
+            variable = of_cells.array.variable
+            of_variables[name] = variable.mean(lacking) if lacking else variable
+    if not rules:
+        raise InvalidValueError(
+            f"weights='area' needs a latitude among the coordinates, got {list(cube.coords)}; name "
+            "it 'lat', or set its units to 'degrees_north'"
+        )
+    return "; ".join(dict.fromkeys(rules)), of_variables
 
 
 def check_free(by: str | None, dims: Iterable[Hashable]) -> None:

@@ -16,9 +16,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
+from ml4cube.core.climatology import GROUPS
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real, prefixed
 from ml4cube.core.missing import masked_to_gaps
-from ml4cube.core.scaling import ENTRIES_ATTR, GROUPS, decode_entries, match_entries
+from ml4cube.core.scaling import ENTRIES_ATTR, decode_entries, match_entries
 from ml4cube.core.statistics import (
     check_decoded,
     offset_and_scale,

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import xarray as xr
 
+from ml4cube.core.climatology import DAY, GROUPS
 from ml4cube.core.display import PrintedAsCall, Summary
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -15,10 +16,9 @@ from ml4cube.core.errors import (
     check_choice,
     names_of,
 )
-from ml4cube.core.scaling import GROUPS
 from ml4cube.core.statistics import QUARTILES, scale_values, unscale_values
+from ml4cube.cube.areas import Weights
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.fields import check_free
 from ml4cube.preprocessing.rescaling import RescaleValues, rescale
 from ml4cube.preprocessing.statistics import Statistics
@@ -48,8 +48,9 @@ class CubeScaler(PrintedAsCall):
         named ``"variable"``, as from `Dataset.to_array`, must be listed.
     climatology : {"month", "season", "dayofyear"}, optional
         Scale each month, season or day of the year separately. The result is the (standardized)
-        anomaly.
-    weights : {"area"} or DataArray, optional
+        anomaly. Means and standard deviations of days are smooth, three harmonics of the year,
+        since a day has as few values as there are years; the other methods refuse days.
+    weights : str or DataArray, optional
         Weights of cells in the statistics, as in `get_statistics`.
 
     Attributes
@@ -330,6 +331,11 @@ class CubeScaler(PrintedAsCall):
         """Compute the statistics that the parameters ask for."""
         check_choice("method", self.method, METHODS)
         check_choice("climatology", self.climatology, (*GROUPS, None))
+        if self.climatology == DAY and self.method != "standardize":
+            raise InvalidValueError(
+                f"climatology='dayofyear' needs method='standardize', got {self.method!r}, which "
+                "needs more values than a day has; use 'month' or 'season'"
+            )
         X = cubes.opened(X)
         dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
         # to_array() makes a dim of that name

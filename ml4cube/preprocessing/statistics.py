@@ -23,10 +23,10 @@ from ml4cube.core.errors import (
 from ml4cube.core.statistics import VariableStatistics, check_decoded
 from ml4cube.core.sums.fields import quantile_of
 from ml4cube.cube.absent_chunks import heed_absent_chunks
+from ml4cube.cube.areas import Weights
 from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.variables import check_left_out, data_variables, split_label
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.area_weights import Weights
 from ml4cube.preprocessing.blocks import each_block
 from ml4cube.preprocessing.fields import FieldOptions, field_statistics
 from ml4cube.preprocessing.rescaling import labelled
@@ -96,10 +96,11 @@ class Statistics(core.Statistics):
         by : {"month", "season", "dayofyear"}, optional
             Climatology: statistics of each of the 12 months, of DJF, MAM, JJA and SON, or of
             each of 366 days of the year, along a dim of that name. Any calendar.
-        weights : {"area"} or DataArray, optional
-            Weights of cells: ``"area"`` is the area of latitude bands for one latitude per row
-            and cos(latitude) for one per cell. A DataArray is matched by the names of its dims
-            and must not be negative. Cells of weight 0 are left out.
+        weights : str or DataArray, optional
+            Weights of cells: ``"area"`` are their areas, see `ml4cube.evaluation.area_weights`; the
+            name of a variable or coordinate (``"areacello"``), which holds them. A DataArray is
+            matched by the names of its dims and must not be negative. Cells of weight 0 are left
+            out. ``weighting`` of the result says by which rule.
         quantiles : sequence of float
             If any are given, a histogram is kept. ``stats[name].quantile(p)`` reads these and any
             other quantile from it, with an error below ``stats[name].quantile_error``. If that is
@@ -166,8 +167,12 @@ class Statistics(core.Statistics):
         -------
         dict of str to [float, float] or [DataArray, DataArray]
             ``{variable: [mean, std]}``; DataArrays if dims are kept. NaN without a finite cell.
+            Those of days of the year are smooth: three harmonics, fitted to all days.
         """
-        return {name: [labelled(s, s.mean), labelled(s, s.std)] for name, s in self.items()}
+        pairs = {name: core.usual_mean_and_std(stats) for name, stats in self.items()}
+        return {
+            name: [labelled(self[name], number) for number in pair] for name, pair in pairs.items()
+        }
 
     def range(self) -> dict[str, list[Any]]:
         """Return the minimum and maximum of the finite values by variable.
@@ -319,8 +324,9 @@ def get_statistics(
         Dims to reduce over, as xarray's ``dim``; the others are kept: ``dims=["time", "lat",
         "lon"]`` gives statistics per level, ``dims="time"`` per pixel. Default: all.
     by : {"month", "season", "dayofyear"}, optional
-        Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year.
-    weights : {"area"} or DataArray, optional
+        Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year. Those
+        of days are smooth, three harmonics of the year: a day has as few values as there are years.
+    weights : str or DataArray, optional
         Weights of cells, as in `Statistics.from_cube`.
     missing_chunks : {"warn", "raise", "drop"}
         What to do about chunks that the cube's zarr store lacks and that read as values: warn,

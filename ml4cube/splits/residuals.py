@@ -13,6 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import has_distances, is_time
+from ml4cube.core.climatology import least_squares, waves
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.splits.cube import dates_of, microseconds
 
@@ -190,24 +191,14 @@ def _without_season(
     """
     # Mean and trend of a line are fitted too, or the cycles would absorb part of the trend, but
     # they are not removed.
-    columns = [np.ones_like(days), (positions - positions.mean()) / positions.std()]
-    for cycle in cycles:
-        for harmonic in range(1, _HARMONICS + 1):
-            angle = 2 * np.pi * harmonic * days / cycle
-            columns += [np.cos(angle), np.sin(angle)]
-    design = np.stack(columns, axis=1)
+    trend = (positions - positions.mean()) / positions.std()
+    columns = [np.ones((days.size, 1)), trend[:, None]]
+    columns += [waves(days / cycle, _HARMONICS)[:, 1:] for cycle in cycles]
+    design = np.concatenate(columns, axis=1)
     time_first = np.moveaxis(values, axis, 0)
     lines = time_first.reshape(days.size, -1)
-    for start in range(0, lines.shape[1], 4096):
-        some = lines[:, start : start + 4096]
-        known = np.isfinite(some)
-        # Least squares of each line: t are times, c lines, k and l columns of the design.
-        normal = np.einsum("tk,tl,tc->ckl", design, design, known, optimize=True)
-        right = np.einsum("tk,tc->ck", design, np.where(known, some, 0.0), optimize=True)
-        fit = np.einsum("ckl,cl->ck", np.linalg.pinv(normal, rcond=1e-9, hermitian=True), right)
-        # Too few: less than three values for each column other than the mean.
-        fit[known.sum(axis=0) < 3 * (design.shape[1] - 1)] = 0.0
-        some -= design[:, 2:] @ fit[:, 2:].T
+    coefficients = np.nan_to_num(least_squares(design, lines)[2:])
+    lines = lines - design[:, 2:] @ coefficients
     return np.moveaxis(lines.reshape(time_first.shape), 0, axis)
 
 

@@ -20,7 +20,8 @@ import torch
 import xarray as xr
 from torch import nn
 
-from ml4cube.core.angles import cell_areas
+from ml4cube.core.angles import in_degrees
+from ml4cube.core.areas import grid_areas
 from ml4cube.core.axes import is_time
 from ml4cube.core.display import PrintedAsCall, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
@@ -335,13 +336,17 @@ def masked(loss: Callable[..., Any]) -> MaskedLoss:
     return MaskedLoss(loss)
 
 
-def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.Tensor:
+def area_weights(
+    latitude: Any, axis: int = -2, *, longitude: Any = None, bounds: Any = None
+) -> torch.Tensor:
     """Return the relative areas of the cells of a grid, for `MaskedLoss`.
 
     With one latitude per row, the area is that of the latitude band between the row's bounds.
-    Without `bounds` these lie halfway to the next rows, and never beyond a pole. With one latitude
-    per cell, it is the cosine. All samples must have these latitudes; where windows come from
-    different latitudes, put the weights into the batches.
+    Without `bounds` these lie halfway to the next rows, and never beyond a pole. With latitude and
+    longitude of each cell, it is that of the spherical quadrilateral between the centres around it,
+    and 0 where a position is missing. `ml4cube.evaluation.area_weights` knows other grids: give its
+    values to `MaskedLoss`. All samples must have these latitudes; where windows come from different
+    latitudes, put the weights into the batches.
 
     Parameters
     ----------
@@ -349,6 +354,8 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
         Degrees north, or radians if the ``units`` of a DataArray say so.
     axis : int
         The axis of the rows in the target, counted from its end.
+    longitude : array, shape (rows, columns), optional
+        Degrees east of each cell, or radians, beside latitudes of each cell.
     bounds : array, shape (rows, 2), optional
         Bounds of each row, in the same units.
 
@@ -360,8 +367,9 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
     Raises
     ------
     InvalidValueError
-        If a latitude is NaN or beyond a pole, all rows have the same latitude and no bounds,
-        the bounds do not fit the rows, or `axis` leaves no axis for the columns.
+        If the latitude of a row is NaN, one lies beyond a pole, all rows have the same latitude and
+        no bounds, latitudes of cells have no longitudes, the bounds do not fit the rows, or `axis`
+        leaves no axis for the columns.
 
     Examples
     --------
@@ -382,8 +390,9 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
             f"example -2 for (..., lat, lon); got {axis}"
         )
     units = getattr(latitude, "attrs", {}).get("units")
-    # Rounded, because the cosine of a pole is 6e-17 in floats, and not 0.
-    weights = cell_areas(latitude, units, "latitude", bounds).round(12)
+    lons = None if longitude is None else in_degrees(longitude, units)
+    edges = None if bounds is None else in_degrees(bounds, units)
+    weights = np.nan_to_num(grid_areas(in_degrees(latitude, units), lons, "latitude", edges))
     trailing_dims = (1,) * (-axis - dims)
     return torch.from_numpy(weights.reshape(*weights.shape, *trailing_dims)).float()
 

@@ -457,8 +457,8 @@ def test_statistics_of_another_form_do_not_merge() -> None:
     others = [
         (levels, pp.Statistics.from_cube(ds), "cannot merge"),
         (levels, stats(ds.assign_coords(level=[5, 6])), "same dims, coordinates"),
-        (weighted, levels, "area weights.*weights and quantiles"),
-        (weighted, stats(weights=np.cos(np.deg2rad(ds.lat))), "area weights"),
+        (weighted, levels, "weights by area of the bands of lat.*weights and quantiles"),
+        (weighted, stats(weights=np.cos(np.deg2rad(ds.lat))), "weights by given"),
     ]
     for one, other, words in others:
         assert one != other

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import xarray as xr
 
+from benchmarks import honesty_climatology
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.evaluation import evaluate
+from tests import oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
 
 
@@ -23,21 +27,28 @@ def climatology_error(truth, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("calendar", ["standard", "360_day"])
 @pytest.mark.parametrize(
-    ("freq", "n", "cycle", "key"),
+    ("freq", "n", "described", "key"),
     [
-        ("MS", 60, "month", lambda d: d.month),
-        ("D", 1200, "dayofyear", lambda d: d.timetuple().tm_yday),
-        ("12h", 2300, "dayofyear_hour", lambda d: (d.timetuple().tm_yday, d.hour)),
-        ("10D", 120, "month", lambda d: d.month),
-        ("YS", 20, "one mean", lambda d: 0),
+        ("MS", 60, "by month of", lambda d: d.month),
+        ("D", 1200, "3 harmonics of the year of", None),
+        ("12h", 2300, "3 harmonics of the year and of the day of", None),
+        ("10D", 120, "by month of", lambda d: d.month),
+        ("YS", 20, "one mean of", lambda d: 0),
     ],
 )
-def test_the_cycle_follows_from_the_step(calendar, freq, n, cycle, key):
+def test_the_cycle_follows_from_the_step(calendar, freq, n, described, key):
     train = n - n // 3
     truth = truth_cube(n, 1, 1, freq=freq, calendar=calendar, train=train)
-    found, described = climatology_error(truth, weights=None)
-    assert cycle in described.split(" of ")[0].split()[-1] or described.startswith(cycle)
-    values, groups = truth.t.values.ravel(), [key(d) for d in truth.indexes["time"]]
+    found, text = climatology_error(truth, weights=None)
+    assert text.startswith(described)
+    values, dates = truth.t.values.ravel(), truth.indexes["time"]
+    if key is None:
+        rows = oracle.slow_rows(dates, calendar, 3, has_hours=freq == "12h")
+        known = np.where(np.arange(n) < train, values, np.nan)
+        usual = oracle.slow_fit(rows, known[:, None])[:, 0]
+        np.testing.assert_allclose(found, usual - values, atol=1e-6)
+        return
+    groups = [key(d) for d in dates]
     sums: dict = {}
     for value, group in list(zip(values, groups, strict=True))[:train]:
         sums.setdefault(group, []).append(value)
@@ -86,12 +97,13 @@ def test_a_given_climatology_is_used_as_it_is():
 
 def test_a_date_without_train_cells_has_no_climatology_and_says_so():
     truth = truth_cube(train=8)  # January to August
+    options = {"by": "month", "climatology": "month", "progress": False}
     with pytest.warns(UserWarning, match="'climatology' does in"):
-        card = evaluate(truth, truth, baselines="climatology", by="month", progress=False)
+        card = evaluate(truth, truth, baselines="climatology", **options)
     assert card.scores["count"].sel(month=9, model="climatology").item() == 0
     assert card.scores.unpredicted.sel(month=9, model="climatology").item() == 12 * 6
     # other scores do not need one
-    alone = evaluate(truth, truth, by="month", progress=False)
+    alone = evaluate(truth, truth, **options)
     assert alone.scores["count"].sel(month=9).item() == 12 * 6
     assert alone.scores.acc.sel(month=9).isnull().all()
 
@@ -101,8 +113,8 @@ def test_invalid_climatologies():
     forecast = forecast_cube(truth, range(40, 70), [1])
     with pytest.raises(InvalidValueError, match=r"climatology must be .*, got 'monthly'"):
         evaluate(forecast, truth, climatology="monthly")
-    with pytest.raises(InvalidTypeError, match=r"climatology must be a Dataset .* got int"):
-        evaluate(forecast, truth, climatology=3)
+    with pytest.raises(InvalidTypeError, match=r"climatology must be one of .* got float"):
+        evaluate(forecast, truth, climatology=3.5)
     with pytest.raises(InvalidValueError, match=r"dims of climatology must be .*, got 'week'"):
         evaluate(forecast, truth, climatology=xr.DataArray([1.0], dims="week", name="t"))
     with pytest.raises(InvalidValueError, match="climatology must have the variables \\['t'\\]"):
@@ -111,7 +123,7 @@ def test_invalid_climatologies():
         with pytest.raises(InvalidValueError, match="need train cells, but truth has no split"):
             evaluate(truth.drop_vars("split"), truth.drop_vars("split"), baselines=baseline)
     numbers = truth.assign_coords(time=np.arange(72))
-    with pytest.raises(InvalidValueError, match="climatology='month' needs dates along 'time'"):
+    with pytest.raises(InvalidValueError, match="climatology='month' needs dates along the"):
         evaluate(numbers, numbers, climatology="month")
 
 
@@ -121,5 +133,82 @@ def test_nothing_that_can_be_scored_is_an_error():
     part = xr.zeros_like(truth["split"].broadcast_like(truth["t"]))
     dim = next(str(dim) for dim in part.dims if dim != "time")
     part = part.where(part[dim] != part[dim][0], 1).astype("uint8")
-    with pytest.raises(InvalidValueError, match="'climatology' has no value in any cell"):
+    with pytest.raises(
+        InvalidValueError, match="in any cell with a truth, because a split in space"
+    ):
         evaluate(truth, truth.assign(split=part), baselines="climatology", progress=False)
+
+
+def test_a_split_in_time_is_told_of_the_season_not_of_space():
+    truth = truth_cube(train=5)
+    late = truth.isel(time=slice(5, 12))
+    with pytest.raises(InvalidValueError, match="no dates at that time of the year; leave it out"):
+        evaluate(late, truth, baselines="climatology", climatology="month", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("freq", "n", "described"),
+    [
+        ("h", 720, "2 harmonics of the day"),
+        ("MS", 24, "by month"),
+        ("D", 365, "one mean"),
+    ],
+)
+def test_short_records_are_compared_with_what_they_support(freq, n, described):
+    """A month of hours, two years of months and a year of days, split in time."""
+    truth = truth_cube(n, 1, 2, freq=freq, train=n * 7 // 10)
+    test = truth.isel(time=slice(n * 7 // 10, None))
+    with pytest.warns(UserWarning, match=r"climatology .* from 1 year: .* fewer than 10 years"):
+        card = evaluate(test, truth, baselines="climatology", progress=False)
+    assert card.attrs["climatology"].startswith(described)
+    assert card.scores["count"].values.tolist() == [[2 * test.time.size] * 2]
+    assert card.scores.unpredicted.values.tolist() == [[0, 0]]
+    assert card.verdict == [
+        "t cannot be compared with climatology: the climatology is from one year."
+    ]
+    assert "from 1 year" in repr(card)
+
+
+@pytest.mark.slow
+def test_a_forecast_that_knows_only_the_season_has_no_skill():
+    """Simulated truth: five train years, and a forecast that is the true cycle."""
+    keys = [*honesty_climatology.keys("1 years")[:3], *honesty_climatology.keys("5 years")]
+    found = honesty_climatology.rows({key: honesty_climatology.run(key) for key in keys})
+    assert len(found) == 4
+    assert all(row["met"] for row in found), found
+
+
+def test_few_years_are_warned_of_where_a_score_uses_them():
+    truth = truth_cube()
+    options = {"progress": False}
+    for used in ({"baselines": "climatology", "metrics": "rmse"}, {"metrics": "acc"}, {}):
+        with pytest.warns(UserWarning, match=r"from 3 years: with fewer than 10 years, the noise"):
+            evaluate(truth, truth, **used, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(truth, truth, metrics="rmse", **options)
+
+
+def test_ten_years_are_enough_to_say_nothing():
+    truth = truth_cube(14 * 12, 1, 1, train=11 * 12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        card = evaluate(truth, truth, baselines="climatology", progress=False)
+    assert card.verdict == ["t is better than climatology."]
+    assert card.attrs["climatology_years"] == 11
+
+
+def test_shares_of_classes_stay_between_0_and_1():
+    n = 800
+    rng = np.random.default_rng(0)
+    time = xr.date_range("2000-01-01", periods=n)
+    flags = {"flag_values": np.array([0, 1], "int8"), "flag_meanings": "dry wet"}
+    season = np.cos(2 * np.pi * np.arange(n) / 365)
+    wet = (rng.random(n) < np.where(season > 0.5, 0.9, 0.0)).astype("int8")
+    truth = xr.Dataset({"w": ("time", wet, flags)}, {"time": time})
+    truth["split"] = "time", (np.arange(n) < 700).astype("uint8")
+    shares = xr.DataArray(np.full((n, 2), 0.5), {"time": time, "class": [0, 1]}, ("time", "class"))
+    card = evaluate(shares.rename("w"), truth, baselines="climatology", progress=False)
+    reliable = card.scores.brier.sel(model="climatology").item()
+    assert 0 < reliable < 0.5
+    assert np.isfinite(card.scores.log_loss.sel(model="climatology").item())

@@ -84,9 +84,8 @@ def test_a_level_has_rows_and_a_curvilinear_grid_too():
         flat.map.t_rmse.sel(model="climatology"),
     )
     curved = truth.rename(lat="y", lon="x").drop_vars(["y", "x"])
-    curved = curved.assign_coords(
-        lat=(("y", "x"), np.arange(12.0).reshape(3, 4)), lon=(("y", "x"), np.zeros((3, 4)))
-    )
+    lon, lat = np.meshgrid(np.arange(4.0), np.arange(3.0))
+    curved = curved.assign_coords(lat=(("y", "x"), lat + lon), lon=(("y", "x"), lon))
     assert card_of(curved, curved).spectrum.t.attrs["rows_along"] == "x"
 
 

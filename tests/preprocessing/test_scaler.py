@@ -444,3 +444,24 @@ def test_scaled_values_are_in_units_of_one_until_the_scaling_is_undone() -> None
         assert scaled.split.attrs == ds.split.attrs
     # values in units of their own, as of a model, keep them
     assert post.undo_standardizing(ds.t, 1.0, 2.0).attrs["units"] == "K"
+
+
+def test_days_of_the_year_are_scaled_by_a_smooth_climatology() -> None:
+    rng = np.random.default_rng(0)
+    time = xr.date_range("2001-01-01", periods=5 * 365, calendar="noleap", use_cftime=True)
+    season = 8 * np.cos(2 * np.pi * (np.arange(time.size) % 365) / 365)
+    noise = rng.normal(size=(time.size, 2))
+    ds = xr.Dataset({"t": (("time", "x"), 280 + season[:, None] + noise)}, {"time": time})
+    scaler = pp.CubeScaler(per="x", climatology="dayofyear").fit(ds)
+    scaled = scaler.transform(ds)
+    # the mean of five values of each day would take a fifth of the noise away
+    assert float((scaled.t.values - noise).std()) < 0.1
+    xr.testing.assert_allclose(scaler.inverse_transform(scaled), ds)
+    halves = [pp.CubeScaler(per="x", climatology="dayofyear").fit(ds.isel(time=part)) for part in
+              (slice(0, 900), slice(900, None))]  # fmt: skip
+    xr.testing.assert_allclose(halves[0].merge(halves[1]).transform(ds), scaled)
+    mean, std = pp.get_statistics(ds, dims="time", by="dayofyear")["t"]
+    assert mean.sizes == {"dayofyear": 366, "x": 2}
+    xr.testing.assert_allclose(pp.standardize(ds, {"t": [mean, std]}), scaled)
+    with pytest.raises(InvalidValueError, match="needs method='standardize', got 'robust'"):
+        pp.CubeScaler("robust", climatology="dayofyear").fit(ds)

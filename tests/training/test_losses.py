@@ -21,7 +21,7 @@ from ml4cube.training.measure.scores import Meter, Scores, check_metrics
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.run.supervised_step import Supervised
 from tests.distributed_runner import on_ranks
-from tests.oracle import band_areas
+from tests.oracle import band_areas, quadrilateral_areas
 from tests.training_parts import dataset, network, trained, trainer, weights
 
 NAN = math.nan
@@ -145,8 +145,10 @@ def test_weighted_by_area():
     assert found == pytest.approx(truth, rel=1e-4)
     assert area_weights(lat, axis=-1).shape == (3,)
     assert area_weights([90.0, -90.0, 90.0000001]).tolist() == [[0.5], [1.0], [0.5]]
-    assert area_weights([[0.0, 60.0], [60.0, 90.0]], axis=-3).squeeze(-1).tolist() == (
-        [[1.0, 0.5], [0.5, 0.0]]
+    lats, lons = np.array([[0.0, 5, 10], [1, 6, 11]]), np.array([[0.0, 1, 2], [5, 6, 7]])
+    expected = torch.from_numpy(quadrilateral_areas(lats, lons)).float().unsqueeze(-1)
+    torch.testing.assert_close(
+        area_weights(lats, axis=-3, longitude=lons), expected, rtol=1e-3, atol=0
     )
     radians = np.deg2rad(lat).assign_attrs(units="radian")
     torch.testing.assert_close(area_weights(radians), area_weights(lat))
@@ -164,6 +166,7 @@ def test_weighted_by_area():
         ),
         (lambda: area_weights([91.0]), "-90 to 90"),
         (lambda: area_weights([NAN]), "-90 to 90"),
+        (lambda: area_weights([[0.0, 60.0]]), "latitude need longitudes along"),
         (lambda: area_weights([[[1.0]]]), "one value per row or per cell"),
         (lambda: area_weights([1.0, 2.0], axis=2), "axis must be at most -1"),
         (lambda: area_weights([[1.0, 2.0]], axis=-1), "axis must be at most -2"),

@@ -204,8 +204,8 @@ class FieldStatistics(VariableStatistics):
         Coordinate values along dims that have some.
     histogram : Histogram, optional
         Source of the quantiles.
-    weighting : {"area", "given"}, optional
-        Kind of weights, if any.
+    weighting : str, optional
+        The rule by which cells are weighted, if they are.
 
     Examples
     --------
@@ -284,7 +284,7 @@ class FieldStatistics(VariableStatistics):
         }
         sizes = dict(zip(self.dims, self.mean.shape, strict=True))
         bins = self.histogram.bins if self.histogram else "no"
-        weights = f"{self.weighting} weights" if self.weighting else "no weights"
+        weights = f"weights by {self.weighting}" if self.weighting else "no weights"
         return f"{sizes} (labels {labels}, {bins} bins, {weights})"
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ml4cube.core.climatology import Climatology
 from ml4cube.evaluation.cells.cell_reader import Floats, LoadedCells, Steps
-from ml4cube.evaluation.cells.climatology import Climatology
 from ml4cube.evaluation.cells.timing import Timing
 
 CLIMATOLOGY, PERSISTENCE = "climatology", "persistence"

@@ -10,61 +10,69 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.core.axes import check_aligned, is_time
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_choice
-from ml4cube.core.scaling import GROUPS, group_numbers
+from ml4cube.core.climatology import (
+    GROUPS,
+    Climatology,
+    Cycle,
+    Design,
+    Sums,
+    counted,
+    group_numbers,
+    hours,
+    train_years,
+    warning_of_years,
+)
+from ml4cube.core.errors import caller_level, check_choice
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import split_label
 from ml4cube.evaluation.cells.cell_reader import CellReader, Floats, Steps, Tile, at_steps
 from ml4cube.evaluation.cells.timing import Timing, positions, span
 from ml4cube.preprocessing.cubes import cells_of_part
 
-Groups = NDArray[np.intp]
-
-#: Groups of dates that have a climatology of their own.
-CYCLES = (*GROUPS, "dayofyear_hour", "mean")
-_DAY_US = 86_400_000_000
-
 
 @dataclass(frozen=True, eq=False)
 class ClimatologyOptions:
-    """The means of train cells by groups of dates, or a given climatology."""
+    """The climatology of train cells, or a given one."""
 
     time_dim: str
     train: TrainCells
-    cycle: str
-    group_of_step: Groups
+    design: Design | None
     given: xr.Dataset | None
     described: str
+    # From how many years each mean is; None if unknown.
+    years: int | None
 
     @classmethod
     def of(cls, truth: xr.Dataset, timing: Timing, time_dim: str, given: Any) -> ClimatologyOptions:
         """Read the argument `climatology` of `evaluate`."""
-        dates = truth[time_dim]
-        cycle = given if isinstance(given, str) else cycle_of(dates, timing.truth_keys)
-        check_choice("climatology", cycle, CYCLES)
-        if cycle != "mean" and not is_time(dates):
-            raise InvalidValueError(
-                f"climatology={cycle!r} needs dates along {time_dim!r}, got {dates.dtype}; "
-                "use 'mean'"
-            )
+        dates = truth[time_dim].values
+        if isinstance(given, xr.Dataset | xr.DataArray):
+            train = TrainCells.of(truth, timing, time_dim, None)
+            return cls(time_dim, train, None, as_dataset(given), "given", None)
         train = TrainCells.of(truth, timing, time_dim, given)
-        described = f"{'one mean' if cycle == 'mean' else f'by {cycle}'} of {train.described}"
-        if not (given is None or isinstance(given, str | slice)):
-            if not isinstance(given, xr.Dataset | xr.DataArray):
-                raise InvalidTypeError(
-                    "climatology must be a Dataset or DataArray, a slice of times, or one of "
-                    f"{list(CYCLES)}, got {type(given).__name__}"
-                )
-            return cls(time_dim, train, cycle, _no_groups, as_dataset(given), "given")
-        group_of_step = np.unique(groups_of(dates, cycle), return_inverse=True)[1]
-        return cls(time_dim, train, cycle, group_of_step, None, described)
+        if given is None or isinstance(given, slice):
+            cycle = Cycle.supported_by(dates, train.steps_with_cells, _scored_steps(timing))
+        else:
+            cycle = Cycle.of("climatology", given)
+        design = Design.of("climatology", cycle, dates)
+        years = train_years(dates[train.steps_with_cells]) if is_time(truth[time_dim]) else None
+        described = f"{cycle.described} of {train.described}"
+        if years is not None:
+            described += f", from {counted(years)}"
+        return cls(time_dim, train, design, None, described, years)
 
     def along(self, dims: Sequence[str]) -> ClimatologyOptions:
         """Return the same for a variable with some of the dims of the train cells."""
         return replace(self, train=replace(self.train, flags=flags_along(self.train.flags, dims)))
+
+    @property
+    def why_unknown(self) -> str:
+        """Why it has no value where the prediction is scored."""
+        if self.train.flags.ndim > 1:
+            return "a split in space leaves no train cell there"
+        return f"it is {self.described}, which have no dates at that time of the year"
 
     @property
     def is_known(self) -> bool:
@@ -72,21 +80,26 @@ class ClimatologyOptions:
         return self.given is not None or bool(self.train.steps.size)
 
     @property
-    def n_groups(self) -> int:
-        """Means of each cell."""
-        if self.given is None:
-            return int(self.group_of_step.max(initial=-1)) + 1
+    def numbers_of_cell(self) -> int:
+        """Numbers that are in memory for each cell."""
+        if self.design is not None:
+            return self.design.numbers_of_cell
+        assert self.given is not None
         cycles = set(self.given.sizes) & {*GROUPS, "hour"}
-        return math.prod(self.given.sizes[dim] for dim in cycles)
+        return 2 * math.prod(self.given.sizes[dim] for dim in cycles)
 
     def of_tile(self, name: str, tile: TrainTile, dates: xr.DataArray, block: int) -> Climatology:
         """Return the climatology of a variable in one tile."""
-        if self.given is None:
-            return tile.climatology(self.group_of_step, block)
+        if self.design is not None:
+            return tile.climatology(self.design, block)
+        assert self.given is not None
         return given_climatology(self.given[name], dates, tile)
 
 
-_no_groups = np.zeros(0, np.intp)
+def _scored_steps(timing: Timing) -> Steps:
+    """Return the steps of the truth that are predicted."""
+    steps = np.unique(timing.valid_steps)
+    return steps[steps >= 0]
 
 
 def flags_along(flags: xr.DataArray, dims: Sequence[str]) -> xr.DataArray:
@@ -98,34 +111,6 @@ def flags_along(flags: xr.DataArray, dims: Sequence[str]) -> xr.DataArray:
     return flags.all(others) if others else flags
 
 
-def cycle_of(dates: xr.DataArray, keys: NDArray[Any]) -> str:
-    """Return the cycle that suits the step of the data."""
-    if not is_time(dates) or len(keys) < 2:
-        return "mean"
-    step = float(np.median(np.diff(keys)))
-    for cycle, longest in (("dayofyear_hour", 0.99), ("dayofyear", 1.5), ("month", 45.0)):
-        if step <= longest * _DAY_US:
-            return cycle
-    return "mean"
-
-
-def groups_of(dates: xr.DataArray, cycle: str) -> NDArray[np.int64]:
-    """Return the group of each date in a cycle."""
-    values = dates.values
-    if cycle == "mean":
-        return np.zeros(len(values), np.int64)
-    if cycle == "dayofyear_hour":
-        return group_numbers(values, "dayofyear") * 24 + _hours(values)
-    return group_numbers(values, cycle)
-
-
-def _hours(dates: NDArray[Any]) -> NDArray[np.int64]:
-    if dates.dtype.kind == "M":
-        hours = (dates - dates.astype("M8[D]")) // np.timedelta64(1, "h")
-        return np.asarray(hours, np.int64)
-    return np.array([date.hour for date in dates], np.int64)
-
-
 @dataclass(frozen=True, eq=False)
 class TrainCells:
     """The cells that climatologies may use: those of some steps, less those without a flag."""
@@ -133,6 +118,8 @@ class TrainCells:
     described: str
     steps: Steps
     flags: xr.DataArray
+    # Steps at which there is a train cell.
+    steps_with_cells: Steps
 
     @classmethod
     def of(cls, truth: xr.Dataset, timing: Timing, time_dim: str, given: Any) -> TrainCells:
@@ -149,26 +136,17 @@ class TrainCells:
         if described and steps.size:
             described += f" ({span(dates[steps])})"
         flags = xr.DataArray(np.isin(np.arange(dates.size), steps), dims=time_dim)
+        with_cells = flags
         if label is not None:  # the test cells of given times would leak into the climatology
-            flags = flags & xr.DataArray(cells_of_part(truth, "train")[0])
+            is_train = xr.DataArray(cells_of_part(truth, "train")[0])
+            if time_dim in is_train.dims:
+                others = [dim for dim in is_train.dims if dim != time_dim]
+                with_cells = flags & is_train.any(others)
+            flags = flags & is_train
             described = f"the train cells of {label!r}" + (described and f" in {described}")
         if flags.dims == (time_dim,):
             steps = np.flatnonzero(flags.values)
-        return cls(described, steps, flags)
-
-
-@dataclass(frozen=True, eq=False)
-class Climatology:
-    """Mean of each group of dates in each cell of a tile; NaN where no train cell has a value."""
-
-    means: Floats
-    group_of_step: Groups
-
-    def at(self, steps: Steps) -> Floats:
-        """Return the climatology at steps of the truth, of any shape; NaN for -1."""
-        values: Floats = self.means[self.group_of_step[steps.clip(min=0)]]
-        values[steps < 0] = np.nan
-        return values
+        return cls(described, steps, flags, np.flatnonzero(with_cells.values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,19 +170,12 @@ class TrainTile:
         """Cells along each dim."""
         return tuple(self.tile[dim].stop - self.tile[dim].start for dim in self.dims)
 
-    def climatology(self, group_of_step: Groups, block: int) -> Climatology:
-        """Average the train cells of each group, so many steps at a time."""
-        n_groups = int(group_of_step.max(initial=-1)) + 1
-        total, count = (np.zeros((n_groups, *self.shape)) for _ in range(2))
+    def climatology(self, design: Design, block: int) -> Climatology:
+        """Sum up the train cells, so many steps at a time, and return their climatology."""
+        sums = Sums(design, self.shape)
         for steps in _in_blocks(self.train.steps, block):
-            values = self.at(steps)
-            is_known = np.isfinite(values)
-            for group in np.unique(group_of_step[steps]):
-                here = group_of_step[steps] == group
-                total[group] += np.where(is_known[here], values[here], 0.0).sum(0)
-                count[group] += is_known[here].sum(0)
-        means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-        return Climatology(means, group_of_step)
+            sums.add(steps, self.at(steps))
+        return replace(sums.climatology(), are_shares=self.truth.classes is not None)
 
     def damping(self, climatology: Climatology, timing: Timing, block: int) -> Floats:
         """Return rho of each lead and cell: the slope of later on earlier train anomalies.
@@ -245,7 +216,7 @@ def given_climatology(means: xr.DataArray, dates: xr.DataArray, tile: TrainTile)
     for cycle in cycles:
         check_choice("dims of climatology", cycle, [*GROUPS, "hour"])
         values = dates.values
-        numbers = _hours(values) if cycle == "hour" else group_numbers(values, cycle)
+        numbers = hours(values) if cycle == "hour" else group_numbers(values, cycle)
         labels = np.arange(24) if cycle == "hour" else GROUPS[cycle]
         known = means[cycle].values if cycle in means.coords else labels[: means.sizes[cycle]]
         entries.append(positions(labels[numbers], known))
@@ -265,10 +236,20 @@ def _flat(
     means = np.full((len(cells) + 1, *shape), np.nan)
     means[:-1] = cells
     if not entries:
-        return Climatology(means, np.zeros(n_steps, np.intp))
+        return _of_groups(means, np.zeros(n_steps, np.intp))
     group = np.ravel_multi_index([along.clip(min=0) for along in entries], cycle_shape)
     unknown = np.any([along < 0 for along in entries], axis=0)
-    return Climatology(means, np.where(unknown, len(cells), group))
+    return _of_groups(means, np.where(unknown, len(cells), group))
+
+
+def _of_groups(means: Floats, group_of_step: Steps) -> Climatology:
+    return Climatology(Design(Cycle("mean"), group_of_step, None), means)
+
+
+def warn_of_years(options: ClimatologyOptions) -> None:
+    """Say from how few years a climatology is."""
+    if text := warning_of_years(options.years):
+        warnings.warn(f"climatology {options.described}: {text}", stacklevel=caller_level())
 
 
 def warn_of_train_cells(

@@ -13,9 +13,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.scaling import group_numbers
+from ml4cube.core.climatology import Climatology, group_numbers
 from ml4cube.evaluation.cells.cell_reader import Floats, Steps
-from ml4cube.evaluation.cells.climatology import Climatology, TrainTile
+from ml4cube.evaluation.cells.climatology import TrainTile
 from ml4cube.evaluation.cells.probabilities import QUANTILE, Outputs
 
 #: Levels that stand for the whole distribution, beside members.

@@ -10,8 +10,8 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.axes import is_time
+from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.scaling import GROUPS, group_numbers
 from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.evaluation.cells.cell_reader import Steps, Tile, at_steps
 from ml4cube.evaluation.cells.timing import Timing

@@ -8,7 +8,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.climatology import is_one_year
 from ml4cube.cube.coordinates import LEAD
+from ml4cube.evaluation.cells.baselines import FROM_CLIMATOLOGY
 from ml4cube.evaluation.scores.intervals import Intervals
 
 Flags = NDArray[np.bool_]
@@ -22,6 +24,12 @@ def verdicts(by_lead: xr.Dataset, groups: xr.Dataset, level: float, dates: str) 
     verdict = []
     for variable in by_lead["variable"].values:
         for baseline in by_lead["baseline"].values:
+            if baseline in FROM_CLIMATOLOGY and is_one_year(by_lead.attrs):
+                verdict.append(
+                    f"{variable} cannot be compared with {baseline}: the climatology is from one "
+                    "year."
+                )
+                continue
             scores = by_lead.sel(variable=variable, baseline=baseline)
             name, compared = str(variable), _Compared(scores, str(baseline))
             of_groups = groups.sel(variable=variable, baseline=baseline)

@@ -11,24 +11,21 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.axes import check_aligned
+from ml4cube.core.climatology import Climatology
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.sums.fields import check_weights
+from ml4cube.cube.areas import cell_weights, check_not_zero
 from ml4cube.evaluation.cells.baselines import CLIMATOLOGY, DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
 from ml4cube.evaluation.cells.classes import class_labels, known_in_all, most_likely
-from ml4cube.evaluation.cells.climatology import (
-    Climatology,
-    ClimatologyOptions,
-    TrainTile,
-    flags_along,
-)
+from ml4cube.evaluation.cells.climatology import ClimatologyOptions, TrainTile, flags_along
 from ml4cube.evaluation.cells.climatology_distribution import Distribution
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import Predicted
 from ml4cube.evaluation.cells.probabilities import Outputs, empty_reliability
 from ml4cube.evaluation.cells.timing import Timing
-from ml4cube.evaluation.cube_scores import cell_weights, in_block
+from ml4cube.evaluation.cube_scores import in_block
 from ml4cube.evaluation.sums.block_sums import Block, VariableSums
 from ml4cube.evaluation.sums.spectrum import spectrum_dim
 from ml4cube.progress import Stage
@@ -79,7 +76,7 @@ class Scored:
             model: Predicted.of(cube[name], steps, array, tuple(sizes), classes)
             for model, (cube, steps) in cubes.items()
         }
-        of_cells, described = cell_weights(weights, prediction, array, dict(truth.variables))
+        of_cells, described, _ = cell_weights(weights, array, truth.variables).warn()
         if of_cells is not None and not set(of_cells.dims) <= set(sizes):
             raise InvalidValueError(
                 f"weights must lie along the dims of a step of {name!r}, {tuple(sizes)}, got "
@@ -90,6 +87,7 @@ class Scored:
             one_class = of_cells.isel(of_class, drop=True, missing_dims="ignore")
             check_aligned("weights", one_class, array)
             check_weights(of_cells.values)
+            check_not_zero(of_cells)
         reader = CellReader.of(array, (time_dim,), tuple(sizes), classes)
         is_map = classes is not None and CLASS not in prediction.dims
         return cls(name, timing, reader, sizes, row_dim, predicted, of_cells, described, is_map)
@@ -116,12 +114,12 @@ class Scored:
         """Several outputs of the prediction of a quantity."""
         return None if self.n_classes else next(iter(self.predicted.values())).outputs
 
-    def tiles(self, n_groups: int) -> list[dict[str, slice]]:
+    def tiles(self, of_climatology: int) -> list[dict[str, slice]]:
         """Cut the cells of a step so that climatologies and the values of a sample fit."""
         n_leads, numbers = self.timing.leads.size, self.numbers_of_cell
         of_distribution = 0 if self.outputs is None else Distribution.numbers_of_cell(self.outputs)
-        of_climatology = 16 * (n_groups + n_leads) + 8 * (numbers + of_distribution)
-        limit = max(1, min(_TILE_BYTES // of_climatology, 2 * _BLOCK_CELLS // numbers))
+        of_cell = of_climatology + of_distribution + 2 * n_leads + numbers
+        limit = max(1, min(_TILE_BYTES // (8 * of_cell), 2 * _BLOCK_CELLS // numbers))
         size = dict(self.sizes)
         for dim, n in self.sizes.items():
             if dim == self.row_dim or (dim == CLASS and self.n_classes):
@@ -166,7 +164,7 @@ class Scored:
         if self.is_map:
             reliability = None
         sums = VariableSums(n_models, shape, self.sizes, row_length, reliability, self.n_classes)
-        for tile in self.tiles(0 if options is None else options.n_groups):
+        for tile in self.tiles(0 if options is None else options.numbers_of_cell):
             scored_tile = _Tile(self, tile, names, options, part, labels)
             for samples in self.blocks(tile):
                 for block in scored_tile.blocks(samples):

@@ -1,0 +1,439 @@
+"""Climatologies: what is usual at a time of the year and of the day, from sums that merge.
+
+Daily and finer data have a smooth climatology: harmonics of the year, and of the day with a
+seasonal change, fitted by least squares to the values of each cell. Each day of the year by itself
+would be the mean of as many values as there are years, so that its noise looks like skill of any
+forecast that is compared with it. Coarser data have a mean of each month.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import cftime
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.axes import is_time
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: Labels of the groups of a climatology. A day of the year counts from 1; calendars without leap
+#: days have only 365, or 360.
+GROUPS: dict[str, NDArray[Any]] = {
+    "month": np.arange(1, 13),
+    "season": np.array(["DJF", "MAM", "JJA", "SON"]),
+    "dayofyear": np.arange(1, 367),
+}
+DAY = "dayofyear"
+#: Climatologies by name: of the season of the year, of the time of the day, of both, or of none.
+CYCLES = ("month", "season", "dayofyear", "dayofyear_hour", "hour", "mean")
+#: A mean over fewer years is uncertain enough to say so.
+FEW_YEARS = 10
+
+_HARMONICS, _OF_DAY = 3, 2
+_DAY_US = 86_400_000_000
+_DAYS_OF_YEAR = {"360_day": 360, "noleap": 365, "365_day": 365, "all_leap": 366, "366_day": 366}
+_LONGEST_FINE, _LONGEST_DAILY, _LONGEST_MONTHLY = 0.99, 1.5, 45.0  # steps in days
+# From the first to the last train date of a year, so that a fit closes at most a month of it.
+_LEAST_DAYS = 330.0
+_WINDOW = re.compile(r"(\d+)D")
+_CELLS_AT_ONCE = _STEPS_AT_ONCE = 4096
+# Of the normal equations: below rounding of the data, above that of float64. Columns that are the
+# same at all dates, as harmonics of the day of two values a day, share one coefficient.
+_RIDGE = 1e-9
+# Values of a cell for each coefficient.
+_LEAST_VALUES = 3
+
+
+def group_numbers(dates: NDArray[Any], by: str) -> Ints:
+    """Return the group of each date in a climatology, as an index into its labels."""
+    if dates.dtype.kind == "M":
+        month = dates.astype("M8[M]").astype(np.int64) % 12
+        day = (dates.astype("M8[D]") - dates.astype("M8[Y]").astype("M8[D]")).astype(np.int64)
+    else:
+        month = np.array([date.month - 1 for date in dates], np.int64)
+        day = np.array([date.dayofyr - 1 for date in dates], np.int64)
+    season = (month + 1) % 12 // 3  # December begins the first one
+    groups: dict[str, Ints] = {"month": month, "season": season, "dayofyear": day}
+    return groups[by]
+
+
+def hours(dates: NDArray[Any]) -> Ints:
+    """Return the hour of each date."""
+    return np.asarray(_day_fractions(dates) * 24 + 1e-9, np.int64)
+
+
+def _day_fractions(dates: NDArray[Any]) -> Floats:
+    """Return the time of the day of each date, from 0 to 1."""
+    if dates.dtype.kind == "M":
+        part = dates.astype("M8[us]") - dates.astype("M8[D]")
+        return np.asarray(part.astype(np.int64) / _DAY_US)
+    seconds = [3600 * d.hour + 60 * d.minute + d.second + d.microsecond / 1e6 for d in dates]
+    return np.array(seconds, np.float64) / 86_400
+
+
+def year_fractions(dates: NDArray[Any]) -> Floats:
+    """Return the time of the year of each date, from 0 to 1, in a year of its own length."""
+    if dates.dtype.kind == "M":
+        start = dates.astype("M8[Y]")
+        length = (start + 1).astype("M8[us]") - start.astype("M8[us]")
+        return np.asarray((dates.astype("M8[us]") - start) / length)
+    days = np.array([date.dayofyr - 1 for date in dates], np.float64)
+    lengths = np.array([_days_of_year(date) for date in dates], np.float64)
+    return np.asarray((days + _day_fractions(dates)) / lengths)
+
+
+def _days_of_year(date: cftime.datetime) -> int:
+    if date.calendar in _DAYS_OF_YEAR:
+        return _DAYS_OF_YEAR[date.calendar]
+    return 366 if cftime.is_leap_year(date.year, date.calendar) else 365
+
+
+def train_years(dates: NDArray[Any]) -> int:
+    """Return from how many years the mean of a month is, in the median of the months there are."""
+    if not len(dates):
+        return 0
+    if dates.dtype.kind == "M":
+        years = dates.astype("M8[Y]").astype(np.int64)
+    else:
+        years = np.array([date.year for date in dates], np.int64)
+    pairs = np.unique(np.stack([group_numbers(dates, "month"), years]), axis=1)
+    return int(np.median(np.unique(pairs[0], return_counts=True)[1]))
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Which climatology: its name, harmonics of the year, or the days of a moving window."""
+
+    name: str
+    harmonics: int = _HARMONICS
+    window: int | None = None
+
+    @classmethod
+    def of(cls, argument: str, given: Any) -> Self:
+        """Read the user's choice: a name, a number of harmonics, or a window such as "31D"."""
+        if isinstance(given, int | np.integer) and not isinstance(given, bool):
+            if not 1 <= given <= 30:
+                raise InvalidValueError(f"{argument} must have 1 to 30 harmonics, got {given}")
+            return cls("dayofyear", int(given))
+        if not isinstance(given, str):
+            raise InvalidTypeError(
+                f"{argument} must be one of {list(CYCLES)}, a window such as '31D' or a number of "
+                f"harmonics, got {type(given).__name__}"
+            )
+        if days := _WINDOW.fullmatch(given):
+            if not 1 <= int(days[1]) <= 366:
+                raise InvalidValueError(f"{argument} must have 1 to 366 days, got {given!r}")
+            return cls("dayofyear", window=int(days[1]))
+        check_choice(argument, given, CYCLES)
+        return cls(given)
+
+    @classmethod
+    def supported_by(
+        cls, dates: NDArray[Any], train: NDArray[np.intp], wanted: NDArray[np.intp]
+    ) -> Self:
+        """Return the cycle of the step of the data that train steps show where it is wanted."""
+        if len(dates) < 2 or not is_time(dates) or not len(train):
+            return cls("mean")
+        numbers = _days(dates)
+        step = float(np.median(np.diff(numbers)))
+        months = group_numbers(dates, "month")
+        has_months = bool(np.isin(months[wanted], months[train]).all())
+        has_year = has_months and float(np.ptp(numbers[train])) + step >= _LEAST_DAYS
+        if step <= _LONGEST_FINE:
+            return cls("dayofyear_hour" if has_year else "hour")
+        if step <= _LONGEST_DAILY:
+            return cls("dayofyear" if has_year else "mean")
+        is_monthly = step <= _LONGEST_MONTHLY
+        return cls("month" if is_monthly and has_months else "mean")
+
+    @property
+    def described(self) -> str:
+        """Phrase for the scorecard."""
+        if self.name in ("month", "season"):
+            return f"by {self.name}"
+        if self.name == "mean":
+            return "one mean"
+        if self.window is not None:
+            return f"means of {self.window} days around the day of the year"
+        if self.name == "hour":
+            return f"{_OF_DAY} harmonics of the day"
+        of_day = " and of the day" if self.name == "dayofyear_hour" else ""
+        return f"{self.harmonics} harmonics of the year{of_day}"
+
+
+def _days(dates: NDArray[Any]) -> Floats:
+    """Return days since some date."""
+    if dates.dtype.kind == "M":
+        ticks = dates.astype("M8[us]").astype(np.int64)
+    else:
+        ticks = cftime.date2num(dates, "microseconds since 1970-01-01", dates[0].calendar)
+    return np.asarray(ticks, np.float64) / _DAY_US
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """What a climatology is made of at each step of a cube: a group, and columns of a fit."""
+
+    cycle: Cycle
+    group_of_step: NDArray[np.intp]
+    # (steps, coefficients); None for a mean of each group. A fit holds in groups with a value.
+    columns: Floats | None
+    # Groups of each day of the year, of means over a window.
+    groups_of_day: int = 1
+
+    @classmethod
+    def of(cls, argument: str, cycle: Cycle, dates: NDArray[Any]) -> Self:
+        """Return the design of a cycle at all dates."""
+        if cycle.name == "mean":
+            return cls(cycle, np.zeros(len(dates), np.intp), None)
+        if not is_time(dates):
+            raise InvalidValueError(
+                f"{argument}={cycle.name!r} needs dates along the time dim, got {dates.dtype}; use "
+                "'mean'"
+            )
+        if cycle.name in ("month", "season"):
+            return cls(cycle, group_numbers(dates, cycle.name).astype(np.intp), None)
+        phases, times = year_fractions(dates), _day_fractions(dates)
+        if cycle.window is not None:
+            n_hours = 24 if len(np.unique(times)) > 1 else 1
+            days = np.floor(phases * 366 + 1e-9).astype(np.intp)
+            of_day = np.floor(times * n_hours + 1e-9).astype(np.intp)
+            return cls(cycle, days * n_hours + of_day, None, n_hours)
+        months = group_numbers(dates, "month").astype(np.intp)
+        day_waves = waves(times, _OF_DAY)
+        if cycle.name == "hour":
+            return cls(cycle, np.zeros_like(months), day_waves)
+        of_year = waves(phases, cycle.harmonics)
+        if cycle.name == "dayofyear":
+            return cls(cycle, months, of_year)
+        changes = (of_year[:, 1:3, None] * day_waves[:, None, 1:]).reshape(len(dates), -1)
+        return cls(cycle, months, np.concatenate([of_year, day_waves[:, 1:], changes], axis=1))
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups."""
+        if self.cycle.window is not None:
+            return 366 * self.groups_of_day
+        return int(self.group_of_step.max(initial=-1)) + 1
+
+    @property
+    def numbers_of_cell(self) -> int:
+        """Numbers that the sums hold for one cell."""
+        k = 0 if self.columns is None else self.columns.shape[1]
+        return 2 * self.n_groups + k * (k + 5) // 2
+
+
+def waves(phases: Floats, harmonics: int) -> Floats:
+    """Return columns of 1, and cosine and sine of each harmonic."""
+    angles = 2 * np.pi * phases[:, None] * np.arange(1, harmonics + 1)
+    waves = np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(len(phases), -1)
+    return np.concatenate([np.ones((len(phases), 1)), waves], axis=1)
+
+
+class Sums:
+    """Sums of the values of cells, of shape `cells`, that a climatology follows from; mergeable."""
+
+    def __init__(self, design: Design, cells: Sequence[int]) -> None:
+        self._design, self._cells = design, tuple(cells)
+        n = int(np.prod(self._cells, dtype=np.int64))
+        self._count = np.zeros((design.n_groups, n))
+        k = design.n_groups if design.columns is None else design.columns.shape[1]
+        # of values in each group, or of values times each column
+        self._total = np.zeros((k, n))
+        # of products of columns, above the diagonal: in blocks without gaps, and in others
+        self._pairs = np.triu_indices(k) if design.columns is not None else None
+        self._products = np.zeros((0 if self._pairs is None else len(self._pairs[0]), 1))
+        self._gappy_products: Floats | None = None
+
+    def add(self, steps: NDArray[np.intp], values: Floats) -> None:
+        """Add values (steps, *cells) of some steps; NaN is a gap."""
+        for start in range(0, len(steps), _STEPS_AT_ONCE):
+            some = slice(start, start + _STEPS_AT_ONCE)
+            self._add(steps[some], values[some].reshape(len(steps[some]), -1))
+
+    def _add(self, steps: NDArray[np.intp], values: Floats) -> None:
+        is_known = np.isfinite(values)
+        filled = np.where(is_known, values, 0.0)
+        groups = self._design.group_of_step[steps]
+        for group in np.unique(groups):
+            here = groups == group
+            self._count[group] += is_known[here].sum(0)
+            if self._pairs is None:
+                self._total[group] += filled[here].sum(0)
+        if self._pairs is None or self._design.columns is None:
+            return
+        columns = self._design.columns[steps]
+        self._total += columns.T @ filled
+        products = columns[:, self._pairs[0]] * columns[:, self._pairs[1]]
+        is_whole = is_known.all(0)
+        if is_whole.all():
+            self._products += products.sum(0)[:, None]
+            return
+        if self._gappy_products is None:
+            self._gappy_products = np.zeros((len(self._products), values.shape[1]))
+        self._gappy_products[:, is_whole] += products.sum(0)[:, None]
+        has_gaps = is_known.any(0) & ~is_whole
+        self._gappy_products[:, has_gaps] += products.T @ is_known[:, has_gaps].astype(np.float64)
+
+    def merge(self, other: Sums) -> Sums:
+        """Return the sums of both, of the same cells at other steps of the same design."""
+        merged = Sums(self._design, self._cells)
+        for part in (self, other):
+            merged._count += part._count
+            merged._total += part._total
+            merged._products += part._products
+            if part._gappy_products is not None:
+                if merged._gappy_products is None:
+                    merged._gappy_products = np.zeros_like(part._gappy_products)
+                merged._gappy_products += part._gappy_products
+        return merged
+
+    def climatology(self) -> Climatology:
+        """Return the climatology of each cell."""
+        count, total = self._count, self._total
+        if self._pairs is None:
+            if self._design.cycle.window is not None:
+                count, total = (self._over_window(sums) for sums in (count, total))
+            means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+            return Climatology(self._design, means.reshape(-1, *self._cells))
+        coefficients = self.coefficients()
+        is_known = (count > 0).reshape(-1, *self._cells)
+        return Climatology(self._design, coefficients.reshape(-1, *self._cells), is_known)
+
+    def _over_window(self, sums: Floats) -> Floats:
+        """Add up the days around each day of the year."""
+        of_days = sums.reshape(366, self._design.groups_of_day, -1)
+        window = min(self._design.cycle.window or 1, 366)
+        first = -(window // 2)
+        shifted = (np.roll(of_days, -shift, axis=0) for shift in range(first, first + window))
+        return np.asarray(sum(shifted)).reshape(sums.shape)
+
+    def coefficients(self) -> Floats:
+        """Solve the normal equations of each cell; NaN for one with too few values."""
+        count, k = self._count.sum(0), len(self._total)
+        found = np.full_like(self._total, np.nan)
+        is_enough = np.flatnonzero(count >= _LEAST_VALUES * k)
+        for start in range(0, len(is_enough), _CELLS_AT_ONCE):
+            cells = is_enough[start : start + _CELLS_AT_ONCE]
+            if self._gappy_products is None:  # one matrix for all cells
+                matrix = self._matrices(self._products)[0]
+                found[:, cells] = _solve(matrix, self._total[:, cells])
+                continue
+            matrices = self._matrices(self._products + self._gappy_products[:, cells])
+            of_cells = _solve(matrices, self._total[:, cells].T[..., None])
+            found[:, cells] = of_cells[..., 0].T
+        return found
+
+    def _matrices(self, products: Floats) -> Floats:
+        """Return the matrices of the normal equations (cells, k, k)."""
+        k = len(self._total)
+        matrices = np.zeros((products.shape[1], k, k))
+        assert self._pairs is not None
+        for row, column, values in zip(*self._pairs, products, strict=True):
+            matrices[:, row, column] = matrices[:, column, row] = values
+        return matrices
+
+
+def _solve(matrices: Floats, right: Floats) -> Floats:
+    """Solve normal equations (..., k, k), of which some columns may be the same."""
+    size = np.trace(matrices, axis1=-2, axis2=-1)[..., None, None] / matrices.shape[-1]
+    ridged = matrices + _RIDGE * size * np.eye(matrices.shape[-1])
+    found = np.linalg.solve(ridged, right)
+    # what the ridge took from columns that are not the same
+    refined: Floats = found + np.linalg.solve(ridged, right - matrices @ found)
+    return refined
+
+
+def least_squares(columns: Floats, values: Floats) -> Floats:
+    """Return the coefficients of each cell, of values (steps, cells); NaN for one with too few."""
+    steps = np.arange(len(values))
+    sums = Sums(Design(Cycle("dayofyear"), np.zeros_like(steps), columns), values.shape[1:])
+    sums.add(steps, values)
+    return sums.coefficients()
+
+
+@dataclass(frozen=True, eq=False)
+class Climatology:
+    """Means of groups (groups, *cells), or coefficients of a fit and where it holds."""
+
+    design: Design
+    numbers: Floats
+    is_known: NDArray[np.bool_] | None = None
+    # Whether the first axis of cells has shares of classes, which a fit may take beyond 0 and 1.
+    are_shares: bool = False
+
+    def at(self, steps: NDArray[np.intp]) -> Floats:
+        """Return the climatology at steps of any shape; NaN for -1, and where none is known."""
+        inside = steps.clip(min=0)
+        groups = self.design.group_of_step[inside]
+        if self.design.columns is None or self.is_known is None:
+            values: Floats = self.numbers[groups]
+        else:
+            values = np.tensordot(self.design.columns[inside], self.numbers, 1)
+            values[~self.is_known[groups]] = np.nan
+            if self.are_shares:
+                values = values.clip(0.0, 1.0)
+                values /= values.sum(steps.ndim, keepdims=True)
+        values[steps < 0] = np.nan
+        return values
+
+
+def smooth_days(mean: Floats, variance: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Return smooth means and variances of each day of the year, from those of single days.
+
+    The first axis has 366 days, which may be fewer in the calendar: the last ones are empty then.
+    NaN where an entry has too few days.
+    """
+    shape, weight = mean.shape, np.nan_to_num(weight.reshape(366, -1))
+    last = int(np.flatnonzero(weight.any(1)).max(initial=0)) + 1
+    length = 360 if last <= 360 else last
+    columns = waves((np.arange(366) + 0.5) / length, _HARMONICS)
+    smooth_mean = _fit(columns, np.nan_to_num(mean.reshape(366, -1)), weight)
+    deviation = np.nan_to_num(mean.reshape(366, -1)) - smooth_mean
+    squares = np.nan_to_num(variance.reshape(366, -1)) + deviation**2
+    smooth_variance = _fit(columns, squares, weight)
+    # a fit of squares may dip below what any day has
+    least = np.where(weight > 0, squares, np.inf).min(0)
+    least = np.where(np.isfinite(least), least, 0.0)
+    return smooth_mean.reshape(shape), np.maximum(smooth_variance, least).reshape(shape)
+
+
+def _fit(columns: Floats, values: Floats, weight: Floats) -> Floats:
+    """Return the weighted least-squares fit of each cell (rows, cells)."""
+    k = columns.shape[1]
+    fitted = np.full_like(values, np.nan)
+    is_enough = np.flatnonzero((weight > 0).sum(0) >= _LEAST_VALUES * k)
+    for start in range(0, len(is_enough), _CELLS_AT_ONCE):
+        cells = is_enough[start : start + _CELLS_AT_ONCE]
+        here = weight[:, cells]
+        matrices = np.einsum("dk,dl,dc->ckl", columns, columns, here, optimize=True)
+        right = columns.T @ (here * values[:, cells])
+        fitted[:, cells] = columns @ _solve(matrices, right.T[..., None])[..., 0].T
+    return fitted
+
+
+def warning_of_years(years: int | None) -> str:
+    """Return what must be said of a climatology from so few years; nothing of one from enough."""
+    if years is None or years >= FEW_YEARS:
+        return ""
+    return (
+        f"with fewer than {FEW_YEARS} years, the noise of a climatology counts as skill of the "
+        "models beside it"
+    )
+
+
+def counted(years: int) -> str:
+    """Return a number of years as a phrase."""
+    return "1 year" if years == 1 else f"{years} years"
+
+
+def is_one_year(attrs: Mapping[Any, Any]) -> bool:
+    """Return True if the climatology of a scorecard is from one year: too few for a verdict."""
+    return bool(attrs.get("climatology_years", FEW_YEARS) <= 1)
