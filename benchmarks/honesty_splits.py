@@ -1,9 +1,7 @@
 """What a split promises against what a model does where it is used: on simulated and real cubes.
 
-A part of `benchmarks/honesty.py`: `keys` names independent cases, `run` computes one, `rows` sums
-them up. ``python -m benchmarks.honesty_splits RESULTS`` computes what is missing in a file of
-results by case, writes the sums over real cubes to `benchmarks/results/honesty_splits.json`, from
-which `docs/explanation/honest_splits.md` has its numbers, and draws its figures.
+A part of `benchmarks/honesty.py`. `summary` has the numbers of `docs/explanation/honest_splits.md`,
+and `draw` its figures.
 
 - Simulated fields, whose truth is known: five splits for each of four uses, and the report on each.
 - Stations with a field that lasts: rows drawn at random, for a map of the same days.
@@ -17,8 +15,6 @@ would be used. All sectors take turns as the new region.
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -42,7 +38,6 @@ from ml4cube.splits import (
     leakage_report,
 )
 
-SUMS = Path(__file__).parent / "results" / "honesty_splits.json"
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 SEEDS = 20
 ROWS = 12_000  # for a fit, and for a score on real cubes; drawn anew for each seed
@@ -464,7 +459,9 @@ def _count(holding: list[bool]) -> tuple[str, float]:
 
 
 def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the numbers of `docs/explanation/honest_splits.md`."""
+    """Return the numbers of `docs/explanation/honest_splits.md`; none before all cases are there."""
+    if set(keys()) - set(results):
+        return {}
     sums: dict[str, Any] = {"shared_past": results["shared_past"], "ranges": results["ranges"]}
     for cube, (_, _, _, splits) in REAL.items():
         cases = [result for key, result in results.items() if key.startswith(f"{cube}-")]
@@ -540,31 +537,3 @@ def draw() -> None:
             curves["the new region"] = by_curve["deployment → train"]
     figure = distance_curves(curves, title="Sea cells: how far is the nearest train cell?")
     figure.savefig(FIGURES / "honest_distances.png")
-
-
-def main() -> None:
-    """Compute the cases that are missing, print the bars, and write the sums and figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="JSON file of results by case, which grows")
-    parser.add_argument("--only", default="", help="cases whose name starts so")
-    args = parser.parse_args()
-    logging.disable(logging.WARNING)
-    results = json.loads(args.results.read_text()) if args.results.exists() else {}
-    for key in keys():
-        if key.startswith(args.only) and key not in results:
-            results[key] = run(key)
-            args.results.write_text(as_json(results))
-    for row in rows(results):
-        print(f"{row['claim']}: {row['measured']} (bar: {row['bar']}) met: {row['met']}")
-    if not args.only:
-        SUMS.write_text(as_json(summary(results)))
-        draw()
-
-
-def as_json(values: dict[str, Any]) -> str:
-    """Return values as JSON; NaN becomes null."""
-    return json.dumps(values, indent=2, default=float).replace("NaN", "null") + "\n"
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,9 @@ PAGE = PATH.read_text()
 TEXT = " ".join(PAGE.split())
 SPLITS = ("random cells", "blocks", "blocks, buffer", "region left out", "forward, gap")
 
-MEASURED = json.loads((ROOT / "benchmarks" / "results" / "honesty_splits.json").read_text())
+MEASURED = json.loads((ROOT / "benchmarks" / "results" / "honesty.json").read_text())[
+    "honest_splits"
+]
 ROWS = [
     tuple(cell.strip() for cell in line.strip("|").split("|"))
     for line in PAGE.splitlines()
