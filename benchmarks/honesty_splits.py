@@ -15,7 +15,6 @@ would be used. All sectors take turns as the new region.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -459,7 +458,7 @@ def _count(holding: list[bool]) -> tuple[str, float]:
 
 
 def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the numbers of `docs/explanation/honest_splits.md`; none before all cases are there."""
+    """Return the numbers of `docs/explanation/honest_splits.md`; {} before all are run."""
     if set(keys()) - set(results):
         return {}
     sums: dict[str, Any] = {"shared_past": results["shared_past"], "ranges": results["ranges"]}

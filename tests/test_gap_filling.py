@@ -1,5 +1,7 @@
 """Filling gaps, against loops over single cells; and scores on artificial gaps."""
 
+import warnings
+
 import dask
 import iris_sample_data
 import numpy as np
@@ -338,3 +340,32 @@ def test_scores_say_how_cells_are_weighted_and_what_cannot_be_filled_is_refused(
     assert fill_gaps(ds).scores.attrs["weights"] == "t: area of the bands of lat"
     with pytest.raises(InvalidTypeError, match=r"floating-point numbers, the cube has \['t'\]"):
         fill_gaps(ds.fillna(0).astype(int))
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_scores_hold_where_gaps_do_not_depend_on_the_value(depends):
+    """A simulated truth: 30 % of the cells are hidden, at random or where they are low."""
+    rng = np.random.default_rng(0)
+    values = np.zeros((300, 8, 8))
+    for step in range(1, 300):
+        values[step] = 0.8 * values[step - 1] + 0.6 * rng.normal(size=(8, 8))
+    truth = xr.DataArray(values, dims=("time", "lat", "lon"), name="t")
+    truth = truth.assign_coords(time=xr.date_range("2000-01-01", periods=300))
+    low = values < np.quantile(values, 0.3)
+    hidden = low if depends else rng.permutation(low.ravel()).reshape(low.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        filled, scores = fill_gaps(truth.where(~hidden).to_dataset())
+    errors = (filled["t"] - truth).values[hidden]
+    errors = errors[np.isfinite(errors)]
+    by_length = scores.isel(variable=0, gap_length=slice(1, None))
+    share = (by_length.gaps / by_length.gaps.sum()).fillna(0.0)
+    promised = np.sqrt((share * by_length.rmse.fillna(0.0) ** 2).sum().item())
+    ratio = promised / np.sqrt(np.mean(errors**2))
+    assert "do not depend on the values" in scores.attrs["assumes"]
+    if depends:
+        assert ratio < 0.85
+        assert errors.mean() > 0.3
+    else:
+        assert 0.9 < ratio < 1.1
+        assert abs(errors.mean()) < 0.05

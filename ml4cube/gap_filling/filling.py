@@ -40,6 +40,12 @@ _FLAGS = {"known": 0, "filled": 1, "gap": 2}
 _METRICS = ("rmse", "mae", "bias", "count", "unpredicted")
 
 
+_ASSUMES = (
+    "gaps do not depend on the values that they hide; where they do, the true errors are larger, "
+    "and the bias of the real gaps does not show"
+)
+
+
 class FilledCube(NamedTuple):
     """The result of `fill_gaps`.
 
@@ -134,6 +140,10 @@ def fill_gaps(
 
     Notes
     -----
+    The scores are those of the real gaps only if gaps do not depend on the values that they hide,
+    as ``scores.attrs["assumes"]`` says. Where clouds hide the cold cells, the true error is larger,
+    up to twice in simulations, and the bias of the real gaps does not show at all.
+
     Artificial gaps need a time dim, and gaps that are not the same at all steps; a warning says if
     nothing could be scored. If `ds` has a split label, a model is scored outside its train part;
     without one, a warning says that it may have been trained on the hidden values. `hide_cells`
@@ -393,5 +403,8 @@ def _scores(cube: xr.Dataset, sums: Mapping[str, tuple[PairSums, NDArray[np.int6
             "units": ("variable", units),
             "gap_length": ("gap_length", ["all", *LENGTHS], {"long_name": "time steps of the gap"}),
         },
-        {"weights": "; ".join(f"{name}: {how}" for name, how in weights.items())},
+        {
+            "weights": "; ".join(f"{name}: {how}" for name, how in weights.items()),
+            "assumes": _ASSUMES,
+        },
     )
