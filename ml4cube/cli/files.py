@@ -39,7 +39,7 @@ def write_texts(texts: Mapping[str, str]) -> None:
                 name = written[path].name
             folder.write(name, text.encode("utf-8"))
         for path, aside in written.items():
-            aside.replace(path)
+            aside.replace(full_path(path))
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}; make room or choose another "

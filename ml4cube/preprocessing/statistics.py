@@ -150,8 +150,8 @@ class Statistics(core.Statistics):
         label = None if split is None else split_label(cube)
         read = [*chosen, *([] if label is None else [label])]
         cube = heed_absent_chunks(cube, read, missing_chunks).cube
-        cells, part = cubes.cells_of_part(cube, split)
         options = FieldOptions.of(cube, chosen, reduced_dims, by, weights, len(quantiles) > 0)
+        cells, part = cubes.cells_of_part(cube, split)
         statistics = {}
         for name in chosen:
             variable = cube.variables[name]

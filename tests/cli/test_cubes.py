@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_all_or_nothing_and_the_repeat_works(
 
     with monkeypatch.context() as patch:
         patch.setattr(folders, "write_file", full)
-        said = error_of(line, code=1)
+        said = invoke(line, code=1).stderr.splitlines()[-1]  # after warnings
     assert "out.json" in said
     assert "No space left on device; make room" in said
     assert {path.name: path.read_bytes() for path in Path().glob("out*")} == before

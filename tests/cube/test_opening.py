@@ -10,7 +10,7 @@ import pytest
 import torch
 import xarray as xr
 
-from ml4cube.cli.files import check_free, read_text, write_text
+from ml4cube.cli.files import check_free, read_text, write_texts
 from ml4cube.cube.opening import as_dataset
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
@@ -81,7 +81,7 @@ def test_a_path_is_that_of_the_moment_of_the_call(
 
 
 def test_texts_of_the_command_line_are_in_the_home_folder(home: Path) -> None:
-    write_text("~/a.json", "{}")
+    write_texts({"~/a.json": "{}"})
     assert (home / "a.json").read_text() == read_text("~/a.json") == "{}"
     with pytest.raises(StoreExistsError, match=r"a\.json exists"):
         check_free("~/a.json", overwrite=False)

@@ -424,7 +424,7 @@ def test_after_ctrl_c_the_best_weights_are_within_reach():
 
 def test_stale_best_model_of_another_run_is_never_returned(tmp_path):
     path = tmp_path / "best.pth"
-    torch.save(network(seed=9).state_dict(), path)
+    write_file(path, network(seed=9).state_dict())
     stale = path.read_bytes()
     bad = [(torch.full((4, 3), math.nan), torch.zeros(4, 1))]
     with pytest.raises(RunError, match=r"training loss is nan on rank 0, epoch 1, step 1"):
