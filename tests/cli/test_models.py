@@ -93,7 +93,7 @@ def test_a_forecast_of_real_temperatures(run):
     assert forecast.sst.dims == ("init_time", "lead_time", "latitude", "longitude")
     invoke("predict sst.zarr --run run --trust --out all.zarr")
     line = "evaluate all.zarr sst.zarr --recipe split.json --baselines '[persistence, climatology]'"
-    report = json.loads(invoke(f"{line} --n-boot 0 --out scores.json --json").stdout)
+    report = json.loads(invoke(f"{line} --out scores.json --json").stdout)
     card = compare(
         "all.zarr",
         assign_time_split(xr.open_zarr("sst.zarr"), 0.6, val=0.2),

@@ -22,7 +22,7 @@ def test_readme_goes_from_a_cube_to_scored_predictions_in_five_commands():
     report = json.loads(
         invoke(
             "evaluate prediction.zarr my_cube.zarr --recipe split.json --baselines climatology "
-            "--n-boot 0 --json"
+            "--json"
         ).stdout
     )
     scores = {(r["model"], r["metric"]): r["value"] for r in report["scores"]}
