@@ -31,7 +31,7 @@ from loky import get_reusable_executor
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "honesty.json"
-PARTS = ("areas", "climatology", "copies", "intervals", "splits")
+PARTS = ("areas", "climatology", "copies", "intervals", "ranges", "splits")
 
 
 def part_module(part: str) -> ModuleType:

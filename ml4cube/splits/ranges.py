@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.distance.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
+from ml4cube.core.display import Summarized, Summary, Table
+from ml4cube.core.distance.variogram import (
+    FEWEST_LAGS,
+    Semivariances,
+    Variogram,
+    differ,
+    fit_variogram,
+    pool,
+    semivariances,
+    with_interval,
+)
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole, listed
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.absent_chunks import heed_in_array
-from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.cube.coordinates import find_time_dim, map_dims
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits import residuals
@@ -30,8 +41,8 @@ from ml4cube.splits.residuals import (
 logger = logging.getLogger(__name__)
 
 
-class Ranges(dict[str, float]):
-    """Range of autocorrelation by dim, in cells: a dict with the variograms behind it.
+class Ranges(Summarized, dict[str, float]):
+    """Range of autocorrelation by dim, in cells: a dict with intervals and variograms.
 
     Parameters
     ----------
@@ -46,6 +57,9 @@ class Ranges(dict[str, float]):
         Lags, semivariances, pairs and the fitted model by dim.
     reasons : dict of str to str
         Why a dim has no range; only dims without one.
+    intervals : dict of str to tuple of float
+        Ends of the 90 % interval of the range by dim, in cells: the upper one is inf if the range
+        may be over a third of the dim, and both are NaN if nothing is known.
     var : str
         The variable.
     rising : frozenset of str
@@ -53,17 +67,62 @@ class Ranges(dict[str, float]):
 
     Examples
     --------
-    >>> found = Ranges({"x": Variogram(np.ones(1), np.ones(1), np.ones(1), reason="no sill")}, "a")
-    >>> found, found.reasons
-    ({'x': nan}, {'x': 'no sill'})
+    >>> steps = np.random.default_rng(0).normal(size=(40, 500)).cumsum(axis=1)
+    >>> smooth = xr.DataArray(steps[:, 10:] - steps[:, :-10], dims=("y", "x"), name="a")
+    >>> ranges = estimate_range(smooth)
+    >>> low, high = ranges.intervals["x"]
+    >>> bool(low < ranges["x"] < high)
+    True
     """
 
     def __init__(self, variograms: dict[str, Variogram], var: str) -> None:
         super().__init__({dim: float(found.range) for dim, found in variograms.items()})
         self.variograms = dict(variograms)
         self.reasons = {dim: found.reason for dim, found in variograms.items() if found.reason}
+        self.intervals = {dim: fitted.interval for dim, fitted in variograms.items()}
         self.var = var
         self.rising = frozenset(dim for dim, found in variograms.items() if found.rising)
+
+    def _summary(self) -> Summary:
+        rows = [(dim, *self._texts(dim), self.reasons.get(dim, "")) for dim in self]
+        columns = ("dim", "range", "90 % interval", "why there is none")
+        headline = f"range of autocorrelation of {self.var!r}, in cells"
+        return Summary(headline, sections={"dims": Table(columns, rows)})
+
+    def _texts(self, dim: str) -> tuple[str, str]:
+        """Return the range and its interval as texts."""
+        cells, (low, high) = self[dim], self.intervals[dim]
+        if math.isnan(low):
+            return "unknown", "unknown"
+        interval = f"{low:.3g} or more" if math.isinf(high) else f"{low:.3g} to {high:.3g}"
+        return "unknown" if math.isnan(cells) else f"{cells:.3g}", interval
+
+    def doubts(self) -> dict[str, str]:
+        """Return what is not known of the range, by dim; only dims with something to say.
+
+        Returns
+        -------
+        dict of str to str
+            Why there is no range, or that it may be much longer, with its interval.
+
+        Examples
+        --------
+        >>> estimate_range(xr.DataArray(np.zeros((3, 90)), dims=("y", "x"))).doubts()["x"]
+        'no sill: all values along it are equal'
+        """
+        doubts = {}
+        for dim, (_, high) in self.intervals.items():
+            cells, interval = self._texts(dim)
+            if dim in self.rising:
+                doubts[dim] = f"{self.reasons[dim]}; 90 % interval of the range: {interval} cells"
+            elif dim in self.reasons:
+                doubts[dim] = self.reasons[dim]
+            elif math.isinf(high):
+                doubts[dim] = (
+                    f"the range may be too short: it is {cells} cells, 90 % interval {interval}, "
+                    "because few ranges fit into the cube"
+                )
+        return doubts
 
     def plot(self) -> Any:
         """Plot the variograms with their ranges and sills.
@@ -92,10 +151,15 @@ def estimate_range(
     The empirical variogram of the cells along the dim, over at most half its length, is fitted
     with a linear, a spherical, an exponential, a gaussian or one of two Matérn models by weighted
     least squares. The range is the practical one: where the model reaches 95 % of its sill, and
-    values have a correlation of 0.05. It must fit into the dim five times, or it cannot be
-    distinguished from that of a larger field. For synthetic fields of two and three dims and a
-    length of 30 ranges, the error is below 25 %. A short dim is less certain, and a field of one
-    dim needs some 100 ranges.
+    values have a correlation of 0.05. It must fit into the dim three times, or it cannot be
+    distinguished from that of a larger field. The fewer ranges fit into the cube, the less it is
+    known, and the more often it is too short: ``intervals`` has the 90 % interval, and the log
+    warns if it has no upper end. For synthetic fields of two and three dims and a length of 30
+    ranges, the error is below 25 %; a field of one dim needs some 100 ranges.
+
+    The two dims of a map have one range, from the pairs along both, unless their variograms differ
+    by more than chance allows: by a factor of exp(2 / √n) up to a quarter of the range, for the n
+    times that the area of a range fits into the field.
 
     Parameters
     ----------
@@ -117,13 +181,13 @@ def estimate_range(
     Returns
     -------
     Ranges
-        A dict {dim: cells}, with ``variograms``, ``reasons`` and ``plot()``. NaN if there is no
-        sill, fewer than five ranges fit into the dim, fewer than three distances have 30 pairs
-        of values, or the dim lists stations: ``reasons`` has the reason, and the log a warning.
-        In a rough (exponential) field smaller than its range, one dim in five still gets a range,
-        which is too short. A range below one cell counts as one. If cells are not equally spaced,
-        a cell is the median spacing. Months count as equally spaced. Spreads of up to two steps of
-        the dtype have no range.
+        A dict {dim: cells}, with ``intervals``, ``variograms``, ``reasons`` and ``plot()``. NaN if
+        there is no sill, fewer than three ranges fit into the dim, fewer than three distances have
+        30 pairs of values, or the dim lists stations: ``reasons`` has the reason, and the log a
+        warning. A rough (exponential) field smaller than its range may still get a range, which is
+        too short; its interval has no upper end. A range below one cell counts as one. If cells are
+        not equally spaced, a cell is the median spacing. Months count as equally spaced. Spreads of
+        up to two steps of the dtype have no range.
 
     Raises
     ------
@@ -159,41 +223,104 @@ def ranges_of(
 ) -> Ranges:
     """Estimate the ranges of a variable whose absent chunks were heeded."""
     array = in_chunks(_variable(array, None))
+    wanted = _dims(array, dims)
     stations = station_dim(array)
+    on_map = map_dims(array.coords.values(), array.dims)
+    if len(on_map) != 2 or stations in on_map or not set(on_map) & set(wanted):
+        on_map = ()
     is_sampled = array.size > residuals.CELLS_AT_MOST
     cycles = cycles_of(array) if deseason else {}
-    found: Residuals | None = None
-    variograms: dict[str, Variogram] = {}
-    for dim in _dims(array, dims):
-        if dim == stations:
-            reason = f"no sill: {dim!r} lists stations, whose order does not follow their distance"
-            variograms[dim] = Variogram(
-                np.empty(0), np.empty(0), np.empty(0, dtype=np.int64), reason=reason
-            )
-            continue
-        if found is None or is_sampled:
+    lines: dict[str, _Lines] = {}
+    values: Residuals | None = None
+    asked = [dim for dim in map(str, array.dims) if dim in (*wanted, *on_map) and dim != stations]
+    others = [dim for dim in map(str, array.dims) if dim not in (*asked, stations)]
+    for dim in asked + others if asked else []:
+        # In a large cube, dims that nobody asked for are looked at in the last sample.
+        if values is None or (is_sampled and dim in asked):
             cells = sample_lines(array, dim, deseason) if is_sampled else array
-            found = remove_trend_and_season(cells, detrend, cycles)
-        variograms[dim] = _variogram(found, dim, array.dtype)
-    ranges = Ranges(variograms, str(array.name))
-    for dim, reason in ranges.reasons.items():
-        logger.warning("%s along %s: %s", array.name, dim, reason)
+            values = remove_trend_and_season(cells, detrend, cycles)
+        lines[dim] = _lines(values, dim, array.dtype)
+    if stations in wanted:
+        reason = f"no sill: {stations!r} lists stations, whose order does not follow their distance"
+        lines[str(stations)] = _Lines(reason=reason)
+    variograms = {dim: of_dim.fit() for dim, of_dim in lines.items()}
+    pooled = _pooled(lines, variograms, on_map) if on_map else {}
+    variograms |= pooled
+    n_patches = math.prod(lines[dim].ranges_in(variograms[dim]) for dim in lines)
+    for dim in wanted:
+        same = list(pooled) if dim in pooled else [dim]
+        longest = max(same, key=lambda name: lines[name].length)
+        n_lines = n_patches / lines[longest].ranges_in(variograms[dim])
+        length = lines[longest].length
+        variograms[dim] = with_interval(variograms[dim], length, n_lines, len(same))
+    ranges = Ranges({dim: variograms[dim] for dim in wanted}, str(array.name))
+    for dim, doubt in ranges.doubts().items():
+        logger.warning("%s along %s: %s", array.name, dim, doubt)
     return ranges
 
 
-def _variogram(found: Residuals, dim: str, dtype: np.dtype[Any]) -> Variogram:
-    """Return the variogram of residuals along a dim, fitted unless they may be only rounding."""
-    axis = list(found.positions).index(dim)
-    lines = np.moveaxis(found.values, axis, -1).reshape(-1, found.values.shape[axis])
-    lags, semivariance, pairs = semivariances(lines, found.positions[dim])
-    if lags.size >= FEWEST_LAGS and math.sqrt(semivariance.max()) <= found.rounding:
+class _Lines(NamedTuple):
+    """The semivariances along a dim, and what else its range is estimated from."""
+
+    semivariances: Semivariances = Semivariances(
+        np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)
+    )
+    variance: float | None = None
+    # From end to end, in units of the median distance of cells, and no more than there are cells.
+    length: float = 1.0
+    # Why it has no range, whatever the semivariances.
+    reason: str = ""
+
+    def fit(self) -> Variogram:
+        """Return the variogram with the model fitted to it."""
+        if self.reason:
+            return Variogram(*self.semivariances, reason=self.reason)
+        return fit_variogram(*self.semivariances, self.variance)
+
+    def ranges_in(self, variogram: Variogram) -> float:
+        """Return how many ranges the dim is long, at least one."""
+        cells = variogram.longest_seen if variogram.rising else variogram.range
+        return max(self.length / cells, 1.0) if math.isfinite(cells) else 1.0
+
+
+def _lines(values: Residuals, dim: str, dtype: np.dtype[Any]) -> _Lines:
+    """Return the semivariances of residuals along a dim."""
+    axis = list(values.positions).index(dim)
+    lines = np.moveaxis(values.values, axis, -1).reshape(-1, values.values.shape[axis])
+    positions = values.positions[dim]
+    of_lines = semivariances(lines, positions)
+    variance = float(np.nanvar(lines)) if np.isfinite(lines).any() else None
+    reason = ""
+    if (
+        of_lines.lags.size >= FEWEST_LAGS
+        and math.sqrt(of_lines.semivariance.max()) <= values.rounding
+    ):
         reason = (
             "no sill: all values along it are equal, or vary by no more than a few steps of "
             f"{dtype.name if dtype.kind == 'f' else 'float64'}, which may be rounding"
         )
-        return Variogram(lags, semivariance, pairs, reason=reason)
-    variance = float(np.nanvar(lines)) if np.isfinite(lines).any() else None
-    return fit_variogram(lags, semivariance, pairs, variance)
+    length = min(float(positions[-1] - positions[0]) + 1, positions.size) if positions.size else 1.0
+    return _Lines(of_lines, variance, length, reason)
+
+
+def _pooled(
+    lines: Mapping[str, _Lines], variograms: Mapping[str, Variogram], dims: Sequence[str]
+) -> dict[str, Variogram]:
+    """Return one model for both dims of a map, unless they differ by more than chance allows."""
+    first, second = (lines[dim] for dim in dims)
+    if first.reason or second.reason or first.variance is None or second.variance is None:
+        return {}
+    counts = {dim: lines[dim].ranges_in(variograms[dim]) for dim in lines}
+    area = math.prod(lines[dim].length / counts[dim] for dim in dims)
+    patches = math.prod(counts.values())
+    if differ(first.semivariances, second.semivariances, math.sqrt(area), patches):
+        return {}
+    both = first._replace(
+        semivariances=pool(first.semivariances, second.semivariances),
+        variance=(first.variance + second.variance) / 2,
+    )
+    pooled = both.fit()
+    return {dim: replace(pooled, **lines[dim].semivariances._asdict()) for dim in dims}
 
 
 def suggest_block_size(
@@ -266,13 +393,18 @@ def suggest_block_size(
         dim: max(cells, shortest) if math.isfinite(cells) else float(lengths[dim])
         for dim, cells in ranges.items()
     }
+    # Cuts of dims without a sill are made where they leave the longest blocks.
+    scales = {
+        dim: low if math.isnan(ranges[dim]) and low > 0 else wanted[dim]
+        for dim, (low, _) in ranges.intervals.items()
+    }
     counts = {dim: _most_blocks(lengths[dim], wanted[dim]) for dim in ranges}
     n_long_blocks = math.prod(counts.values())
     while math.prod(counts.values()) < min_blocks:
         # Cut the dim whose blocks stay longest relative to the range. Prefer dims with a known
         # range, because without a sill it is unknown how alike blocks are.
         priority = {
-            dim: (math.isfinite(ranges[dim]), lengths[dim] / (counts[dim] + 1) / wanted[dim])
+            dim: (math.isfinite(ranges[dim]), lengths[dim] / (counts[dim] + 1) / scales[dim])
             for dim in counts
             if math.ceil(lengths[dim] / counts[dim]) > 1 and lengths[dim] >= 4 and dim != stations
         }

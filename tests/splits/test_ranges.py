@@ -11,8 +11,11 @@ import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ml4cube.core.distance.variogram import semivariances
+from benchmarks import honesty_ranges
+from ml4cube.core.distance.variogram import pool, semivariances
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.splits import (
     assign_block_split,
@@ -89,16 +92,88 @@ def test_range_of_made_fields(shape, truth, model, gaps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["exponential", "gaussian", "matern-3/2", "matern-5/2"])
-def test_a_field_smaller_than_five_ranges_has_none(model):
-    found = []
+def test_a_field_smaller_than_its_range_has_no_upper_end(model):
     for seed in range(2):
         for size in (60, 90):
             field = made_field([size, size], [90, 90], model, seed)
-            found.append(estimate_range(xr.DataArray(field, dims=("y", "x"))))
-    told = sum(math.isfinite(cells) for ranges in found for cells in ranges.values())
-    assert told <= (2 if model == "exponential" else 0)  # of 8; rough fields look smaller
-    reasons = [reason for ranges in found for reason in ranges.reasons.values()]
-    assert all("the longest range to see" in reason for reason in reasons)
+            ranges = estimate_range(xr.DataArray(field, dims=("y", "x")))
+            for low, high in ranges.intervals.values():
+                assert low < 90 < high == math.inf
+            for dim, doubt in ranges.doubts().items():
+                may_be_short = "may be too short" in doubt
+                assert may_be_short == math.isfinite(ranges[dim])
+                assert may_be_short or "the longest range to see" in doubt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_ranges", "size"), [(4, 48), (10, 60)])
+def test_intervals_hold_the_true_range(n_ranges, size):
+    """See benchmarks/honesty_ranges.py for 3 to 30 ranges in series, maps and cubes."""
+    cells, held = size / n_ranges, 0
+    for seed in range(30):
+        field = made_field([size, size], [cells, cells], "exponential", seed + 100)
+        ranges = estimate_range(xr.DataArray(field, dims=("y", "x")))
+        low, high = ranges.intervals["x"]
+        held += low <= cells <= high
+        if math.isfinite(ranges["x"]):
+            assert low <= ranges["x"] <= high
+    assert held >= 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["64 × 64", "48 × 96"])
+@pytest.mark.parametrize("cells", [8, 24])
+def test_blocks_of_isotropic_maps_are_square(size, cells):
+    cases = [honesty_ranges.run(f"isotropic: {size}, range {cells}, seed {s}") for s in range(6)]
+    assert all(max(case["sides"]) <= 1.5 * min(case["sides"]) for case in cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cells", [(12, 4), (24, 8), (8, 24)])
+@pytest.mark.parametrize("model", ["exponential", "gaussian"])
+def test_directions_that_differ_threefold_are_told_apart(cells, model):
+    for seed in range(3):
+        field = made_field((64, 64), cells, model, seed)
+        ranges = estimate_range(xr.DataArray(field, dims=("y", "x")))
+        (low_y, _), (low_x, _) = ranges.intervals["y"], ranges.intervals["x"]
+        assert (low_y > low_x) == (cells[0] > cells[1])
+        assert low_y != low_x
+
+
+def test_one_dim_of_a_map_has_the_range_of_both():
+    field = made_field([60, 90], [12, 12], "exponential", 0)
+    cube = xr.DataArray(field, dims=("y", "x"))
+    both = estimate_range(cube)
+    assert both["y"] == both["x"]
+    assert both.intervals["y"] == both.intervals["x"]
+    assert estimate_range(cube, dims="x") == {"x": both["x"]}
+    # Each has the semivariances of its own lines.
+    assert len(both.variograms["y"].lags) < len(both.variograms["x"].lags)
+
+
+@given(seed=st.integers(0, 1000), size=st.integers(8, 40))
+def test_pooled_semivariances_are_those_of_all_lines_of_a_square(seed, size):
+    rng = np.random.default_rng(seed)
+    field = with_gaps(rng.normal(size=(size, size)), seed)
+    positions = np.arange(float(size))
+    pooled = pool(semivariances(field, positions), semivariances(field.T, positions))
+    expected = semivariances(np.concatenate([field, field.T]), positions)
+    for ours, theirs in zip(pooled, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("cells", [8, 24])
+def test_the_interval_is_printed_and_a_wide_one_is_logged(cells, caplog):
+    field = made_field([64, 64], [cells, cells], "exponential", 4)
+    with caplog.at_level(logging.WARNING, "ml4cube"):
+        ranges = estimate_range(xr.Dataset({"a": (("y", "x"), field)}))
+    low, high = ranges.intervals["x"]
+    if cells == 8:
+        assert f"{low:.3g} to {high:.3g}" in repr(ranges)
+        assert not caplog.records
+    else:
+        assert f"{low:.3g} or more" in repr(ranges)
+        assert re.search(r"a along x: .*90 % interval.* or more", caplog.text)
 
 
 def test_few_pairs_of_values_have_no_range():
@@ -202,7 +277,7 @@ def test_nothing_to_see_is_no_crash(values):
 @pytest.mark.parametrize("dtype", ["float32", "int16", ">f4", "uint8", "bool"])
 def test_dtypes(dtype):
     field = made_field([80, 90], [8, 8], "gaussian", 1)
-    scaled = field > 0 if dtype == "bool" else np.round(40 * field + 125)
+    scaled = field > 0 if dtype == "bool" else np.round(30 * field + 125)
     found = estimate_range(xr.DataArray(scaled.astype(dtype), dims=("y", "x")))
     whole = 8 if dtype == "bool" else estimate_range(xr.DataArray(field, dims=("y", "x")))["x"]
     assert found["x"] == pytest.approx(whole, rel=0.4 if dtype == "bool" else 0.1)
