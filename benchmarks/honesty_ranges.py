@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ml4cube.splits import estimate_range, suggest_block_size
 
 SEEDS = 12
-RUNS = 40  # fields for each number of ranges
+RUNS = 25  # fields for each number of ranges
 SQUARE_SHAPES = ((64, 64), (48, 96))
 KINDS = ("series", "map", "cube")
 NUMBERS_OF_RANGES = (3, 4, 5, 7, 10, 20, 30)

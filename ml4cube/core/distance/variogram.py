@@ -159,7 +159,7 @@ def pool(first: Semivariances, second: Semivariances) -> Semivariances:
     values = np.concatenate([first.semivariance, second.semivariance])
 
     def total(weights: NDArray[Any]) -> Floats:
-        return np.bincount(class_index, weights, distinct.size)
+        return np.bincount(class_index, weights.astype(float), distinct.size)
 
     count = total(pairs)
     return Semivariances(
@@ -182,7 +182,7 @@ def differ(first: Semivariances, second: Semivariances, cells: float, patches: f
     total_of_second = float(second.semivariance[of_second][near].sum())
     if not (total_of_first > 0 and total_of_second > 0):
         return True
-    return abs(np.log(total_of_first / total_of_second)) > 2 / np.sqrt(max(patches, 1))
+    return bool(abs(np.log(total_of_first / total_of_second)) > 2 / np.sqrt(max(patches, 1)))
 
 
 def _steps(positions: Floats, longest: float) -> list[int]:
