@@ -159,7 +159,7 @@ def pool(first: Semivariances, second: Semivariances) -> Semivariances:
     values = np.concatenate([first.semivariance, second.semivariance])
 
     def total(weights: NDArray[Any]) -> Floats:
-        return np.bincount(class_index, weights.astype(float), distinct.size)
+        return np.asarray(np.bincount(class_index, weights, distinct.size), dtype=np.float64)
 
     count = total(pairs)
     return Semivariances(
