@@ -28,12 +28,14 @@ class Place(NamedTuple):
 
     # Where a name without a module is looked up.
     modules: tuple[str, ...]
-    # Of which classes those are that a received file may name.
+    # Of which classes those are that a received file may name: none that writes a file, since one
+    # whose place and content are chosen by others may be executed later.
     bases: tuple[str, ...]
 
 
 _LOSSES = "ml4cube.training.losses"
-_CALLBACK = "ml4cube.training.events:Callback"
+_CALLBACKS = "ml4cube.training.callbacks"
+_STOPPING = f"{_CALLBACKS}:EarlyStopping"
 
 PLACES: dict[str, Place] = {
     "model": Place((), ("torch.nn:Module",)),
@@ -48,9 +50,11 @@ PLACES: dict[str, Place] = {
         ("torch.nn", _LOSSES, "ml4cube.evaluation.metrics"),
         ("torch.nn:Module", f"{_LOSSES}:MaskedLoss", "ml4cube.evaluation.metrics:Metric"),
     ),
-    "early_stopping": Place(("ml4cube.training.callbacks",), (_CALLBACK,)),
-    "callbacks": Place(("ml4cube.training.callbacks",), (_CALLBACK,)),
-    "loggers": Place(("ml4cube.training.loggers",), ("ml4cube.training.loggers:Logger",)),
+    "early_stopping": Place((_CALLBACKS,), (_STOPPING,)),
+    "callbacks": Place(
+        (_CALLBACKS,), (_STOPPING, f"{_CALLBACKS}:Progress", f"{_CALLBACKS}:RankReport")
+    ),
+    "loggers": Place(("ml4cube.training.loggers",), ()),
     "loader.augment": Place(("ml4cube.datasets.pytorch",), ("ml4cube.loading.augmentation:_Turn",)),
     "loader.callback": Place((), ()),
 }
@@ -63,7 +67,7 @@ class Names:
     """The names that a call may import: those that the user typed, and those of safe classes.
 
     Safe are classes of torch.nn, torch.optim and ml4cube in the place of their kind, such as an
-    optimizer as the optimizer.
+    optimizer as the optimizer, that write no files.
     """
 
     typed: frozenset[str] = frozenset()
@@ -86,8 +90,8 @@ class Names:
         bound = ", ".join(f"{key}={one_line(value)}" for key, value in arguments.items())
         raise InvalidValueError(
             f"{argument} is {name}({bound}) in a received file, and no class of torch.nn, "
-            "torch.optim or ml4cube; it was neither imported nor called. If you trust it, add "
-            f"{_option(argument, whole)}, or --trust"
+            "torch.optim or ml4cube that writes no files; it was neither imported nor called. If "
+            f"you trust it, add {_option(argument, whole)}, or --trust"
         )
 
 

@@ -64,7 +64,13 @@ PLACE_ATTACKS = [
     ("loss", {"class": "TripletMarginWithDistanceLoss", "distance_function": {"class": "my_evil"}}),
     ("loss", "my_evil:Network"),
     ("metrics", {"a": "L1Loss", "b": "my_evil:Network"}),
-    ("callbacks", ["BestModel", "my_evil:Network"]),
+    ("callbacks", ["Progress", "my_evil:Network"]),
+    ("callbacks", {"class": "LossPlot", "path": MARK}),
+    ("callbacks", {"class": "ml4cube.training.callbacks:ModelCheckpoint", "save_dir": MARK}),
+    ("early_stopping", {"class": "BestModel", "path": MARK}),
+    ("loggers", {"class": "CSVLogger", "path": MARK}),
+    ("loggers", {"class": "JSONLLogger", "path": MARK, "params": {"a": f"$({TOUCH})"}}),
+    ("loggers", {"class": "TensorBoardLogger", "log_dir": MARK}),
     ("callbacks", {"class": "read_file", "path": "x"}),
     ("loggers", {"class": "ml4cube.training.loggers:importlib.import_module", "name": "my_evil"}),
     ("loader.augment", {"class": "ml4cube.training.loggers:CSVLogger", "path": MARK}),
@@ -106,7 +112,7 @@ def test_every_place_of_a_name_has_the_gate(evil, argument, recipe):
 
 
 def test_every_argument_that_is_named_has_been_attacked():
-    assert {name for name, _ in PLACE_ATTACKS} | {"model", "early_stopping"} == set(PLACES)
+    assert {name for name, _ in PLACE_ATTACKS} | {"model"} == set(PLACES)
 
 
 def test_safe_classes_are_made_without_being_named_by_the_user():
@@ -120,8 +126,26 @@ def test_safe_classes_are_made_without_being_named_by_the_user():
     make("scheduler", {"class": "LinearScheduler", "total_iters": 2}, optimizer, call=True)
     assert set(make("metrics", {"a": "RMSE", "b": "L1Loss"})) == {"a", "b"}
     assert make("early_stopping", {"class": "EarlyStopping", "patience": 3}).patience == 3
-    assert make("loggers", {"class": "CSVLogger", "path": "log.csv"}) is not None
+    assert len(make("callbacks", ["Progress", "RankReport"])) == 2
+    logger = {"class": "CSVLogger", "path": "log.csv"}
+    assert Names(frozenset({"CSVLogger"})).make("loggers", logger).path.name == "log.csv"
     assert make("loader.augment", {"class": "Flip", "dims": ["lon"]}).dims == ("lon",)
+
+
+def test_a_copied_configuration_writes_no_file_that_is_executed_later(evil, monkeypatch):
+    """Lines of a .pth file in site-packages are run by every Python; names of metrics are lines."""
+    monkeypatch.setattr("ml4cube.cli.models.samples_of", lambda *_: None)
+    monkeypatch.setattr("ml4cube.cli.models._loaders", lambda *_: (range(1), None))
+    lines = {
+        "model": {"class": "torch.nn:Linear", "in_features": 1, "out_features": 1},
+        "metrics": {f"a\nimport os; os.system('{TOUCH}')#": "MSELoss"},
+        "loggers": {"class": "CSVLogger", "path": "site-packages/evil.pth"},
+    }
+    Path("copy.yaml").write_text("# made by ml4cube 0.1.0\n" + yaml.safe_dump(CONFIG | lines))
+    told = error_of("train --config copy.yaml")
+    assert told.startswith("ml4cube train: loggers is CSVLogger(path='site-packages/evil.pth') in")
+    assert """add --loggers '{"class": "CSVLogger", "path": "site-packages/evil.pth"}',""" in told
+    assert not Path("site-packages").exists()
 
 
 def test_the_refusal_prints_what_would_be_called_and_the_line_to_type(evil, monkeypatch):
