@@ -105,6 +105,32 @@ def test_a_resumed_run_has_the_learned_weights_of_the_loss(tmp_path, kind, step)
     assert losses(resumed) == losses(whole)
 
 
+def test_a_group_of_the_loss_that_a_callback_added_is_resumed(tmp_path):
+    def train(loss, **arguments):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+        def add(loop):
+            if loop.state.epoch == 1 and len(optimizer.param_groups) == 1:
+                optimizer.add_param_group({"params": list(loss.parameters())})
+
+        added, last = hooks(on_epoch_start=add), arguments.pop("last", [])
+        arguments |= {"seed": 3, "device": "cpu", "epochs": 4, "save_every": 1, "progress": False}
+        data = DataLoader(dataset(40), batch_size=4, shuffle=True)
+        callbacks = [added, *last]
+        pytorch.Trainer(
+            model, data, None, optimizer, loss=loss, callbacks=callbacks, **arguments
+        ).train()
+        return weights(model)
+
+    whole_loss, resumed_loss, path = LearnedLoss(), LearnedLoss(), tmp_path / "snapshot.pt"
+    whole = train(whole_loss)
+    with pytest.raises(Interrupt):
+        train(LearnedLoss(), snapshot_path=path, last=[At(33)])
+    assert train(resumed_loss, snapshot_path=path) == whole
+    assert values(resumed_loss) == values(whole_loss)
+
+
 class TwoModules(Trainer):
     """An encoder beside the model, with statistics of its own."""
 

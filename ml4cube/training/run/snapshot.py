@@ -178,7 +178,8 @@ class Snapshot:
         run = self._run
         if run.ema is not None:
             run.ema.apply(False)  # an earlier run in this process may have left the average applied
-        parameters = dict(run.model.named_parameters())
+        modules = {**run.step.modules, "": run.model}
+        parameters = {n: p for prefix, m in modules.items() for n, p in m.named_parameters(prefix)}
         # Callbacks may have added groups of parameters to the optimizer.
         for names in content["groups"][len(run.optimizer.param_groups) :]:
             run.optimizer.add_param_group({"params": [parameters[name] for name in names]})
