@@ -100,7 +100,7 @@ def _read(text: str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     # of tags that do not fit their text, and of numbers of thousands of digits
-    except (yaml.YAMLError, ValueError, KeyError) as error:
+    except (yaml.YAMLError, ValueError, LookupError) as error:
         raise ValueError(" ".join(str(error).split())) from None
     waiting, n_values = [value], 0
     while waiting:

@@ -23,7 +23,7 @@ def read_text(path: str) -> str:
     folder, name = _split(path)
     try:
         return folder.read(name).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except Exception as error:  # object stores raise errors of many types
         raise StoreError(f"{path} cannot be read: {error}") from error
 
 

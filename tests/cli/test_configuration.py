@@ -155,6 +155,7 @@ BROKEN = {
     "cube: !!timestamp foo": "could not determine a constructor",
     "cube: !!int foo": "invalid literal",
     "cube: !!bool foo": "'foo'",
+    "cube: !!float ''": "string index out of range",
     "cube: !!set {a, b}": "could not determine a constructor",
     "cube: !!python/object/apply:os.mkdir [executed]": "could not determine a constructor",
     "cube: &a [*a]": "has more than 100,000 values, or one inside itself",
@@ -253,6 +254,8 @@ def test_an_object_store_without_credentials_was_asked_wrongly(folder, monkeypat
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     told = error_of("inspect s3://a-bucket/cube.zarr")
     assert "s3://a-bucket/cube.zarr cannot be opened as a cube: Unable to locate cred" in told
+    told = error_of("predict cube.zarr --run s3://a-bucket/run --out out.zarr")
+    assert "s3://a-bucket/run/config.yaml cannot be read: Unable to locate credentials" in told
 
 
 def test_netcdf_without_its_package_says_what_to_install(folder, monkeypatch):
