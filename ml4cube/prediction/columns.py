@@ -22,8 +22,10 @@ def fitted_columns(estimator: Any) -> list[str] | None:
     best = getattr(estimator, "best_estimator_", None)
     if best is not None:
         return fitted_columns(best)
-    steps = [step for _, step in getattr(estimator, "steps", ())]
-    applied = [step for step in steps if step not in (None, "passthrough")]
+    steps = getattr(estimator, "steps", None)
+    if not isinstance(steps, list):  # of a pipeline; other estimators may count theirs
+        return None
+    applied = [step for _, step in steps if step not in (None, "passthrough")]
     return fitted_columns(applied[0]) if applied else None
 
 

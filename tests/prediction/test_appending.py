@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -246,6 +247,16 @@ def test_nothing_is_appended_to_what_is_not_ours(tmp_path, model, kind):
         (tmp_path / "cube.zarr").mkdir()
     with pytest.raises(StoreExistsError, match="was not written by predict_cube, so nothing is"):
         appended(model, source(9, 3), tmp_path / "cube.zarr")
+
+
+def test_steps_are_appended_to_a_cube_of_a_version_without_a_list_of_files(tmp_path, model):
+    out = tmp_path / "cube.zarr"
+    predict_cube(model, source(0, 3), out=out, progress=False)
+    shutil.rmtree(out / "manifest")
+    assert_is_source(appended(model, source(3, 2), out), (0, 3), (3, 2))
+    assert not (out / "manifest").exists()  # it would vouch for files that nobody has compared
+    with pytest.raises(StoreExistsError, match="has lost the list of what was written"):
+        predict_cube(model, source(0, 3), out=out, overwrite=True, progress=False)
 
 
 def test_hours_follow_days_if_the_first_call_appends_too(tmp_path, model):

@@ -134,3 +134,15 @@ def test_names_that_a_library_made_up_are_none():
     assert fitted_columns(LikeCatboost()) is None
     LikeLightgbm.feature_name_ = ("b", "a")
     assert fitted_columns(LikeLightgbm()) == ["b", "a"]
+
+
+def test_an_estimator_that_counts_its_steps_is_no_pipeline():
+    class OfSteps(LinearRegression):
+        steps = 10
+
+    ds = cube()
+    model = OfSteps().fit(table(ds, "ab").to_numpy(), ds.y.values.ravel())
+    assert fitted_columns(model) is None
+    got = predict_cube(model, ds, features=["a", "b"], targets=["z"], progress=False)
+    expected = model.predict(table(ds, "ab").to_numpy()).reshape(ds.y.shape)
+    np.testing.assert_allclose(got.z, expected, rtol=1e-4, atol=1e-4)

@@ -28,7 +28,7 @@ from ml4cube.prediction.output.files import GROUP, FolderStore, open_prediction,
 from ml4cube.prediction.results.cf import PREDICTION_ATTR
 from ml4cube.store.folders import Files, Folder, size_and_hash
 from ml4cube.store.locations import Location, ZarrFolder, folder_of
-from ml4cube.store.manifest import read_manifest, write_manifest
+from ml4cube.store.manifest import NoStoreError, read_manifest, write_manifest
 
 # So that a coordinate of many appended steps is not one file for each of them.
 _STEPS_PER_CHUNK = 1024
@@ -71,6 +71,8 @@ class Extension:
     new: int
     # Content of the metadata of the group, with those of its arrays.
     group: dict[str, Any]
+    # The list of files; None where an older version wrote none, so that none is made up.
+    files: Files | None
     # All new values but those of the targets, encoded as the cube has them.
     coordinates: zarr.Group
 
@@ -89,7 +91,8 @@ class Extension:
                 _check_encoding(location, arrays[str(name)], encoded[str(name)])
         if _has_all_steps(location, cube.indexes[dim], decoded.indexes[dim], dim):
             return None
-        return cls(location, dim, cube.sizes[dim], template.sizes[dim], group, encoded)
+        files = _listed_files(location)
+        return cls(location, dim, cube.sizes[dim], template.sizes[dim], group, files, encoded)
 
     def write(self, targets: zarr.Group) -> None:
         """Write the new steps; `targets` has the values of the targets."""
@@ -103,7 +106,7 @@ class Extension:
         for metadata in arrays.values():
             axis = metadata["dimension_names"].index(self.dim)
             metadata["shape"][axis] = self.old + self.new
-        files, root = read_manifest(self.location), ""
+        root = ""
         if isinstance(self.location, ZarrFolder):
             # Icechunk refuses chunks beyond the end; nobody reads a session before its commit
             _write_metadata(folder, arrays)
@@ -115,12 +118,12 @@ class Extension:
             axis = metadata["dimension_names"].index(self.dim)
             _copy(source, zarr.Array.from_dict(at / name, metadata), axis, self.old)
         folder.make_durable()
-        for path, written in store.files.items():
-            files[path.removeprefix(f"{root}/")] = written
-        files |= _write_metadata(folder, arrays)
+        written = {path.removeprefix(f"{root}/"): file for path, file in store.files.items()}
+        written |= _write_metadata(folder, arrays)
         # listed before it is written, because the steps are there once it is
-        files[GROUP] = size_and_hash(_as_json(group))
-        write_manifest(folder, files)
+        written[GROUP] = size_and_hash(_as_json(group))
+        if self.files is not None:
+            write_manifest(folder, self.files | written)
         folder.write(GROUP, _as_json(group))
 
 
@@ -138,6 +141,13 @@ def _group_of_prediction(location: Location) -> dict[str, Any]:
     if not group.get("consolidated_metadata"):
         raise StoreError(f"append=True: {location} has lost its consolidated metadata")
     return group
+
+
+def _listed_files(location: Location) -> Files | None:
+    try:
+        return read_manifest(location)
+    except NoStoreError:
+        return None
 
 
 def _write_metadata(folder: Folder, arrays: dict[str, Any]) -> Files:
