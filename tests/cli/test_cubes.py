@@ -153,6 +153,15 @@ def test_areas_are_those_of_the_bounds_also_of_chosen_variables(cube):
     assert chosen["a"]["mean"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("command", ["split cube.zarr --method time", "stats cube.zarr"])
+def test_results_lie_in_the_home_folder(cube, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    invoke(f"{command} --out '~/result.json'")
+    assert {path.name for path in tmp_path.glob("result*")} == {"result.json", "result.json.yaml"}
+    assert "result.json exists" in error_of(f"{command} --out '~/result.json'")
+    invoke(f"{command} --out '~/result.json' --overwrite")
+
+
 def test_texts_lie_at_urls_too(cube):
     invoke("split cube.zarr --method time --out memory://cli/split.json")
     line = "stats cube.zarr --recipe memory://cli/split.json --out memory://cli/stats.json"
