@@ -26,6 +26,11 @@ ROWS = [
 ]
 
 
+def with_spread(found, use):
+    low, high = found[f"{use}_ratio_10_90"]
+    return f"{found[f'{use}_ratio']:.2f} ({low:.1f} to {high:.1f})"
+
+
 def test_predicted_and_true_errors():
     expected = []
     for found in (MEASURED["sst"], MEASURED["air"]):
@@ -34,7 +39,7 @@ def test_predicted_and_true_errors():
         assert f"over {found['runs']} runs" in TEXT
         for name in SPLITS:
             promised = f"{found[name]['promised']:.2f} K"
-            ratios = [f"{found[name][f'{use}_ratio']:.2f}" for use in ("region", "future")]
+            ratios = [with_spread(found[name], use) for use in ("region", "future")]
             expected.append((name, promised, *ratios))
     assert ROWS[: len(expected)] == expected
 
