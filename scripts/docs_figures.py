@@ -1,7 +1,7 @@
 """Make the pictures of docs/figures: from the output of the demo, and of all plots on real data.
 
 The pictures of docs/explanation/honest_splits.md come with its numbers, from
-``python -m benchmarks.honesty_splits``.
+``benchmarks/honesty.py --draw``.
 """
 
 from __future__ import annotations

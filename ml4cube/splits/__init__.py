@@ -9,8 +9,8 @@ choose blocks. `folds/` has the splitters for scikit-learn, `leakage/` the leaka
 from ml4cube.splits.assign import assign_block_split as assign_block_split
 from ml4cube.splits.assign import assign_rand_split as assign_rand_split
 from ml4cube.splits.assign import assign_time_split as assign_time_split
-from ml4cube.splits.folds.locations import LeaveLocationOut as LeaveLocationOut
-from ml4cube.splits.folds.locations import LeaveLocationTimeOut as LeaveLocationTimeOut
+from ml4cube.splits.folds.location_folds import LeaveLocationOut as LeaveLocationOut
+from ml4cube.splits.folds.location_folds import LeaveLocationTimeOut as LeaveLocationTimeOut
 from ml4cube.splits.folds.splitters import BlockKFold as BlockKFold
 from ml4cube.splits.folds.splitters import BlockShuffleSplit as BlockShuffleSplit
 from ml4cube.splits.folds.splitters import ForwardChaining as ForwardChaining

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.cube.absent_chunks import AbsentCells, heed_absent_chunks
+from ml4cube.cube.chunks import presence
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.xr_dataset import XrDataset
@@ -412,12 +413,25 @@ def test_a_store_that_cannot_be_listed_is_not_suspected(tmp_path: Path) -> None:
             get_statistics(cube, missing_chunks="raise")
 
 
-def test_a_store_behind_a_url(tmp_path: Path) -> None:
+@pytest.mark.parametrize("few", [True, False])
+def test_a_store_behind_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+    """A few keys are asked for, since a listing also has the million others of an archive."""
+    listed = []
+    list_prefix = zarr.storage.FsspecStore.list_prefix
+
+    def counted(store: Any, prefix: str) -> Any:
+        listed.append(prefix)
+        return list_prefix(store, prefix)
+
+    monkeypatch.setattr(zarr.storage.FsspecStore, "list_prefix", counted)
+    monkeypatch.setattr(presence, "_FEW_KEYS", 100 if few else 0)
     url = f"memory://{tmp_path.name}/cube.zarr"
     whole_cube().to_zarr(url, encoding={"a": {"chunks": (4, 8)}}, consolidated=False)
     fs = fsspec.filesystem("memory")
     fs.rm(f"/{tmp_path.name}/cube.zarr/a/c/1/0")
+    listed.clear()
     assert "('c/1/0', time 4:8, lat 0:8)" in told(lambda: get_insights(url))[0]
+    assert bool(listed) == (not few)
     fs.rm(f"/{tmp_path.name}", recursive=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+# So many keys are asked for one by one, since a store may hold a million beside them.
+_FEW_KEYS = 32
 # Of an array; a listing without either of them does not list what lies in a store.
 _METADATA = ("zarr.json", ".zarray")
 
@@ -100,7 +103,7 @@ def _as_slice(along: slice | int) -> slice:
 
 def _existing(array: Any, keys: Sequence[str]) -> set[str] | None:
     """Return which of an array's keys exist, or more; None if the store cannot tell."""
-    from zarr.storage import LocalStore
+    from zarr.storage import FsspecStore, LocalStore
 
     store = array.store
     if type(store) is LocalStore:  # looking for each file is quicker than walking through folders
@@ -110,6 +113,10 @@ def _existing(array: Any, keys: Sequence[str]) -> set[str] | None:
         return None  # a web server lists pages, not files
     prefix = f"{array.path}/" if array.path else ""
     try:
+        if isinstance(store, FsspecStore) and len(keys) <= _FEW_KEYS:
+            return {
+                key for key, size in zip(keys, _sizes(store, prefix, keys), strict=True) if size
+            }
         listed = {key.removeprefix(prefix) for key in _listed(store, prefix)}
     except Exception:  # stores raise any, as where a user may read but not list
         return None
@@ -123,6 +130,22 @@ def _exists(path: str, is_shard: bool) -> bool:
         return False
     # zarr reads an empty file as a shard without chunks, and refuses it as a chunk
     return size > 0 or not is_shard
+
+
+def _sizes(store: Any, prefix: str, keys: Sequence[str]) -> list[int]:
+    """Return the sizes of objects, 0 where there is none."""
+    from zarr.core.sync import sync
+
+    async def size_of(key: str) -> int:
+        try:
+            return int(await store.getsize(prefix + key))
+        except FileNotFoundError:
+            return 0
+
+    async def collect() -> list[int]:
+        return await asyncio.gather(*(size_of(key) for key in keys))
+
+    return sync(collect())
 
 
 def _listed(store: Any, prefix: str) -> list[str]:
