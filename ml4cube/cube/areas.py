@@ -15,14 +15,13 @@ from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.areas import Floats, UnknownAreaError
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_choice
 from ml4cube.core.sums.fields import check_weights
-from ml4cube.cube.coordinates import is_latitude, is_longitude
+from ml4cube.cube.coordinates import is_latitude, is_longitude, km_per_unit
 
 #: "area", the name of a variable with areas, an array, or None for equal weights.
 Weights = str | xr.DataArray | None
 
 AREA = "area"
 NO_LATITUDE = "none, no coordinate is a latitude"
-_METRES = {"m", "metre", "metres", "meter", "meters", "km", "kilometre", "kilometres"}
 _MEASURED_AREA = re.compile(r"\barea:\s*(\S+)")
 # Projections whose plane has the areas of the sphere, or nearly so.
 _EQUAL_AREA = {
@@ -267,11 +266,6 @@ def _areas_in_plane(array: xr.DataArray, variables: Mapping[Any, xr.Variable]) -
 
 
 def _is_in_metres(coord: xr.DataArray) -> bool:
-    """Return True for the x or y of a projection."""
-    if coord.ndim != 1 or coord.name not in coord.dims or coord.dtype.kind not in "fiu":
-        return False
-    standard_name = str(coord.attrs.get("standard_name", "")).strip().lower()
-    if standard_name in ("projection_x_coordinate", "projection_y_coordinate"):
-        return True
-    units = str(coord.attrs.get("units", "")).strip().lower()
-    return units in _METRES and str(coord.name).lower() in ("x", "y", "easting", "northing")
+    """Return True for the x or y of a projection, along its own dim."""
+    is_axis = coord.ndim == 1 and coord.name in coord.dims
+    return is_axis and any(km_per_unit(coord, axis) for axis in ("x", "y"))

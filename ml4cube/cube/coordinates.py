@@ -27,6 +27,13 @@ _CATEGORIES = {
     "variable", "band", "channel",
 }  # fmt: skip
 
+# Kilometres of the units that x and y of a projection have, and their names.
+_KM_PER_UNIT = {
+    **dict.fromkeys(("m", "metre", "metres", "meter", "meters"), 1e-3),
+    **dict.fromkeys(("km", "kilometre", "kilometres", "kilometer", "kilometers"), 1.0),
+}
+_PROJECTED_NAMES = {"x": ("x", "easting", "xc"), "y": ("y", "northing", "yc")}
+
 
 def role_of(coord: Any) -> str | None:
     """Return the role of a coordinate, or None."""
@@ -138,6 +145,20 @@ def map_dims(coords: Collection[Any], dims: Iterable[Any]) -> tuple[str, ...]:
         and not is_category(dim, index.get(dim))
         and (dim not in index or role_of(index[dim]) != "vertical")
     )[-2:]
+
+
+def km_per_unit(coord: Any, axis: str) -> float:
+    """Return the kilometres of one unit of x or y of a projection; 0 for other coordinates."""
+    if coord.dtype.kind not in "fiu" or coord.ndim > 2:
+        return 0.0
+    standard_name = str(coord.attrs.get("standard_name", "")).strip().lower()
+    is_projected = standard_name == f"projection_{axis}_coordinate"
+    if not is_projected and str(coord.name).lower() not in _PROJECTED_NAMES[axis]:
+        return 0.0
+    unit: Any = coord.attrs.get("units")
+    if unit is None:
+        return 1e-3 if is_projected else 0.0  # metres are the unit of the standard name
+    return _KM_PER_UNIT.get(str(unit).strip().lower(), 0.0)
 
 
 def latitude_and_longitude(coords: Iterable[Any], time_dim: str | None) -> tuple[Any, Any] | None:

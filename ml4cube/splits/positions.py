@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -21,7 +20,7 @@ from ml4cube.core.distance.reach import EARTH_RADIUS_KM
 from ml4cube.core.distance.separation import kilometres, unit_vectors
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
-from ml4cube.cube.coordinates import is_latitude, is_longitude, role_of
+from ml4cube.cube.coordinates import is_latitude, is_longitude, km_per_unit, role_of
 from ml4cube.splits.cube import CubeView, check_degrees
 
 Floats = NDArray[np.float64]
@@ -34,11 +33,6 @@ DEGREES, ROTATED, PLANE = (
     "rotated latitudes and longitudes",
     "x and y of a projection",
 )
-_KM_PER_UNIT = {
-    **dict.fromkeys(("m", "metre", "metres", "meter", "meters"), 1e-3),
-    **dict.fromkeys(("km", "kilometre", "kilometres", "kilometer", "kilometers"), 1.0),
-}
-_PLANE_NAMES = {"x": ("x", "easting", "xc"), "y": ("y", "northing", "yc")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,28 +184,14 @@ def _plane(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
         coords = [
             coord
             for coord in view.ds.coords.values()
-            if _km_per_unit(coord, axis) and _on_map(coord, view, time_dim)
+            if km_per_unit(coord, axis) and _on_map(coord, view, time_dim)
         ]
         if not coords:
             return None
         coord = min(coords, key=lambda coord: (coord.name not in view.dims, str(coord.name)))
-        in_km = coord.values.astype(float) * _km_per_unit(coord, axis)
+        in_km = coord.values.astype(float) * km_per_unit(coord, axis)
         axes.append(xr.DataArray(in_km, dims=coord.dims, name=coord.name))
     return axes
-
-
-def _km_per_unit(coord: xr.DataArray, axis: str) -> float:
-    """Return the kilometres of one unit of x or y of a projection; 0 for other coordinates."""
-    if coord.dtype.kind not in "fiu" or coord.ndim > 2:
-        return 0.0
-    standard_name = str(coord.attrs.get("standard_name", "")).strip().lower()
-    is_projected = standard_name == f"projection_{axis}_coordinate"
-    if not is_projected and str(coord.name).lower() not in _PLANE_NAMES[axis]:
-        return 0.0
-    unit: Any = coord.attrs.get("units")
-    if unit is None:
-        return 1e-3 if is_projected else 0.0  # metres are the unit of the standard name
-    return _KM_PER_UNIT.get(str(unit).strip().lower(), 0.0)
 
 
 def refuse_degrees_as_data(view: CubeView) -> None:
