@@ -164,7 +164,8 @@ def test_cells_and_scores_are_those_of_a_loop_over_cells(
     assert any((hidden == shifted).all() for shifted in shifts)
     estimated = estimates(method, values, still_known, hidden, used, *args)
     lengths, real_lengths = lengths_of_gaps(still_known), lengths_of_gaps(known)
-    weights = np.broadcast_to(area_weights(ds).values[None, :, None], values.shape)
+    areas = area_weights(ds) * xr.ones_like(ds["t"], dtype=float)
+    weights = areas.transpose("time", "lat", "lon").values
     shortest = 0
     for name, longest in {**LONGEST, "all": None}.items():
         here = hidden if longest is None else hidden & (lengths > shortest) & (lengths <= longest)
