@@ -82,7 +82,8 @@ def year_fractions(dates: NDArray[Any]) -> Floats:
     """Return the time of the year of each date, from 0 to 1, in a year of its own length."""
     if dates.dtype.kind == "M":
         start = dates.astype("M8[Y]")
-        length = (start + 1).astype("M8[us]") - start.astype("M8[us]")
+        end = start + np.timedelta64(1, "Y")
+        length = end.astype("M8[us]") - start.astype("M8[us]")
         return np.asarray((dates.astype("M8[us]") - start) / length)
     days = np.array([date.dayofyr - 1 for date in dates], np.float64)
     lengths = np.array([_days_of_year(date) for date in dates], np.float64)
