@@ -137,7 +137,7 @@ class Scorecard(Summarized):
         there is none, the scores are given, and why they decide nothing.
         """
         groups = self.scores if self.by else self._by_lead
-        return verdicts(self._by_lead, groups, self.intervals.level, self._dates)
+        return verdicts(self._by_lead, groups, self.intervals, self._dates)
 
     @property
     def table(self) -> pd.DataFrame:

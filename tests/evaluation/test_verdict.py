@@ -38,7 +38,7 @@ def said(scores, groups=None):
     """The sentences, without those of groups unless these are given."""
     if groups is None:
         groups = scores.assign(skill=scores.skill * NO)
-    (text,) = verdicts(scores, groups, 0.95, "31 dates")
+    (text,) = verdicts(scores, groups, Intervals(0.95, None), "31 dates")
     return text
 
 
@@ -66,7 +66,7 @@ def test_an_interval_decides(skill, half, text):
     assert of_lead == text.replace("persistence.", "persistence at a lead time of 6 h.")
 
 
-@pytest.mark.parametrize("skill", [0.3, -0.3, 0.0, -np.inf])
+@pytest.mark.parametrize("skill", [0.3, -0.3, 0.0])
 def test_without_an_interval_nothing_is_decided(skill):
     text = said(by_lead(skill, NO, None, rmse=(1.05, 1.2), independent=4.7))
     assert text == (
@@ -139,7 +139,7 @@ def test_groups_say_how_many_would_differ_by_chance():
     assert said(scores, groups.isel(season=[0])) == "t is better than persistence."
     assert "By season it is" in said(scores, groups.isel(season=[0, 1]))
     both = xr.concat([groups, groups], "region")
-    (text,) = verdicts(scores, both, 0.9, "31 dates")
+    (text,) = verdicts(scores, both, Intervals(0.9, None), "31 dates")
     assert "of 8 groups; of 8 equally good ones 0.8 would differ by chance." in text
     assert "By region and season it is" in text.replace(
         "By season and region", "By region and season"
@@ -159,7 +159,9 @@ def test_two_lead_times_are_all():
 
 
 def test_without_baselines_there_is_no_verdict():
-    assert verdicts(xr.Dataset({"rmse": 1.0}), xr.Dataset(), 0.95, "31 dates") == []
+    assert (
+        verdicts(xr.Dataset({"rmse": 1.0}), xr.Dataset(), Intervals(0.95, None), "31 dates") == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -312,3 +314,16 @@ def test_merged_cards_say_what_the_whole_says():
     merged = parts[0].merge(parts[1])
     assert parts[0].verdict != merged.verdict == whole.verdict
     assert merged.scores.attrs == whole.scores.attrs
+
+
+def test_what_cannot_be_decided_has_its_own_reason():
+    time = xr.date_range("2000-01-01", periods=200)
+    noise = np.random.default_rng(0).normal(size=(3, 200))
+    truth, own, other = (xr.DataArray(row, {"time": time}, ["time"], "t") for row in noise)
+    flawless = evaluate(own, truth, baselines={"same": truth}, progress=False)
+    assert flawless.verdict == [
+        "Whether t is better than same cannot be decided: RMSE 1.45, of same 0; same has no error."
+    ]
+    with pytest.warns(UserWarning, match="200 dates are fewer than two blocks of 150"):
+        card = evaluate(own, truth, baselines={"b": other}, block_length=150, progress=False)
+    assert card.verdict[0].endswith("; 200 dates are fewer than two blocks of 150.")

@@ -17,7 +17,9 @@ Flags = NDArray[np.bool_]
 Values = NDArray[np.float64]
 
 
-def verdicts(by_lead: xr.Dataset, groups: xr.Dataset, level: float, dates: str) -> list[str]:
+def verdicts(
+    by_lead: xr.Dataset, groups: xr.Dataset, intervals: Intervals, dates: str
+) -> list[str]:
     """Return what can be said of each variable and baseline, from scores by lead time and group."""
     if "skill" not in by_lead:
         return []
@@ -35,9 +37,9 @@ def verdicts(by_lead: xr.Dataset, groups: xr.Dataset, level: float, dates: str) 
             of_groups = groups.sel(variable=variable, baseline=baseline)
             sentences = [
                 compared.decided(name),
-                compared.undecided(name, dates),
+                compared.undecided(name, dates, intervals.block_length),
                 compared.by_mae(),
-                _in_groups(of_groups, level),
+                _in_groups(of_groups, intervals.level),
             ]
             verdict.append(" ".join(sentence for sentence in sentences if sentence))
     return verdict
@@ -67,16 +69,19 @@ class _Compared:
                 phrases.append(text + named + self._at(where))
         return f"{variable} is {', '.join(phrases)}." if phrases else ""
 
-    def undecided(self, variable: str, dates: str) -> str:
+    def undecided(self, variable: str, dates: str, block_length: int | None) -> str:
         """Give the numbers where there is no interval, and say why."""
         where = ~(self._better | self._worse | self._even | np.isnan(self._skill))
         if not where.any():
             return ""
         metric = "rmse" if np.isfinite(self._of("rmse", "prediction")[where]).any() else "accuracy"
         independent = np.atleast_1d(self._scores["skill_independent"].values)[where]
+        reason = f"{self._baseline} has no error"
+        if not np.isinf(self._skill[where]).all():
+            reason = too_few(dates, independent, block_length)
         return (
             f"Whether {variable} is better than {self._baseline}{self._at(where)} cannot be "
-            f"decided: {self._numbers(metric, where)}; {too_few(dates, independent)}."
+            f"decided: {self._numbers(metric, where)}; {reason}."
         )
 
     def by_mae(self) -> str:
@@ -144,10 +149,8 @@ def interval_text(scores: xr.Dataset, dates: str, intervals: Intervals) -> str:
     length = intervals.block_length
     if not n:
         return "none, there is no score but numbers of cells"
-    if not n_with and length is not None:
-        return f"none, {dates} are fewer than two blocks of {length}"
     if not n_with:
-        return f"none, {too_few(dates, independent)}"
+        return f"none, {too_few(dates, independent, length)}"
     some = "" if n_with == n else f" for {n_with} of {n} scores"
     if length is not None:
         return f"{intervals.level:g}{some}, blocks of {length} dates"
@@ -163,10 +166,12 @@ def _of_prediction(scores: xr.Dataset, metrics: Sequence[str]) -> Values:
     return np.full(1, np.nan)
 
 
-def too_few(dates: str, independent: Values) -> str:
+def too_few(dates: str, independent: Values, block_length: int | None) -> str:
     """Say that dates decide nothing."""
     if np.isnan(independent).all():  # of a single date
         return "a single date is too few to decide"
+    if block_length is not None:
+        return f"{dates} are fewer than two blocks of {block_length}"
     return f"{_behave(dates, independent)}: too few to decide"
 
 
