@@ -1,9 +1,10 @@
 """Climatologies: what is usual at a time of the year and of the day, from sums that merge.
 
-Daily and finer data have a smooth climatology: harmonics of the year, and of the day with a
-seasonal change, fitted by least squares to the values of each cell. Each day of the year by itself
-would be the mean of as many values as there are years, so that its noise looks like skill of any
-forecast that is compared with it. Coarser data have a mean of each month.
+Steps up to 16 days have a smooth climatology: harmonics of the year, and below a day of the day
+with a seasonal change, fitted by least squares to the values of each cell. Each day of the year by
+itself would be the mean of as many values as there are years, so that its noise looks like skill of
+any forecast that is compared with it; so would the season within a month, if several values of a
+month had one mean. Coarser data have a mean of each month.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ FEW_YEARS = 10
 _HARMONICS, _OF_DAY = 3, 2
 _DAY_US = 86_400_000_000
 _DAYS_OF_YEAR = {"360_day": 360, "noleap": 365, "365_day": 365, "all_leap": 366, "366_day": 366}
-_LONGEST_FINE, _LONGEST_DAILY, _LONGEST_MONTHLY = 0.99, 1.5, 45.0  # steps in days
+# Steps in days: below a day, two or more a month (as composites of 16 days), two or more a year.
+_LONGEST_FINE, _LONGEST_SMOOTH, _LONGEST_OF_YEAR = 0.99, 16.5, 200.0
 # From the first to the last train date of a year, so that a fit closes at most a month of it.
 _LEAST_DAYS = 330.0
+_MONTH = 31
 _WINDOW = re.compile(r"(\d+)D")
 _CELLS_AT_ONCE = _STEPS_AT_ONCE = 4096
 # Of the normal equations: below rounding of the data, above that of float64. Columns that are the
@@ -149,10 +152,9 @@ class Cycle:
         has_year = has_months and float(np.ptp(numbers[train])) + step >= _LEAST_DAYS
         if step <= _LONGEST_FINE:
             return cls("dayofyear_hour" if has_year else "hour")
-        if step <= _LONGEST_DAILY:
+        if step <= _LONGEST_SMOOTH:
             return cls("dayofyear" if has_year else "mean")
-        is_monthly = step <= _LONGEST_MONTHLY
-        return cls("month" if is_monthly and has_months else "mean")
+        return cls("month" if step <= _LONGEST_OF_YEAR and has_months else "mean")
 
     @property
     def described(self) -> str:

@@ -92,10 +92,10 @@ def evaluate(
         season; ``"hour"``: these alone; ``"31D"``: the mean of a moving window of so many days, at
         each hour of data below a day; a number: so many harmonics of the year; ``"mean"``: none of
         these. Default by the median step of the truth: ``"dayofyear_hour"`` below a day,
-        ``"dayofyear"`` up to 1.5 days, ``"month"`` up to 45 days, else ``"mean"``. Where the train
-        dates do not show the year (all months of the dates that are predicted and, for harmonics,
-        330 days), it is ``"hour"`` below a day, else ``"mean"``. It is of
-        the cells whose split label is train; without a label, of the dates before the first of the
+        ``"dayofyear"`` up to 16 days, ``"month"`` up to half a year, else ``"mean"``. Where the
+        train dates do not show the year (all months of the dates that are predicted and, for
+        harmonics, 330 days), it is ``"hour"`` below a day, else ``"mean"``. It is of the cells
+        whose split label is train; without a label, of the dates before the first of the
         prediction, with a warning. A slice of times says which dates to take; of these only train
         cells, if there is a label. A cube with dims of some of ``month``, ``season``,
         ``dayofyear``, ``hour`` is used as it is. The attribute ``climatology`` says from how many

@@ -133,7 +133,10 @@ def test_cells_without_enough_values_and_months_without_any_have_no_climatology(
         ("D", 365, slice(0, 250), slice(250, None), "mean"),  # a year of days
         ("D", 365, slice(0, None, 2), slice(1, None, 2), "dayofyear"),
         ("D", 700, slice(0, 310), slice(366, 380), "mean"),  # January, but no whole year
-        ("10D", 120, slice(0, 80), slice(80, None), "month"),
+        ("8D", 120, slice(0, 80), slice(80, None), "dayofyear"),
+        ("16D", 60, slice(0, 40), slice(40, None), "dayofyear"),
+        ("16D", 60, slice(0, 15), slice(15, 18), "mean"),
+        ("QS", 40, slice(0, 20), slice(20, None), "month"),  # each quarter has a mean of its own
         ("YS", 20, slice(0, 10), slice(10, None), "mean"),
         ("D", 1, slice(0, 1), slice(0, 1), "mean"),
     ],

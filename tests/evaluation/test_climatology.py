@@ -32,7 +32,8 @@ def climatology_error(truth, **options):
         ("MS", 60, "by month of", lambda d: d.month),
         ("D", 1200, "3 harmonics of the year of", None),
         ("12h", 2300, "3 harmonics of the year and of the day of", None),
-        ("10D", 120, "by month of", lambda d: d.month),
+        ("10D", 120, "3 harmonics of the year of", None),
+        ("2MS", 60, "by month of", lambda d: d.month),
         ("YS", 20, "one mean of", lambda d: 0),
     ],
 )
@@ -216,3 +217,19 @@ def test_shares_of_classes_stay_between_0_and_1():
     reliable = card.scores.brier.sel(model="climatology").item()
     assert 0 < reliable < 0.5
     assert np.isfinite(card.scores.log_loss.sel(model="climatology").item())
+
+
+@pytest.mark.parametrize(("freq", "n", "years"), [("8D", 46 * 20, 12), ("QS", 160, 24)])
+def test_composites_and_quarters_have_their_season(freq, n, years):
+    time = xr.date_range("1980-01-01", periods=n, freq=freq)
+    cycle = xr.DataArray(
+        8 * np.cos(2 * np.pi * time.day_of_year.values / 365.25), {"time": time}, "time"
+    )
+    noise = xr.DataArray(np.random.default_rng(0).normal(size=(n, 10)), dims=("time", "x"))
+    truth = (cycle + noise).rename("t").to_dataset()
+    truth["split"] = "time", (np.arange(n) < 0.6 * n).astype("uint8")
+    only_season = (cycle + 0 * noise).rename("t").isel(time=slice(int(0.6 * n), None))
+    card = evaluate(only_season, truth, baselines="climatology", progress=False)
+    # one mean of a month, or of all quarters, would be far from the season of the truth
+    assert 0 < float(card.scores.skill.squeeze()) < 0.06
+    assert card.attrs["climatology_years"] == years
