@@ -392,7 +392,8 @@ def smooth_days(mean: Floats, variance: Floats, weight: Floats) -> tuple[Floats,
     """Return smooth means and variances of each day of the year, from those of single days.
 
     The first axis has 366 days, which may be fewer in the calendar: the last ones are empty then.
-    NaN where an entry has too few days.
+    NaN where an entry has too few days, and more than a month from its days: a fit of summers says
+    nothing of winters.
     """
     shape, weight = mean.shape, np.nan_to_num(weight.reshape(366, -1))
     last = int(np.flatnonzero(weight.any(1)).max(initial=0)) + 1
@@ -405,7 +406,17 @@ def smooth_days(mean: Floats, variance: Floats, weight: Floats) -> tuple[Floats,
     # a fit of squares may dip below what any day has
     least = np.where(weight > 0, squares, np.inf).min(0)
     least = np.where(np.isfinite(least), least, 0.0)
-    return smooth_mean.reshape(shape), np.maximum(smooth_variance, least).reshape(shape)
+    smooth_variance = np.maximum(smooth_variance, least)
+    is_far = ~_is_near(weight > 0, length)
+    smooth_mean[is_far] = smooth_variance[is_far] = np.nan
+    return smooth_mean.reshape(shape), smooth_variance.reshape(shape)
+
+
+def _is_near(has_day: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+    """Return which days of a year of some length have a day within a month of them."""
+    around = np.concatenate([has_day[length - _MONTH : length], has_day, has_day[:_MONTH]])
+    n_before = np.concatenate([np.zeros_like(around[:1], np.int64), around.cumsum(0)])
+    return np.asarray(n_before[2 * _MONTH + 1 :] > n_before[: -2 * _MONTH - 1])
 
 
 def _fit(columns: Floats, values: Floats, weight: Floats) -> Floats:

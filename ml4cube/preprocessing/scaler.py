@@ -49,7 +49,8 @@ class CubeScaler(PrintedAsCall):
     climatology : {"month", "season", "dayofyear"}, optional
         Scale each month, season or day of the year separately. The result is the (standardized)
         anomaly. Means and standard deviations of days are smooth, three harmonics of the year,
-        since a day has as few values as there are years; the other methods refuse days.
+        since a day has as few values as there are years; days more than a month from all fitted
+        ones are refused, and other methods than standardizing refuse days.
     weights : str or DataArray, optional
         Weights of cells in the statistics, as in `get_statistics`.
 

@@ -190,3 +190,19 @@ def test_single_days_are_smoothed_with_their_weights():
     assert np.abs(np.sqrt(spread).T - true_std)[:, known].mean() < 0.1
     rows = [slow_waves((d + 0.5) / 365, 3) for d in days]
     np.testing.assert_allclose(smooth, slow_fit(rows, mean), atol=1e-9)
+
+
+@given(st.integers(0, 365), st.integers(1, 366), st.sampled_from([360, 365, 366]))
+def test_days_far_from_all_others_have_no_smooth_mean(first, n, length):
+    has_day = np.isin(np.arange(366), (first + np.arange(n)) % length)
+    has_day[length - 1] = True  # the calendar is known by its last day
+    mean = np.where(has_day, 1.0, np.nan)[:, None]
+    smooth, spread = smooth_days(mean, mean, has_day[:, None].astype(float))
+    if has_day.sum() < 21:
+        assert np.isnan(smooth).all()
+        return
+    days = np.flatnonzero(has_day)
+    for day in range(length):
+        apart = np.abs(days - day)
+        is_near = np.minimum(apart, length - apart).min() <= 31
+        assert np.isfinite(smooth[day, 0]) == np.isfinite(spread[day, 0]) == is_near

@@ -465,3 +465,7 @@ def test_days_of_the_year_are_scaled_by_a_smooth_climatology() -> None:
     xr.testing.assert_allclose(pp.standardize(ds, {"t": [mean, std]}), scaled)
     with pytest.raises(InvalidValueError, match="needs method='standardize', got 'robust'"):
         pp.CubeScaler("robust", climatology="dayofyear").fit(ds)
+    # a fit of summers would scale winters by whatever its waves do there
+    summer = pp.CubeScaler(climatology="dayofyear").fit(ds.sel(time=ds.time.dt.month.isin([6, 7])))
+    with pytest.raises(InvalidValueError, match=r"no statistics of dayofyear \[1, 2, 3, 4, 5, 6\]"):
+        summer.transform(ds)
