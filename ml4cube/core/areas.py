@@ -53,7 +53,22 @@ def grid_areas(
             return heights * (
                 np.ones(columns.shape) if widths is None else widths.reshape(columns.shape)
             )
-    return quadrilateral_areas(latitudes, longitudes)
+    is_shared = _is_shared(latitudes, longitudes)
+    return quadrilateral_areas(
+        np.where(is_shared, np.nan, latitudes), np.where(is_shared, np.nan, longitudes)
+    )
+
+
+def _is_shared(latitudes: Floats, longitudes: Floats) -> NDArray[np.bool_]:
+    """Return where a position is that of the next cell, as 0, 0 where a model ran no land."""
+    is_shared = np.zeros(latitudes.shape, bool)
+    for axis in (0, 1):
+        rows = np.moveaxis(np.stack([latitudes, longitudes]), axis + 1, 1)
+        flags = np.moveaxis(is_shared, axis, 0)
+        is_same = (rows[:, 1:] == rows[:, :-1]).all(0)
+        flags[1:] |= is_same
+        flags[:-1] |= is_same
+    return is_shared
 
 
 def band_areas(degrees: Floats, name: str, bounds: Floats | None = None) -> Floats:

@@ -42,7 +42,8 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
        band, between its CF bounds, else halfway to the next rows and not beyond a pole; times the
        widths in longitude, if these differ;
     4. latitude and longitude of each cell: spherical quadrilaterals, whose corners are the means of
-       the four centres around them, extrapolated at edges and next to missing centres;
+       the four centres around them, extrapolated at edges and next to
+       missing centres, as those that neighbours share;
     5. x and y in metres or km alone: dx dy in the plane of the projection, with a warning unless
        its ``grid_mapping`` keeps areas.
 

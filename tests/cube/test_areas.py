@@ -229,3 +229,17 @@ def test_a_map_whose_areas_are_unknown_has_equal_weights_and_a_warning():
         warnings.simplefilter("error")
         station = ds.isel(y=0).drop_vars("nav_lat")
         assert score_cube(station, station).attrs["weights"].startswith("none, no coordinate")
+
+
+@pytest.mark.parametrize("fill", [0.0, -1.0, np.nan, 1e20])
+def test_cells_beside_land_without_positions_keep_their_areas(fill):
+    """NEMO writes latitude and longitude 0 where land keeps a processor from running."""
+    lat, lon = np.meshgrid(np.arange(40.0, 60.0), np.arange(-10.0, 10.0), indexing="ij")
+    lat = lat + 0.05 * np.sin(lon)
+    whole = areas.grid_areas(lat, lon, "latitudes")
+    is_land = np.zeros(lat.shape, bool)
+    is_land[5:10, 5:12] = True
+    lat[is_land] = lon[is_land] = fill
+    found = areas.grid_areas(lat, lon, "latitudes")
+    np.testing.assert_allclose(found[~is_land], whole[~is_land], rtol=0.01)
+    assert np.isnan(found[is_land]).all()
