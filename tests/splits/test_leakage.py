@@ -969,6 +969,7 @@ def test_what_was_not_compared_is_said():
         report = leakage_report(ds, use)
         assert report.table.status[f"test against deployment, {domain}"] == "unknown"
         assert f"distances in {domain} were not compared because {why}" in report.verdict
+        assert not report.leaks
     # one step of a cube is a deployment at that time
     last = leakage_report(ds, ds.isel(time=-1)).table.found
     assert last["deployment → train, time"] == 9

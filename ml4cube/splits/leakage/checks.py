@@ -203,8 +203,8 @@ class Checks:
         if apart:
             self.tested = f"its {self.part} cells lie {listed_and(apart)} from train (medians)"
 
-    def distances(self, by_domain: CurvesByDomain, others: list[str], all_measured: bool) -> None:
-        """Add the median distances to train; `others` are dims that the label cuts beside these.
+    def distances(self, by_domain: CurvesByDomain, all_measured: bool) -> None:
+        """Add the median distances to train.
 
         Unless all that the label cuts is measured, the verdict has the cells along dims instead.
         """
@@ -217,14 +217,17 @@ class Checks:
             for name, values in curves.items():
                 meaning = f"median distance to the nearest train {nearest[domain]}, estimated"
                 self.row(f"{name}, {domain}", float(np.median(values)), unit, meaning)
-        of_test = {domain: next(iter(curves.values())) for domain, (_, curves) in by_domain.items()}
-        text = describe(of_test, {domain: unit for domain, (unit, _) in by_domain.items()})
+        units = {domain: unit for domain, (unit, _) in by_domain.items()}
+        text = describe(_of_test(by_domain), units)
         if text and all_measured:
             self.tested = f"its {self.part} part tests {text}"
-        self._same_places(of_test, others)
 
-    def _same_places(self, found: dict[str, NDArray[np.float64]], others: list[str]) -> None:
-        """Judge test cells at the location of a train cell, as at poles and folds of a grid."""
+    def same_places(self, by_domain: CurvesByDomain, others: list[str]) -> None:
+        """Judge test cells at the location of a train cell, as at poles and folds of a grid.
+
+        The label is cut along `others` beside the domains.
+        """
+        found = _of_test(by_domain)
         if len({values.size for values in found.values()}) != 1 or "space" not in found:
             return  # not measured, or not of the same cells
         fraction = float(np.logical_and.reduce([values == 0 for values in found.values()]).mean())
@@ -391,6 +394,11 @@ def fitting_split(distances: dict[str, NDArray[np.float64]], spacing: float) -> 
     if far > 0:
         return "assign_location_split, which leaves out whole places"
     return "assign_rand_split, which leaves out single cells, or places and times apart"
+
+
+def _of_test(by_domain: CurvesByDomain) -> dict[str, NDArray[np.float64]]:
+    """Return the distances of the test part, whose curves are the first."""
+    return {domain: next(iter(curves.values())) for domain, (_, curves) in by_domain.items()}
 
 
 def percent(share: float) -> str:

@@ -261,7 +261,10 @@ def leakage_report(
     checks.neighbours(separation, placement, axes.time_dim, cut.ordered, _made_by(label))
     all_measured = all(cut.domains.get(dim) in comparison.curves for dim in cut.ordered)
     others = [dim for dim in cut.dims if dim not in cut.domains]
-    checks.distances(comparison.curves, others, all_measured)
+    cut_domains = {cut.domains[dim] for dim in cut.dims if dim in cut.domains}
+    checks.distances(comparison.curves, all_measured)
+    if cut_domains <= comparison.curves.keys():
+        checks.same_places(comparison.curves, others)
     if deployed is not None:
         promise = comparison.promise([view.ds[name] for name in names], cut)
         checks.deployment(
