@@ -9,9 +9,10 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter
 
 from benchmarks import honesty_copies
-from ml4cube.splits import assign_time_split, leakage_report
+from ml4cube.splits import assign_block_split, assign_time_split, leakage_report
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.coarse_fields import CoarseFields, Steps
 from ml4cube.splits.leakage.label_layout import Layout
@@ -142,3 +143,67 @@ def test_the_window_of_a_running_mean_is_found(window):
     smooth = np.lib.stride_tricks.sliding_window_view(walks, window, axis=0).mean(axis=-1)
     assert running_mean_window(smooth) == window
     assert running_mean_window(walks) is None
+
+
+@pytest.mark.parametrize("reach", [0, 4])
+@pytest.mark.parametrize("digit", [1e-2, 1e-3, 3e-4])
+def test_packed_values_that_agree_by_chance_are_no_copies(digit, reach):
+    """About as many levels as int16 has, which fields of a reanalysis are decoded from."""
+    fields = gaussian_filter(np.random.default_rng(0).normal(size=(60, 64, 64)), (0, reach, reach))
+    values = 280 + 8 * np.round(fields / fields.std() / digit) * digit
+    ds = assign_time_split(xr.Dataset({"y": (("time", "lat", "lon"), values)}), 0.7)
+    assert copied_share(CubeView.of(ds), ds["split"], "y") == 0
+
+
+def test_copies_among_packed_values_are_found():
+    values = np.round(np.random.default_rng(0).normal(size=(60, 32, 32)), 3)
+    values[50:, :16, :16] = values[5:15, 16:, 16:]
+    ds = assign_time_split(xr.Dataset({"y": (("time", "lat", "lon"), values)}), 0.7)
+    assert copied_share(CubeView.of(ds), ds["split"], "y") > 0.1
+
+
+def test_copied_pairs_are_the_same_in_chunks_of_one_column():
+    values = np.random.default_rng(1).normal(size=(20, 12, 12))
+    values[16:, :6, :6] = values[2:6, 3:9, 4:10]
+    ds = assign_time_split(xr.Dataset({"y": (("time", "lat", "lon"), values)}), 0.7)
+    share = copied_share(CubeView.of(ds), ds["split"], "y")
+    assert share > 0
+    for chunks in ({"lon": 1}, {"lon": 5, "lat": 1}, {"time": 3, "lon": 7}):
+        view = CubeView.of(ds.chunk(chunks))
+        assert copied_share(view, ds["split"], "y") == share
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(280, 5), (1e5, 800)])
+@pytest.mark.parametrize("length", [60, 150, 300])
+def test_a_smooth_field_of_floats_was_not_interpolated(length, mean, deviation):
+    rng = np.random.default_rng(length)
+    lat, lon = np.meshgrid(np.arange(192), np.arange(192), indexing="ij")
+    waves = [
+        np.cos(lat * rng.normal() / length + lon * rng.normal() / length + rng.uniform(0, 6))
+        for _ in range(48)
+    ]
+    fields = np.sum(np.reshape(waves, (4, 12, 192, 192)), axis=1) / 2.5
+    values = (mean + deviation * fields).astype("float32")
+    ds = xr.Dataset({"y": (("time", "lat", "lon"), values)})
+    report = leakage_report(assign_block_split(ds, {"lat": 16, "lon": 16}, 0.7), var="y")
+    assert not report.leaks, report.verdict
+
+
+@pytest.mark.parametrize("cover", [0.9, 0.95, 0.98])
+def test_scenes_of_few_values_are_not_interpolated(cover):
+    """A scene without a value equals the mean, and so any weighted mean of two others."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(120, 48, 48))
+    clouds = gaussian_filter(rng.normal(size=noise.shape), (0, 6, 6))
+    clouds += clouds.std() * rng.normal(size=(120, 1, 1))
+    values = np.where(clouds > np.quantile(clouds, 1 - cover), np.nan, noise)
+    ds = xr.Dataset({"ndvi": (("time", "lat", "lon"), values)})
+    report = leakage_report(assign_block_split(ds, {"time": 6}, 0.7), var="ndvi")
+    assert not report.leaks, report.verdict
+
+
+def test_the_sine_of_the_hour_was_not_scaled():
+    hours = np.broadcast_to(np.sin(2 * np.pi * np.arange(96) / 24)[:, None, None], (96, 6, 6))
+    ds = xr.Dataset({"hour": (("time", "lat", "lon"), hours)})
+    report = leakage_report(assign_time_split(ds, 0.65))
+    assert not any("scaled" in finding for finding in report.findings)

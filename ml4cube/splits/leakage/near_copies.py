@@ -118,9 +118,11 @@ class _Patterns:
         return cls(patterns[strength > 1e-9 * strength[0]], mean)
 
     def residuals(self, values: Floats) -> Floats:
-        """Return fields without the patterns."""
-        filled = np.where(np.isfinite(values), values, self.mean)
-        return filled - (filled @ self.patterns.T) @ self.patterns
+        """Return fields without the patterns; 0 for fields of too few values to be compared."""
+        is_finite = np.isfinite(values)
+        filled = np.where(is_finite, values, self.mean)
+        rest = filled - (filled @ self.patterns.T) @ self.patterns
+        return np.where(is_finite.sum(axis=1, keepdims=True) < _FEWEST_CELLS, 0.0, rest)
 
 
 def _limit(lacking: Floats) -> float:

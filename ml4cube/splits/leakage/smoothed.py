@@ -23,6 +23,9 @@ _LINES = 64
 # Second differences below this fraction of the first are 0.
 _STRAIGHT = 1e-4
 _MOSTLY = 0.5
+# Where lines bend at points, few second differences are between 0 and this many times the limit.
+_BENDS = 10.0
+_MOST_BETWEEN = 0.1
 
 
 def running_mean_window(values: Floats) -> int | None:
@@ -98,10 +101,13 @@ def _spacing(lines: NDArray[np.floating]) -> int | None:
     rounding = 4 * float(np.finfo(lines.dtype).eps) * float(np.nanmax(np.abs(lines)))
     if usual * 0.1 < rounding:
         return None  # too flat, or too coarsely rounded, to tell
-    is_straight = np.abs(second[is_finite]) < max(_STRAIGHT * usual, rounding)
+    limit, bends = max(_STRAIGHT * usual, rounding), np.abs(second[is_finite])
+    is_straight = bends < limit
     share = float(is_straight.mean())
     if share <= _MOSTLY or share > 0.99:
         return None  # a coordinate is straight all along
+    if (bends[~is_straight] < _BENDS * limit).mean() > _MOST_BETWEEN:
+        return None  # a smooth field, whose second differences are as small as its rounding
     return round(1 / (1 - share))
 
 

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import dask
+import dask.array as da
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ _FEWEST_PAIRS = 8
 _SHARE = 1e-3
 # If more of the distinct pairs of train repeat there, values are rounded, or a climatology.
 _REPEATED = 0.01
+# Copies are more than this many times the pairs that rounded values have in common by chance.
+_BEYOND_CHANCE = 3.0
 
 
 def copied_share(view: CubeView, label: xr.DataArray, name: str) -> float:
@@ -42,21 +45,41 @@ def copied_share(view: CubeView, label: xr.DataArray, name: str) -> float:
     pieces = [(values.data, codes.data)]
     if values.chunks is not None:
         codes = codes.chunk(values.chunksizes)
-        pieces = list(
-            zip(values.data.to_delayed().ravel(), codes.data.to_delayed().ravel(), strict=True)
-        )
+        pieces = list(zip(*map(_with_next_cell, (values.data, codes.data)), strict=True))
     hashes = dask.compute(*(dask.delayed(_pairs)(*piece, divisor) for piece in pieces))  # type: ignore[attr-defined, no-untyped-call]
     train = np.concatenate([of_train for of_train, _ in hashes])
     held_out = np.concatenate([of_held_out for _, of_held_out in hashes])
     pairs, counts = np.unique(train, return_counts=True)
     repeated = pairs[counts > 1]
+    by_chance = _common_by_chance(train, held_out)
     # A single pair may repeat by nature, such as no ice beside all ice
     held_out = held_out[~np.isin(held_out, repeated)]
     if held_out.size < _FEWEST_PAIRS or repeated.size > _REPEATED * pairs.size:
         return 0.0
     is_copy = np.isin(held_out, pairs)
     share = float(is_copy.mean())
-    return share if is_copy.sum() >= _FEWEST_PAIRS and share > _SHARE else 0.0
+    is_enough = is_copy.sum() >= _FEWEST_PAIRS and share > _SHARE
+    return share if is_enough and share > _BEYOND_CHANCE * by_chance else 0.0
+
+
+def _with_next_cell(data: da.Array) -> NDArray[Any]:
+    """Return the chunks as tasks, each with the first cells of the next one along the last axis."""
+    depth = dict.fromkeys(range(data.ndim), 0) | {data.ndim - 1: (0, 1)}
+    joined = da.overlap.overlap(data, depth, boundary="none", allow_rechunk=False)  # type: ignore[no-untyped-call]
+    return np.asarray(joined.to_delayed().ravel())
+
+
+def _common_by_chance(train: Words, held_out: Words) -> float:
+    """Return a bound of the fraction of held-out pairs that equal a train pair without a copy.
+
+    By the inequality of Cauchy and Schwarz, it follows from how often pairs repeat within each.
+    """
+    repeats = []
+    for hashes in (train, held_out):
+        counts = np.unique(hashes, return_counts=True)[1]
+        # each pair has as many chances as there are others of its part
+        repeats.append(float((counts * (counts - 1)).sum()) / max(hashes.size, 1) ** 2)
+    return train.size * math.sqrt(math.prod(repeats))
 
 
 def _pairs(values: NDArray[Any], codes: NDArray[Any], divisor: np.uint64) -> tuple[Words, Words]:
