@@ -207,3 +207,37 @@ def test_the_sine_of_the_hour_was_not_scaled():
     ds = xr.Dataset({"hour": (("time", "lat", "lon"), hours)})
     report = leakage_report(assign_time_split(ds, 0.65))
     assert not any("scaled" in finding for finding in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("cycle", "steps"),
+    [
+        (lambda t: 5 * np.cos(2 * np.pi * t / 8) + 1.5 * np.cos(6 * np.pi * t / 8 + 0.4), 480),
+        (lambda t: np.sign(np.cos(2 * np.pi * t / 24)), 960),
+        (lambda t: np.clip(3 * np.cos(2 * np.pi * t / 12), -0.5, 0.5), 240),
+    ],
+)
+def test_a_cycle_of_odd_harmonics_is_no_running_mean(cycle, steps):
+    noise = np.random.default_rng(0).normal(size=(steps, 100)).cumsum(axis=0)
+    values = cycle(np.arange(steps))[:, None] + 0.1 * noise / noise.std()
+    assert running_mean_window(values) is None
+
+
+@pytest.mark.parametrize("every", [4, 8, 16])
+def test_steps_of_a_smooth_process_are_not_interpolated(every):
+    noise = np.random.default_rng(0).normal(size=(400, 24, 24))
+    ds = xr.Dataset({"y": (("time", "lat", "lon"), gaussian_filter(noise, (12, 3, 3)))})
+    ds["split"] = ("time", (np.arange(400) % every == 0).astype("uint8"))
+    report = leakage_report(ds, var="y")
+    assert not report.leaks, report.verdict
+
+
+def test_a_predictor_that_is_almost_the_target_is_not_called_a_mean():
+    rng = np.random.default_rng(0)
+    y, noise = rng.normal(size=(2, 240, 24))
+    ds = assign_time_split(xr.Dataset({"y": (("time", "lon"), y)}), 0.7)
+    _, steps = steps_of(ds)
+    predictor = y + 0.0305 * noise + 0.012 * np.roll(y, -1, axis=0)
+    held = find_target(y, predictor, steps)
+    assert held is not None
+    assert held.lag == 0

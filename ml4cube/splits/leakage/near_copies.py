@@ -80,8 +80,11 @@ def find_interpolated_steps(fields: CoarseFields, steps: Steps) -> NearCopies | 
     held_out, after = held_out[between], after[between]
     unexplained = _unexplained(residuals, held_out, train[after - 1], train[after])
     by_nature = _unexplained(residuals, train[1:-1], train[:-2], train[2:])
-    limit = _limit(by_nature)
-    is_copy = unexplained < limit
+    # A smooth process lacks the less, the nearer its steps are, by the square of this product.
+    apart = (held_out - train[after - 1]) * (train[after] - held_out)
+    apart_by_nature = np.median(np.diff(train)[:-1] * np.diff(train)[1:])
+    nearness = np.minimum(apart / apart_by_nature, 1.0) ** 2
+    is_copy = unexplained < _limit(by_nature) * nearness
     share = float(is_copy.sum() / steps.held_out.sum())
     if share <= _EXCESS:
         return None

@@ -61,7 +61,9 @@ def find_target(target: Floats, predictor: Floats, steps: Steps) -> HeldTarget |
         return None
     single = [_explained(known, columns[:, [i]]) for i in range(lags.size)]
     best = int(np.argmax(single))
-    return HeldTarget(int(lags[best]) if single[best] > _EXPLAINED else None)
+    # The other steps may help by chance, so it is a sum only without a step that holds almost all.
+    is_single = 1 - single[best] < 2 * (1 - _EXPLAINED)
+    return HeldTarget(int(lags[best]) if is_single else None)
 
 
 def is_mean_of_all_steps(target: Floats, predictor: Floats, steps: Steps) -> bool:

@@ -13,7 +13,7 @@ from ml4cube.splits.leakage.label_layout import Layout
 
 # Windows of running means that are looked for, in steps, and how often one must fit in the record.
 _WINDOWS = range(4, 25)
-_FEWEST_WINDOWS = 6
+_FEWEST_WINDOWS = 8
 # A running mean leaves almost no variance at the frequencies that its window removes.
 _LARGEST_RATIO = 0.3
 _MEAN_RATIO = 0.15
@@ -53,9 +53,11 @@ def _has_nulls(changes: Floats, window: int) -> bool:
     if not total.all():
         return False
     power = (power / total).mean(axis=1)
+    # Three frequencies on either side, because harmonics of a cycle may lie on one of them
+    offsets = np.outer([-1, 1], windows * np.arange(1, 4) // 4).ravel()
     nulls = np.arange(1, window // 2 + 1) * windows
-    nulls = nulls[nulls + windows // 2 < power.size]
-    beside = np.minimum(power[nulls - windows // 2], power[nulls + windows // 2])
+    nulls = nulls[nulls + offsets.max() < power.size]
+    beside = power[nulls[:, None] + offsets].min(axis=1)
     ratios = power[nulls] / np.maximum(beside, np.finfo(float).tiny)
     return bool(ratios.max() < _LARGEST_RATIO and ratios.mean() < _MEAN_RATIO)
 
