@@ -162,17 +162,6 @@ def test_copies_among_packed_values_are_found():
     assert copied_share(CubeView.of(ds), ds["split"], "y") > 0.1
 
 
-def test_copied_pairs_are_the_same_in_chunks_of_one_column():
-    values = np.random.default_rng(1).normal(size=(20, 12, 12))
-    values[16:, :6, :6] = values[2:6, 3:9, 4:10]
-    ds = assign_time_split(xr.Dataset({"y": (("time", "lat", "lon"), values)}), 0.7)
-    share = copied_share(CubeView.of(ds), ds["split"], "y")
-    assert share > 0
-    for chunks in ({"lon": 1}, {"lon": 5, "lat": 1}, {"time": 3, "lon": 7}):
-        view = CubeView.of(ds.chunk(chunks))
-        assert copied_share(view, ds["split"], "y") == share
-
-
 @pytest.mark.parametrize(("mean", "deviation"), [(280, 5), (1e5, 800)])
 @pytest.mark.parametrize("length", [60, 150, 300])
 def test_a_smooth_field_of_floats_was_not_interpolated(length, mean, deviation):

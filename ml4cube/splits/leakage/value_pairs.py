@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
@@ -45,7 +44,9 @@ def copied_share(view: CubeView, label: xr.DataArray, name: str) -> float:
     pieces = [(values.data, codes.data)]
     if values.chunks is not None:
         codes = codes.chunk(values.chunksizes)
-        pieces = list(zip(*map(_with_next_cell, (values.data, codes.data)), strict=True))
+        pieces = list(
+            zip(values.data.to_delayed().ravel(), codes.data.to_delayed().ravel(), strict=True)
+        )
     hashes = dask.compute(*(dask.delayed(_pairs)(*piece, divisor) for piece in pieces))  # type: ignore[attr-defined, no-untyped-call]
     train = np.concatenate([of_train for of_train, _ in hashes])
     held_out = np.concatenate([of_held_out for _, of_held_out in hashes])
@@ -60,13 +61,6 @@ def copied_share(view: CubeView, label: xr.DataArray, name: str) -> float:
     share = float(is_copy.mean())
     is_enough = is_copy.sum() >= _FEWEST_PAIRS and share > _SHARE
     return share if is_enough and share > _BEYOND_CHANCE * by_chance else 0.0
-
-
-def _with_next_cell(data: da.Array) -> NDArray[Any]:
-    """Return the chunks as tasks, each with the first cells of the next one along the last axis."""
-    depth = dict.fromkeys(range(data.ndim), 0) | {data.ndim - 1: (0, 1)}
-    joined = da.overlap.overlap(data, depth, boundary="none", allow_rechunk=False)  # type: ignore[no-untyped-call]
-    return np.asarray(joined.to_delayed().ravel())
 
 
 def _common_by_chance(train: Words, held_out: Words) -> float:
