@@ -21,7 +21,7 @@ from ml4cube.cube.coordinates import map_dims
 from ml4cube.splits.cube import CubeView, in_chunks
 
 # About the most pairs that are kept.
-_PAIRS_AT_MOST = 1 << 20
+_PAIRS_AT_MOST = 1 << 18
 _FEWEST_PAIRS = 8
 # Fraction of the held-out pairs that may be equal to others by chance.
 _SHARE = 1e-3
