@@ -11,7 +11,7 @@ import xarray as xr
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.store.folders import Files, LocalFolder
+from ml4cube.ledger.folders import Files, LocalFolder
 from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
-from ml4cube.cube.opening import full_path
-from ml4cube.store.folders import Folder, LocalFolder, digest
-from ml4cube.store.locations import folder_of
+from ml4cube.ledger.folders import Folder, LocalFolder, digest
+from ml4cube.ledger.locations import folder_of, full_path
 
 #: How a configuration begins that a command wrote.
 MADE_BY = "# made by ml4cube"

@@ -63,8 +63,8 @@ def rerun(
     """
     from ml4cube.datasets.multiproc_sampler import MultiProcSampler
     from ml4cube.datasets.store import StoreMetadata
+    from ml4cube.ledger.manifest import read_manifest
     from ml4cube.store.format import verify_store
-    from ml4cube.store.manifest import read_manifest
 
     metadata = StoreMetadata.of(store)
     files = read_manifest(store)

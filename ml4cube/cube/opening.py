@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_names
 from ml4cube.cube.masks_and_labels import DATA_VAR
+from ml4cube.ledger.locations import full_path, store_and_path
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -42,25 +43,6 @@ def _named(array: xr.DataArray) -> xr.Dataset:
             "ds.rename('t2m')"
         )
     return array.to_dataset(name=name)
-
-
-def full_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as an absolute one, with ``~`` for the home folder; a URL as it is."""
-    text = os.fspath(path)
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
-
-
-def store_and_path(source: Any) -> tuple[Any, str]:
-    """Return the zarr store of a group, session or store, or None, and the path inside it."""
-    import zarr
-    from zarr.abc.store import Store
-    from zarr.storage import StorePath
-
-    if isinstance(source, zarr.Group | StorePath):
-        return source.store, source.path
-    # an Icechunk session is recognized by its store, without importing icechunk
-    store = source if isinstance(source, Store) else getattr(source, "store", None)
-    return (store, "") if isinstance(store, Store) else (None, "")
 
 
 def _open_cube(source: Any, group: str) -> xr.Dataset:

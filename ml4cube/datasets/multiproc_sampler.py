@@ -30,6 +30,14 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
+from ml4cube.ledger.draft import Draft, work_location
+from ml4cube.ledger.folders import Files
+from ml4cube.ledger.local import restore_replaced
+from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.opening import open_draft, remove_work_folder
+from ml4cube.ledger.overwriting import check_overwritable, is_taken
+from ml4cube.ledger.targets import is_in_memory, targets_of
+from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.progress import Stage
 from ml4cube.sampling.extractor import Callback, Extractor
 from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
@@ -41,17 +49,9 @@ from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, ch
 from ml4cube.sampling.rescaling import entries_of
 from ml4cube.sampling.shards import ShardJob, make_shard
 from ml4cube.sampling.workers import DaskCluster, TaskEngine, check_client, choose_engine
-from ml4cube.store.folders import Files
 from ml4cube.store.format import StoreMetadata, open_store, write_axes, write_metadata
-from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.precision import Precision
-from ml4cube.store.publishing.draft import Draft, work_location
-from ml4cube.store.publishing.local import restore_replaced
-from ml4cube.store.publishing.opening import open_draft, remove_work_folder
-from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
-from ml4cube.store.publishing.targets import is_in_memory, targets_of
 from ml4cube.store.shard_encoding import Compressor
-from ml4cube.store.write_errors import WriteErrors
 
 logger = logging.getLogger(__name__)
 

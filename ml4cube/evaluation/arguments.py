@@ -10,7 +10,7 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.cube.coordinates import find_time_dim
-from ml4cube.cube.opening import as_dataset, store_and_path
+from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import check_left_out, data_variables, split_label
 from ml4cube.evaluation.cells.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
@@ -19,6 +19,7 @@ from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.scores.tables import METRICS
 from ml4cube.evaluation.sums.block_sums import FIELDS, class_fields
 from ml4cube.evaluation.sums.named_sums import PREDICTION
+from ml4cube.ledger.locations import store_and_path
 from ml4cube.preprocessing.cubes import cells_of_part
 
 Baselines = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]

@@ -21,13 +21,13 @@ from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.sample_spec import SAMPLE_DIM, parse_names
 from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.opening import as_dataset
+from ml4cube.ledger.manifest import NoStoreError
 from ml4cube.loading.cube_source import CUTTING, CubeOptions, cut_cube
 from ml4cube.loading.lead_time import TargetOptions, whole_cells
 from ml4cube.loading.memory import check_megabytes
 from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
 from ml4cube.loading.views import cut_windows
 from ml4cube.store.format import StoreMetadata, open_store
-from ml4cube.store.manifest import NoStoreError
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -22,6 +22,8 @@ from ml4cube.core.statistics import scale_parameters
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import not_data
+from ml4cube.ledger.locations import location_of
+from ml4cube.ledger.manifest import NoStoreError
 from ml4cube.loading.lead_time import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
@@ -29,8 +31,6 @@ from ml4cube.sampling.cf_encoding import NUMBERED
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.splits.folds.samples import whole_axis
 from ml4cube.store.format import StoreMetadata, open_axes
-from ml4cube.store.locations import location_of
-from ml4cube.store.manifest import NoStoreError
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.chunks.codecs import CHECKSUM_BYTES, Bytes, ChunkCodecs
+from ml4cube.ledger.manifest import read_manifest
 from ml4cube.loading.ring.arrays import Scratch
 from ml4cube.store.format import read_metadata
-from ml4cube.store.manifest import read_manifest
 
 # Zarr's offset of a chunk that a shard lacks.
 _ABSENT = np.iinfo(np.uint64).max

@@ -16,11 +16,11 @@ import torch
 import xarray as xr
 from torch.nn.parallel import DistributedDataParallel
 
+from ml4cube.ledger.draft import work_location
+from ml4cube.ledger.locations import Location, ZarrFolder
 from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of, is_installed
 from ml4cube.sampling.identity.cube import SourceState, hash_of
 from ml4cube.sampling.identity.provenance import versions
-from ml4cube.store.locations import Location, ZarrFolder
-from ml4cube.store.publishing.draft import work_location
 
 logger = logging.getLogger(__name__)
 

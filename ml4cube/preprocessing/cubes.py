@@ -17,8 +17,9 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import NODATA, VariableStatistics
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
-from ml4cube.cube.opening import as_dataset, store_and_path
+from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import not_data, split_label
+from ml4cube.ledger.locations import store_and_path
 
 logger = logging.getLogger(__name__)
 

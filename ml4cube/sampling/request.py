@@ -55,6 +55,7 @@ from ml4cube.cube.variables import (
     split_label,
     why_not_held,
 )
+from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.preprocessing.cubes import present_mask
 from ml4cube.preprocessing.rescaling import warn_of_erased
 from ml4cube.preprocessing.scaling import given_statistics
@@ -66,7 +67,6 @@ from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import label_lookup
 from ml4cube.store.format import AXES
-from ml4cube.store.manifest import MANIFEST
 from ml4cube.store.names import check_writable_names
 
 logger = logging.getLogger(__name__)

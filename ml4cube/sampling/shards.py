@@ -16,11 +16,11 @@ from ml4cube.core.partition import hash_ids
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.reader import CubeReader
+from ml4cube.ledger.folders import Files, Folder
+from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.sampling.extractor import Arrays, Extractor
-from ml4cube.store.folders import Files, Folder
 from ml4cube.store.format import StoreLayout, write_shard
 from ml4cube.store.precision import Precision
-from ml4cube.store.write_errors import WriteErrors
 
 # Small samples are mixed in runs of up to so many bytes and samples, far shorter than a chunk:
 # neighbours are copied together.

@@ -40,9 +40,9 @@ from ml4cube.core.scaling import Entries, decode_entries, encode_entries
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
-from ml4cube.store.folders import FILES_AT_ONCE, Files, Folder
-from ml4cube.store.locations import Location, ZarrFolder, folder_of, location_of
-from ml4cube.store.manifest import (
+from ml4cube.ledger.folders import FILES_AT_ONCE, Files, Folder
+from ml4cube.ledger.locations import Location, ZarrFolder, folder_of, location_of
+from ml4cube.ledger.manifest import (
     fault_of,
     find_faults,
     group_json,

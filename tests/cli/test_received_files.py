@@ -18,8 +18,8 @@ from ml4cube import CubeScaler, Statistics
 from ml4cube.cli.by_name import PLACES, Names
 from ml4cube.core.display import Summarized, Summary, Table, printable
 from ml4cube.errors import InvalidValueError
-from ml4cube.store.locations import location_of
-from ml4cube.store.manifest import _manifest_bytes, read_manifest
+from ml4cube.ledger.locations import location_of
+from ml4cube.ledger.manifest import _manifest_bytes, read_manifest
 from tests.cli.running import error_of, invoke, small_cube
 
 torch = pytest.importorskip("torch")

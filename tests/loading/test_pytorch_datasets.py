@@ -31,12 +31,12 @@ from ml4cube.core.errors import (
 )
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
+from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.loading import epochs
 from ml4cube.sampling import request as sampling
 from ml4cube.sampling import shards as shard_writer
 from ml4cube.splits import assign_block_split
 from ml4cube.store.format import open_store
-from ml4cube.store.manifest import MANIFEST
 from tests.cubes import cell_id_cube
 from tests.interruption import interrupt_shutdowns
 from tests.samplestores import numbered, numbers, sampled, write_store

@@ -23,10 +23,10 @@ from zarr.storage import MemoryStore
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, StoreExistsError
 from ml4cube.core.grid import Grid
+from ml4cube.ledger.folders import LocalFolder
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.output.appending import _chunks, _copy
 from ml4cube.prediction.output.opening import make_output, output_location
-from ml4cube.store.folders import LocalFolder
 from ml4cube.training.ranks.dist import World
 from tests.faults.processes import Launcher, wait_for
 from tests.faults.test_sampling_faults import tree
@@ -150,7 +150,7 @@ def test_what_a_kill_after_the_last_step_left_is_removed(tmp_path, model, monkey
     path = tmp_path / "cube.zarr"
     appended(model, source(0, 3), path)
     with monkeypatch.context() as patch:
-        patch.setattr("ml4cube.store.publishing.local.LocalDraft.discard", lambda self: 1 / 0)
+        patch.setattr("ml4cube.ledger.local.LocalDraft.discard", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             appended(model, source(3, 3), path)
     assert Path(f"{path}.partial").exists()

@@ -21,15 +21,15 @@ import zarr
 from zarr.storage import MemoryStore, StorePath
 
 from ml4cube.core.errors import InvalidValueError, RunError, StoreError, StoreExistsError
+from ml4cube.ledger.folders import LocalFolder, filesystem
+from ml4cube.ledger.locations import ZarrFolder, folder_of, location_of
+from ml4cube.ledger.manifest import MANIFEST, read_manifest
+from ml4cube.ledger.opening import open_draft
+from ml4cube.ledger.targets import target_of
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.output.digest import find_foreign_in_netcdf
 from ml4cube.prediction.output.files import PREDICTIONS, open_prediction
 from ml4cube.prediction.ranks import all_ranks_or_none
-from ml4cube.store.folders import LocalFolder, filesystem
-from ml4cube.store.locations import ZarrFolder, folder_of, location_of
-from ml4cube.store.manifest import MANIFEST, read_manifest
-from ml4cube.store.publishing.opening import open_draft
-from ml4cube.store.publishing.targets import target_of
 from ml4cube.training.ranks.dist import launch
 from tests.distributed_runner import kept_ranks
 from tests.faults.processes import Launcher, wait_for

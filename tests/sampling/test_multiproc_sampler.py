@@ -36,6 +36,8 @@ from ml4cube.core.errors import (
 from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.xr_dataset import XrDataset
+from ml4cube.ledger.local import LocalDraft
+from ml4cube.ledger.opening import open_draft
 from ml4cube.preprocessing import assign_mask
 from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling import request as sampling
@@ -44,8 +46,6 @@ from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.splits import cube as cube_of_splits
 from ml4cube.store.format import StoreMetadata, open_axes, open_store, verify_store
-from ml4cube.store.publishing.local import LocalDraft
-from ml4cube.store.publishing.opening import open_draft
 from tests import oracle_splits
 from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
@@ -1276,7 +1276,7 @@ def test_a_store_that_was_replaced_does_not_come_back(tmp_path: Path, monkeypatc
     new["split"] = points().split
     for step in ("sync_path", "LocalDraft.publish"):  # once replaced, and before that
         with monkeypatch.context() as patch:
-            patch.setattr(f"ml4cube.store.publishing.local.{step}", die)
+            patch.setattr(f"ml4cube.ledger.local.{step}", die)
             with pytest.raises(KeyboardInterrupt):
                 sampler(new, tmp_path, overwrite=True).run()
         shutil.rmtree(tmp_path / "train.zarr", ignore_errors=True)

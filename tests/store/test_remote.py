@@ -22,15 +22,15 @@ from zarr.storage import StorePath
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.ledger import remote as remote_draft
+from ml4cube.ledger.folders import RemoteFolder, filesystem
+from ml4cube.ledger.locations import ZarrFolder, folder_of, location_of
+from ml4cube.ledger.opening import open_draft
+from ml4cube.ledger.remote import RemoteDraft
+from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.store import folders
-from ml4cube.store.folders import RemoteFolder, filesystem
-from ml4cube.store.locations import ZarrFolder, folder_of, location_of
-from ml4cube.store.publishing import remote as remote_draft
-from ml4cube.store.publishing.opening import open_draft
-from ml4cube.store.publishing.remote import RemoteDraft
-from ml4cube.store.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
 from tests.samplestores import paths

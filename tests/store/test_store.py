@@ -17,7 +17,9 @@ from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.store.folders import LocalFolder
+from ml4cube.ledger.folders import LocalFolder
+from ml4cube.ledger.locations import folder_of, location_of
+from ml4cube.ledger.manifest import read_manifest
 from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
@@ -29,8 +31,6 @@ from ml4cube.store.format import (
     write_metadata,
     write_shard,
 )
-from ml4cube.store.locations import folder_of, location_of
-from ml4cube.store.manifest import read_manifest
 from ml4cube.store.shard_encoding import Compressor
 
 RNG = np.random.default_rng(0)

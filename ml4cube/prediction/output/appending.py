@@ -24,11 +24,11 @@ from zarr.storage import MemoryStore, StorePath
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
 from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.ledger.folders import Files, Folder, size_and_hash
+from ml4cube.ledger.locations import Location, ZarrFolder, folder_of
+from ml4cube.ledger.manifest import NoStoreError, read_manifest, write_manifest
 from ml4cube.prediction.output.files import GROUP, FolderStore, open_prediction, read_json
 from ml4cube.prediction.results.cf import PREDICTION_ATTR
-from ml4cube.store.folders import Files, Folder, size_and_hash
-from ml4cube.store.locations import Location, ZarrFolder, folder_of
-from ml4cube.store.manifest import NoStoreError, read_manifest, write_manifest
 
 # So that a coordinate of many appended steps is not one file for each of them.
 _STEPS_PER_CHUNK = 1024

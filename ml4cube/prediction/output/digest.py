@@ -14,7 +14,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
-from ml4cube.store.folders import HASH_ALGORITHM
+from ml4cube.ledger.folders import HASH_ALGORITHM
 
 _DIGEST_ATTR = "ml4cube_digest"
 

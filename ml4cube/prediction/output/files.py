@@ -15,12 +15,12 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, WrapperStore
 
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.opening import as_dataset
+from ml4cube.ledger.folders import Files, Folder, LocalFolder, RemoteFolder
+from ml4cube.ledger.kinds import StoreKind
+from ml4cube.ledger.locations import Location, ZarrFolder, folder_of
+from ml4cube.ledger.manifest import find_foreign
 from ml4cube.prediction.output.digest import find_foreign_in_netcdf
 from ml4cube.prediction.results.cf import PREDICTION_ATTR
-from ml4cube.store.folders import Files, Folder, LocalFolder, RemoteFolder
-from ml4cube.store.locations import Location, ZarrFolder, folder_of
-from ml4cube.store.manifest import find_foreign
-from ml4cube.store.publishing.kinds import StoreKind
 
 GROUP = "zarr.json"
 

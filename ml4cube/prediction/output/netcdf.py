@@ -13,11 +13,11 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.ledger.folders import sync_path
+from ml4cube.ledger.local import LocalDraft
+from ml4cube.ledger.locations import Location
 from ml4cube.prediction.output.digest import write_digest
 from ml4cube.prediction.output.files import PREDICTIONS
-from ml4cube.store.folders import sync_path
-from ml4cube.store.locations import Location
-from ml4cube.store.publishing.local import LocalDraft
 
 _SUFFIXES = (".nc", ".nc4")
 # More than a full disk has left.

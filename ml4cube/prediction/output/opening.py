@@ -10,20 +10,20 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, StoreExistsError
+from ml4cube.ledger.local import restore_replaced
+from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.manifest import MANIFEST
+from ml4cube.ledger.opening import remove_work_folder
+from ml4cube.ledger.overwriting import check_overwritable, is_taken
+from ml4cube.ledger.targets import is_in_memory, target_of
+from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.prediction.output.appending import Extension, prepared
 from ml4cube.prediction.output.files import PREDICTIONS
 from ml4cube.prediction.output.memory import Output
 from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
 from ml4cube.prediction.output.stored import StoreOutput
 from ml4cube.prediction.results.cf import storable
-from ml4cube.store.locations import Location, ZarrFolder
-from ml4cube.store.manifest import MANIFEST
 from ml4cube.store.names import check_netcdf_attributes, check_writable_names
-from ml4cube.store.publishing.local import restore_replaced
-from ml4cube.store.publishing.opening import remove_work_folder
-from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
-from ml4cube.store.publishing.targets import is_in_memory, target_of
-from ml4cube.store.write_errors import WriteErrors
 from ml4cube.training.ranks.dist import World
 
 

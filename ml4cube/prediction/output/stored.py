@@ -16,6 +16,12 @@ from zarr.errors import ZarrUserWarning
 from zarr.storage import MemoryStore
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
+from ml4cube.ledger.draft import Draft, record_task
+from ml4cube.ledger.folders import Files, Folder, size_and_hash
+from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.manifest import MANIFEST, write_manifest
+from ml4cube.ledger.opening import open_draft
+from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.prediction.output.appending import Extension
 from ml4cube.prediction.output.files import PREDICTIONS, FolderStore, open_prediction
 from ml4cube.prediction.output.memory import Block, Output
@@ -23,12 +29,6 @@ from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
 from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.prediction.results.cf import storable
 from ml4cube.sampling.identity.cube import SourceChangedError
-from ml4cube.store.folders import Files, Folder, size_and_hash
-from ml4cube.store.locations import Location, ZarrFolder
-from ml4cube.store.manifest import MANIFEST, write_manifest
-from ml4cube.store.publishing.draft import Draft, record_task
-from ml4cube.store.publishing.opening import open_draft
-from ml4cube.store.write_errors import WriteErrors
 from ml4cube.training.ranks.dist import World
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ import xarray as xr
 
 from ml4cube.core.errors import StoreError, listed
 from ml4cube.cube.chunks.lazy_zarr import file_behind
+from ml4cube.ledger.folders import raise_error
 from ml4cube.sampling.request import Sampling
-from ml4cube.store.folders import raise_error
 
 logger = logging.getLogger(__name__)
 

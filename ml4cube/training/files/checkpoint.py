@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
-from ml4cube.store.folders import sync_path
+from ml4cube.ledger.folders import sync_path
 
 _MARK = b"ml4cube sha256 "
 _DIGEST_BYTES = 64  # hex digits

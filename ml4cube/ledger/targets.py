@@ -12,10 +12,9 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.cube.opening import store_and_path
-from ml4cube.store.folders import filesystem
-from ml4cube.store.locations import Location, ZarrFolder, location_of
-from ml4cube.store.publishing.draft import work_location
+from ml4cube.ledger.draft import work_location
+from ml4cube.ledger.folders import filesystem
+from ml4cube.ledger.locations import Location, ZarrFolder, location_of, store_and_path
 
 
 def targets_of(given: Mapping[str, Any], allow_memory: bool) -> dict[str, Location]:

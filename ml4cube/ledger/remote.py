@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any
 
 from ml4cube.core.errors import RunError
-from ml4cube.store.folders import Files, RemoteFolder
-from ml4cube.store.publishing.draft import (
+from ml4cube.ledger.draft import (
     OUR_PREFIX,
     Draft,
     calls_with_tasks,
@@ -26,8 +25,9 @@ from ml4cube.store.publishing.draft import (
     store_name,
     work_location,
 )
-from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
-from ml4cube.store.publishing.overwriting import COPY_RECORD, check_free, replaceable_files
+from ml4cube.ledger.folders import Files, RemoteFolder
+from ml4cube.ledger.kinds import SAMPLES, StoreKind
+from ml4cube.ledger.overwriting import COPY_RECORD, check_free, replaceable_files
 
 logger = logging.getLogger(__name__)
 

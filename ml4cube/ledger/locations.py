@@ -10,8 +10,7 @@ from typing import Any
 
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, StoreError
-from ml4cube.cube.opening import full_path, store_and_path
-from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, filesystem, size_and_hash
+from ml4cube.ledger.folders import Folder, LocalFolder, RemoteFolder, filesystem, size_and_hash
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,25 @@ class ZarrFolder:
     def __str__(self) -> str:
         name = type(self.store).__name__
         return f"{name} at {self.path!r}" if self.path else name
+
+
+def full_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as an absolute one, with ``~`` for the home folder; a URL as it is."""
+    text = os.fspath(path)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def store_and_path(source: Any) -> tuple[Any, str]:
+    """Return the zarr store of a group, session or store, or None, and the path inside it."""
+    import zarr
+    from zarr.abc.store import Store
+    from zarr.storage import StorePath
+
+    if isinstance(source, zarr.Group | StorePath):
+        return source.store, source.path
+    # an Icechunk session is recognized by its store, without importing icechunk
+    store = source if isinstance(source, Store) else getattr(source, "store", None)
+    return (store, "") if isinstance(store, Store) else (None, "")
 
 
 Location = Path | str | ZarrFolder

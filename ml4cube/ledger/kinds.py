@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ml4cube.store.locations import Location
-from ml4cube.store.manifest import MANIFEST, find_foreign
+from ml4cube.ledger.locations import Location
+from ml4cube.ledger.manifest import MANIFEST, find_foreign
 
 
 @dataclass(frozen=True)

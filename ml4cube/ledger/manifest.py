@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ml4cube.core.errors import StoreError
-from ml4cube.store.folders import FILES_AT_ONCE, HASH_ALGORITHM, Files, Folder, digest
-from ml4cube.store.locations import Location, folder_of
+from ml4cube.ledger.folders import FILES_AT_ONCE, HASH_ALGORITHM, Files, Folder, digest
+from ml4cube.ledger.locations import Location, folder_of
 
 #: File that holds the list.
 MANIFEST = "manifest/zarr.json"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ml4cube.core.errors import StoreError, StoreExistsError
-from ml4cube.store.locations import Location, ZarrFolder, folder_of
-from ml4cube.store.publishing.draft import DRAFT_KEY, OUR_PREFIX, work_location
-from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
+from ml4cube.ledger.draft import DRAFT_KEY, OUR_PREFIX, work_location
+from ml4cube.ledger.kinds import SAMPLES, StoreKind
+from ml4cube.ledger.locations import Location, ZarrFolder, folder_of
 
 #: Object of a remote work folder that lists the files that a copy to the target removes and puts.
 COPY_RECORD = f"{OUR_PREFIX}publishing.json"

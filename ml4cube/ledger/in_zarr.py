@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ml4cube.store.folders import Files, LocalFolder
-from ml4cube.store.locations import ZarrFolder
-from ml4cube.store.manifest import group_json
-from ml4cube.store.publishing.draft import DRAFT_KEY, Draft
-from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
-from ml4cube.store.publishing.overwriting import check_free, replaceable_files
+from ml4cube.ledger.draft import DRAFT_KEY, Draft
+from ml4cube.ledger.folders import Files, LocalFolder
+from ml4cube.ledger.kinds import SAMPLES, StoreKind
+from ml4cube.ledger.locations import ZarrFolder
+from ml4cube.ledger.manifest import group_json
+from ml4cube.ledger.overwriting import check_free, replaceable_files
 
 
 class ZarrDraft(Draft):

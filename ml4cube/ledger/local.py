@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from ml4cube.core.errors import RunError, StoreError
-from ml4cube.store.folders import Files, LocalFolder, sync_path
-from ml4cube.store.locations import Location
-from ml4cube.store.publishing.draft import (
+from ml4cube.ledger.draft import (
     OUR_PREFIX,
     Draft,
     calls_with_tasks,
@@ -24,8 +22,10 @@ from ml4cube.store.publishing.draft import (
     store_name,
     work_location,
 )
-from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
-from ml4cube.store.publishing.overwriting import check_free, check_overwritable
+from ml4cube.ledger.folders import Files, LocalFolder, sync_path
+from ml4cube.ledger.kinds import SAMPLES, StoreKind
+from ml4cube.ledger.locations import Location
+from ml4cube.ledger.overwriting import check_free, check_overwritable
 
 _LOCK = f"{OUR_PREFIX}lock"
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from ml4cube.core.errors import CubeError, StoreError
-from ml4cube.store.locations import Location, ZarrFolder
+from ml4cube.ledger.locations import Location, ZarrFolder
 
 # Errors that no room on the disk mends.
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ml4cube.store.folders import RemoteFolder
-from ml4cube.store.locations import Location, ZarrFolder
-from ml4cube.store.publishing.draft import Draft, calls_with_tasks, short_id, work_location
-from ml4cube.store.publishing.in_zarr import ZarrDraft
-from ml4cube.store.publishing.kinds import SAMPLES, StoreKind
-from ml4cube.store.publishing.local import LocalDraft
-from ml4cube.store.publishing.remote import RemoteDraft
+from ml4cube.ledger.draft import Draft, calls_with_tasks, short_id, work_location
+from ml4cube.ledger.folders import RemoteFolder
+from ml4cube.ledger.in_zarr import ZarrDraft
+from ml4cube.ledger.kinds import SAMPLES, StoreKind
+from ml4cube.ledger.local import LocalDraft
+from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.remote import RemoteDraft
 
 logger = logging.getLogger(__name__)
 

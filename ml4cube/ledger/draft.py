@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from ml4cube.store.folders import Files, Folder, LocalFolder
-from ml4cube.store.locations import Location, folder_of
-from ml4cube.store.publishing.kinds import StoreKind
+from ml4cube.ledger.folders import Files, Folder, LocalFolder
+from ml4cube.ledger.kinds import StoreKind
+from ml4cube.ledger.locations import Location, folder_of
 
 logger = logging.getLogger(__name__)
 
