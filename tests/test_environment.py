@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Extras that no other may pull in: their packages hold back or downgrade what others need.
-SERVICES = {"wandb", "mlflow", "neptune"}
+SERVICES = {"wandb", "mlflow"}
 # Extras for those who work on ml4cube, and not with it.
 DEVELOPERS = {"demo", "docs", "lint", "test", "test-core", "dev"}
 RECIPE = yaml.safe_load((ROOT / "conda-recipe" / "recipe.yaml").read_text())

@@ -1,4 +1,4 @@
-"""Log the numbers of a run to files, TensorBoard, MLflow, Weights & Biases or Neptune.
+"""Log the numbers of a run to a CSV file, TensorBoard, MLflow, Weights & Biases or Neptune.
 
 A logger is any object with ``log(values, step)`` and ``close()``. A Trainer calls it on rank 0
 after every epoch; ``step`` is the number of optimizer steps taken. Nothing is opened before the
@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-import json
 import math
 import time
 import uuid
@@ -25,11 +24,9 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExists
 from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.files.paths import absolute_path
 from ml4cube.training.inputs.checks import import_package
-from ml4cube.training.state import nonfinite_to_none
 
 __all__ = [
     "CSVLogger",
-    "JSONLLogger",
     "Logger",
     "MLflowLogger",
     "NeptuneLogger",
@@ -108,46 +105,7 @@ class Logger(PrintedAsCall, ABC):
         """Close what `_open` returned; loggers that keep nothing open need not override this."""
 
 
-class _FileLogger(Logger):
-    """A text file with a line per `log`, opened only to write it."""
-
-    # How a first line begins that `log` appends, so that a kill may cut it off.
-    _line_start: str | None = None
-
-    def __init__(self, path: str | Path, params: Mapping[str, Any] | None = None) -> None:
-        super().__init__(params)
-        self.path = absolute_path("path", path)
-        if self.path.is_dir():
-            raise InvalidValueError(f"path must be a file, got the folder {str(path)!r}")
-
-    @abstractmethod
-    def _parse(self, lines: Iterable[str]) -> list[dict[str, Any]]:
-        """Return the rows in the lines of a file."""
-
-    def _rows(self, step: float) -> list[dict[str, Any]]:
-        """Return the rows up to a step, without a last line that was cut off by a kill."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_bytes().decode("utf-8", errors="replace")
-        whole_lines = text[: text.rfind("\n") + 1]
-        try:
-            start = self._line_start
-            is_cut_line = start is not None and start.startswith(text[: len(start)])
-            if text and not whole_lines and not is_cut_line:
-                raise ValueError
-            rows = self._parse(io.StringIO(whole_lines, newline=""))
-            return [row for row in rows if row.get("step", 0) <= step]
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise StoreExistsError(
-                f"{self.path} was not written by {type(self).__name__}; give another path"
-            ) from None
-
-    def _append(self, line: str) -> None:
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(line)
-
-
-class CSVLogger(_FileLogger):
+class CSVLogger(Logger):
     """Write a CSV table: a column ``step``, then one per name.
 
     A name that first appears later gets a new column, empty in earlier rows. A resumed run
@@ -178,7 +136,10 @@ class CSVLogger(_FileLogger):
     """
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__(path)
+        super().__init__()
+        self.path = absolute_path("path", path)
+        if self.path.is_dir():
+            raise InvalidValueError(f"path must be a file, got the folder {str(path)!r}")
 
     def _open(self, step: int) -> list[str]:
         rows = self._rows(step)
@@ -193,67 +154,29 @@ class CSVLogger(_FileLogger):
             rows = self._rows(math.inf)
             columns += new
             self._rewrite(columns, rows)
-        self._append(_csv_lines(columns, [{"step": step, **values}]))
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            file.write(_csv_lines(columns, [{"step": step, **values}]))
+
+    def _rows(self, step: float) -> list[dict[str, Any]]:
+        """Return the rows up to a step, without a last line that was cut off by a kill."""
+        if not self.path.exists():
+            return []
+        text = self.path.read_bytes().decode("utf-8", errors="replace")
+        whole_lines = text[: text.rfind("\n") + 1]
+        reader = csv.DictReader(io.StringIO(whole_lines, newline=""))
+        try:
+            if (text and not whole_lines) or (reader.fieldnames or ["step"])[0] != "step":
+                raise ValueError
+            rows: list[dict[str, Any]] = [row | {"step": int(row["step"])} for row in reader]
+        except (TypeError, ValueError):
+            raise StoreExistsError(
+                f"{self.path} was not written by CSVLogger; give another path"
+            ) from None
+        return [row for row in rows if row["step"] <= step]
 
     def _rewrite(self, columns: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
         header = dict(zip(columns, columns, strict=True))
         write_bytes(self.path, _csv_lines(columns, [header, *rows]).encode())
-
-    def _parse(self, lines: Iterable[str]) -> list[dict[str, Any]]:
-        reader = csv.DictReader(lines)
-        if (reader.fieldnames or ["step"])[0] != "step":
-            raise ValueError
-        return [row | {"step": int(row["step"])} for row in reader]
-
-
-class JSONLLogger(_FileLogger):
-    """Write one JSON object per line with ``step`` and the numbers; NaN and infinities as null.
-
-    A resumed run continues the file and replaces the lines of steps that it repeats. A new run
-    starts the file anew.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file; missing folders are created.
-    params : mapping, optional
-        Hyperparameters, written as first line ``{"params": {...}}``.
-
-    Raises
-    ------
-    InvalidValueError
-        If `path` is a folder.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     log = JSONLLogger(f"{folder}/log.jsonl", params={"lr": 0.1})
-    ...     log.log({"train_loss": 0.5}, step=10)
-    ...     print(log.path.read_text(), end="")
-    {"params": {"lr": 0.1}}
-    {"step": 10, "train_loss": 0.5}
-    """
-
-    _line_start = '{"step":'
-
-    def _open(self, step: int) -> bool:
-        rows = self._rows(step)
-        if self.params or step <= 0:  # params that the file has are kept in a resumed run only
-            rows = [row for row in rows if "params" not in row]
-        if self.params:
-            rows.insert(0, {"params": self.params})
-        write_bytes(self.path, "".join(map(_json_line, rows)).encode())
-        return True  # nothing stays open
-
-    def _write(self, values: dict[str, float], step: int) -> None:
-        self._append(_json_line({"step": step, **values}))
-
-    def _parse(self, lines: Iterable[str]) -> list[dict[str, Any]]:
-        rows = [json.loads(line) for line in lines]
-        if not all(row.keys() & {"step", "params"} for row in rows):
-            raise ValueError
-        return rows
 
 
 class TensorBoardLogger(Logger):
@@ -466,7 +389,10 @@ class MLflowLogger(_ServiceLogger):
 
 
 class NeptuneLogger(_InitLogger):
-    """Send numbers to Neptune.
+    """Send numbers to Neptune, a service that ended in March 2026.
+
+    It works with a Neptune server of your own, and with ``mode="offline"``; no extra of ml4cube
+    installs the package.
 
     A resumed run continues the same Neptune run, which keeps its first values of repeated steps.
 
@@ -522,7 +448,3 @@ def _csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str
     text = io.StringIO(newline="")
     csv.DictWriter(text, columns, restval="").writerows(rows)
     return text.getvalue()
-
-
-def _json_line(row: Mapping[str, Any]) -> str:
-    return json.dumps(nonfinite_to_none(row), default=str) + "\n"

@@ -69,8 +69,7 @@ PLACE_ATTACKS = [
     ("callbacks", {"class": "ml4cube.training.callbacks:ModelCheckpoint", "save_dir": MARK}),
     ("early_stopping", {"class": "BestModel", "path": MARK}),
     ("loggers", {"class": "CSVLogger", "path": MARK}),
-    ("loggers", {"class": "JSONLLogger", "path": MARK, "params": {"a": f"$({TOUCH})"}}),
-    ("loggers", {"class": "TensorBoardLogger", "log_dir": MARK}),
+    ("loggers", {"class": "TensorBoardLogger", "log_dir": MARK, "params": {"a": f"$({TOUCH})"}}),
     ("callbacks", {"class": "read_file", "path": "x"}),
     ("loggers", {"class": "ml4cube.training.loggers:importlib.import_module", "name": "my_evil"}),
     ("loader.augment", {"class": "ml4cube.training.loggers:CSVLogger", "path": MARK}),
@@ -123,7 +122,7 @@ def test_safe_classes_are_made_without_being_named_by_the_user():
     optimizer = make("optimizer", {"class": "Adafactor"}, model.parameters(), call=True)
     assert isinstance(optimizer, torch.optim.Optimizer)
     make("scheduler", {"class": "CosineAnnealingLR", "T_max": 2}, optimizer, call=True)
-    make("scheduler", {"class": "LinearScheduler", "total_iters": 2}, optimizer, call=True)
+    make("scheduler", {"class": "WarmUpScheduler", "total_iters": 2}, optimizer, call=True)
     assert set(make("metrics", {"a": "RMSE", "b": "L1Loss"})) == {"a", "b"}
     assert make("early_stopping", {"class": "EarlyStopping", "patience": 3}).patience == 3
     assert len(make("callbacks", ["Progress", "RankReport"])) == 2

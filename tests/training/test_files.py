@@ -13,7 +13,7 @@ from ml4cube.training import sklearn
 from ml4cube.training.addons import StateManagerAddon
 from ml4cube.training.callbacks import BestModel, LossPlot, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file, write_file
-from ml4cube.training.loggers import CSVLogger, JSONLLogger
+from ml4cube.training.loggers import CSVLogger
 from ml4cube.training.trainer import Trainer
 from tests.training_parts import At, Interrupt, dataset, hooks, loader, network, trainer, weights
 
@@ -89,12 +89,12 @@ def test_a_callback_that_changes_the_directory_moves_no_file(tmp_path, monkeypat
         snapshot_path="~/snapshot.pt",
         save_every=1,
         create_loss_plot=True,
-        loggers=[CSVLogger("log.csv"), JSONLLogger("~/log.jsonl")],
+        loggers=[CSVLogger("log.csv"), CSVLogger("~/log.csv")],
         callbacks=[ModelCheckpoint("top"), hooks(on_epoch_start=lambda loop: os.chdir(there))],
     )
     run.train()
     assert sorted(os.listdir(here)) == ["best.pt", "best_loss.png", "log.csv", "top"]
-    assert {"log.jsonl", "snapshot.pt"} <= {*os.listdir(home)}
+    assert {"log.csv", "snapshot.pt"} <= {*os.listdir(home)}
     assert list(there.iterdir()) == []
     monkeypatch.chdir(there)
     model = network()

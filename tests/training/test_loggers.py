@@ -6,7 +6,6 @@ call was made once with the real packages: wandb 0.31 offline, mlflow-skinny 3.1
 """
 
 import csv
-import json
 import math
 import os
 import sys
@@ -23,12 +22,10 @@ from hypothesis import strategies as st
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError, StoreExistsError
 from ml4cube.training.loggers import (
     CSVLogger,
-    JSONLLogger,
     MLflowLogger,
     NeptuneLogger,
     TensorBoardLogger,
     WandBLogger,
-    _FileLogger,
 )
 from tests.distributed_runner import on_ranks
 from tests.training_parts import At, Interrupt, trained
@@ -37,10 +34,6 @@ from tests.training_parts import At, Interrupt, trained
 def read_csv(path):
     with open(path, newline="") as file:
         return [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
-
-
-def read_jsonl(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def events(folder):
@@ -63,71 +56,42 @@ ROWS = st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats(-9, 9), min_si
 @given(lives=st.lists(st.tuples(st.integers(0, 6), ROWS, st.booleans()), min_size=1, max_size=4))
 def test_files_hold_every_step_once_whatever_was_resumed(tmp_path_factory, lives):
     folder = tmp_path_factory.mktemp("logs")
-    logs = [CSVLogger(folder / "log.csv"), JSONLLogger(folder / "log.jsonl")]
+    log = CSVLogger(folder / "log.csv")
     truth = {}
     for number, (start, rows, killed) in enumerate(lives):
         start = start if number else 0
         truth = {step: row for step, row in truth.items() if step <= start and start}
         new = dict(enumerate(rows, start=start + 1))
-        for log in logs:
-            log.start(start)
-            for step, row in new.items():
-                log.log(row, step)
-            log.close()
+        log.start(start)
+        for step, row in new.items():
+            log.log(row, step)
+        log.close()
         truth |= new
         if killed and truth:  # while the last line is written
             del truth[max(truth)]
-            for log in logs:
-                whole = log.path.read_bytes()
-                log.path.write_bytes(whole[: whole[:-1].rfind(b"\n") + 1 + 4])
-    for log in logs:
-        log.start(99)
+            whole = log.path.read_bytes()
+            log.path.write_bytes(whole[: whole[:-1].rfind(b"\n") + 1 + 4])
+    log.start(99)
     as_text = [{"step": str(n), **{k: str(v) for k, v in row.items()}} for n, row in truth.items()]
     assert read_csv(folder / "log.csv") == as_text
-    assert read_jsonl(folder / "log.jsonl") == [{"step": n, **row} for n, row in truth.items()]
 
 
-@pytest.mark.parametrize("kind", _FileLogger.__subclasses__())
-def test_a_log_is_begun_like_any_file_that_must_survive(tmp_path, kind):
+def test_a_log_is_begun_like_any_file_that_must_survive(tmp_path):
     left = tmp_path / ".log.elsewhere-1.tmp"  # of a machine that died in a save, long ago
     left.touch()
     os.utime(left, (0, 0))
-    kind(tmp_path / "log").log({"a": 1}, 1)
+    CSVLogger(tmp_path / "log").log({"a": 1}, 1)
     assert os.listdir(tmp_path) == ["log"]
     with pytest.raises(StoreError, match=r"cannot be written.*give another path"):
-        kind(tmp_path / "log" / "below").log({"a": 1}, 1)
+        CSVLogger(tmp_path / "log" / "below").log({"a": 1}, 1)
 
 
-@pytest.mark.parametrize("left", ['{"step": 1, "tr', '{"st', "{"])
-def test_a_jsonl_log_cut_in_its_first_line_starts_anew(tmp_path, left):
-    path = tmp_path / "log.jsonl"
-    path.write_text(left)
-    JSONLLogger(path).log({"a": 1.0}, 1)
-    assert read_jsonl(path) == [{"step": 1, "a": 1.0}]
-
-
-def test_jsonl_has_params_first_and_once_and_null_for_nan(tmp_path):
-    path = tmp_path / "log.jsonl"
-    for start in (0, 1):
-        log = JSONLLogger(path, params={"lr": 0.1, "layers": [3, 8]})
-        log.start(start)
-        log.log({"loss": math.nan, "n": torch.tensor(3)}, start + 1)
-    assert read_jsonl(path) == [
-        {"params": {"lr": 0.1, "layers": [3, 8]}},
-        {"step": 1, "loss": None, "n": 3.0},
-        {"step": 2, "loss": None, "n": 3.0},
-    ]
-    JSONLLogger(path).start(1)  # resumed without naming them again
-    assert [list(row) for row in read_jsonl(path)] == [["params"], ["step", "loss", "n"]]
-
-
-@pytest.mark.parametrize("kind", _FileLogger.__subclasses__())
 @pytest.mark.parametrize("text", ["name,age\nann,3\n", "[1, 2]\n", "x", "step,a\nfirst,2\n"])
-def test_a_file_of_someone_else_is_left_alone(tmp_path, kind, text):
+def test_a_file_of_someone_else_is_left_alone(tmp_path, text):
     path = tmp_path / "precious"
     path.write_text(text)
     with pytest.raises(StoreExistsError, match="precious was not written by"):
-        kind(path).log({"a": 1}, 1)
+        CSVLogger(path).log({"a": 1}, 1)
     assert path.read_text() == text
 
 
@@ -356,7 +320,10 @@ def test_neptune_gets_params_numbers_and_the_same_run_when_resumed(fakes):
     ("make", "message"),
     [
         (lambda folder: CSVLogger(folder), "path must be a file"),
-        (lambda folder: JSONLLogger(folder / "a", params=["lr", 0.1]), "params must be a mapping"),
+        (
+            lambda folder: TensorBoardLogger(folder / "a", params=["lr", 0.1]),
+            "params must be a mapping",
+        ),
         (lambda folder: TensorBoardLogger(None), "log_dir must be a path"),
         (lambda folder: MLflowLogger("sst"), "tracking_uri must be given"),
         (lambda folder: WandBLogger("p", id="x"), "use run_id= instead"),
@@ -407,20 +374,18 @@ def test_loggers_can_be_sent_to_another_process_while_open(fakes, tmp_path):
 def test_several_loggers_get_the_history_of_a_run(tmp_path, fakes):
     logs = [
         CSVLogger(tmp_path / "a.csv"),
-        JSONLLogger(tmp_path / "a.jsonl", params={"lr": 0.01}),
         TensorBoardLogger(tmp_path / "tb"),
         MLflowLogger(tracking_uri="file:/a"),
     ]
     ran = trained(loggers=logs, epochs=2)
     wanted = ran.history["val_loss"]
     assert [float(row["val_loss"]) for row in read_csv(tmp_path / "a.csv")] == wanted
-    assert [row["val_loss"] for row in read_jsonl(tmp_path / "a.jsonl")[1:]] == wanted
     shown = [event.value for event in events(tmp_path / "tb").Scalars("val_loss")]
     assert shown == pytest.approx(wanted)
     sent = [m.value for m in fakes.mlflow.get_metric_history("run0", "val_loss")]
     assert sent == wanted
     assert fakes.mlflow.runs["run0"]["status"] == "FINISHED"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "tb"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "tb"]
 
 
 def test_a_resumed_run_goes_on_in_the_same_log_and_run_of_the_service(tmp_path, fakes):

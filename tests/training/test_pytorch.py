@@ -26,7 +26,7 @@ from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback, EarlyStopping
 from ml4cube.training.files.checkpoint import write_file
 from ml4cube.training.inputs.options import pick_precision
-from ml4cube.training.loggers import JSONLLogger
+from ml4cube.training.loggers import CSVLogger
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.state import History
 from tests.samplestores import write_store
@@ -538,7 +538,7 @@ def test_sigterm_after_the_last_step_is_not_lost(tmp_path):
         ({"metrics": [nn.functional.l1_loss]}, InvalidTypeError, "metrics must be a mapping"),
         ({"metrics": {"mae": 1}}, InvalidTypeError, "must be a function of (pred, target)"),
         ({"metrics": {"lr": nn.functional.l1_loss}}, InvalidValueError, "must not be named"),
-        ({"loggers": [JSONLLogger]}, InvalidTypeError, "loggers=JSONLLogger is a class"),
+        ({"loggers": [CSVLogger]}, InvalidTypeError, "loggers=CSVLogger is a class"),
         ({"loggers": "tensorboard"}, InvalidTypeError, "loggers must have a method log(values"),
         ({"train": dataset(8)}, InvalidTypeError, "train_data must be a loader of batches"),
         ({"val": {"a": dataset(8)}}, InvalidTypeError, "test_data['a'] must be a loader of"),

@@ -1,23 +1,18 @@
-"""Learning rates against their formulas, in chains, and after a resume at any iteration."""
+"""Learning rates against their formulas, in sequence, and after a resume at any iteration."""
 
 import math
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.optim.lr_scheduler import MultiStepLR, StepLR
+from torch.optim.lr_scheduler import MultiStepLR, SequentialLR, StepLR
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.files.checkpoint import read_file, write_file
 from ml4cube.training.schedulers import (
     CosineAnnealingScheduler,
-    CosineRestartScheduler,
-    LinearScheduler,
-    PolynomialScheduler,
-    SchedulerChain,
     WarmUpScheduler,
 )
 
@@ -46,10 +41,6 @@ FORMULAS = {
     CosineAnnealingScheduler: lambda t, n, base, low: (
         low + (base - low) * 0.5 * (1 + math.cos(math.pi * t / n)) if t < n else low
     ),
-    LinearScheduler: lambda t, n, base, low: base + (low - base) * t / n if t < n else low,
-    PolynomialScheduler: lambda t, n, base, low: (
-        low + (base - low) * (1 - t / n) ** 2 if t < n else low
-    ),
     WarmUpScheduler: lambda t, n, base, low: low + (base - low) * (t + 1) / n if t < n else base,
 }
 
@@ -68,21 +59,16 @@ def test_rates_follow_the_formula_and_stay_at_the_end(kind, total, bases, low):
         assert seen == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-def test_restarts_repeat_one_cycle():
-    cycles = rates(CosineRestartScheduler(optimizer(1.0), 12, 0.1, cycles=3), 14)
-    single = rates(CosineAnnealingScheduler(optimizer(1.0), 4, 0.1), 4)
-    flat = [rate[0] for rate in cycles]
-    assert flat == pytest.approx([r[0] for r in single] * 3 + [0.1, 0.1])
+def in_sequence(first, second):
+    return SequentialLR(first.optimizer, [first, second], milestones=[first.total_iters])
 
 
 BUILD = {
-    "chain": lambda opt: SchedulerChain(
-        WarmUpScheduler(opt, 3), LinearScheduler(opt, 4, 0.1), CosineAnnealingScheduler(opt, 5)
+    "sequence": lambda opt: in_sequence(
+        WarmUpScheduler(opt, 3), CosineAnnealingScheduler(opt, 5, 0.1)
     ),
-    "milestones": lambda opt: SchedulerChain(WarmUpScheduler(opt, 3), MultiStepLR(opt, [2, 5])),
+    "milestones": lambda opt: in_sequence(WarmUpScheduler(opt, 3), MultiStepLR(opt, [2, 5])),
     "cosine": lambda opt: CosineAnnealingScheduler(opt, 7, 0.01),
-    "restarts": lambda opt: CosineRestartScheduler(opt, 9, cycles=2),
-    "polynomial": lambda opt: PolynomialScheduler(opt, 7, power=0.5),
 }
 
 
@@ -109,12 +95,12 @@ def test_resumed_rates_are_the_same_bits(tmp_path, build, cut):
         lambda opt: StepLR(opt, 2, 0.5),
     ],
 )
-def test_chain_runs_its_links_in_turn(second):
+def test_a_sequence_runs_its_schedulers_in_turn(second):
     opt = optimizer(1.0, 0.5)
-    chain = SchedulerChain(WarmUpScheduler(opt, 4), second(opt))
+    sequence = in_sequence(WarmUpScheduler(opt, 4), second(opt))
     expected = rates(WarmUpScheduler(optimizer(1.0, 0.5), 4), 4)
     expected += rates(second(optimizer(1.0, 0.5)), 8)
-    assert rates(chain, 12) == expected
+    assert rates(sequence, 12) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,24 +110,9 @@ def test_chain_runs_its_links_in_turn(second):
         (lambda opt: CosineAnnealingScheduler(opt, 2.5), r"total_iters.*2\.5"),
         (lambda opt: WarmUpScheduler(opt, 5, eta_min=-1), r"eta_min must .* got -1"),
         (lambda opt: WarmUpScheduler(opt, 5, eta_min="low"), r"eta_min must .* got 'low'"),
-        (lambda opt: PolynomialScheduler(opt, 3, power="2"), r"power must .* got '2'"),
-        (lambda opt: PolynomialScheduler(opt, 3, power=0), r"power must .* got 0"),
-        (lambda opt: LinearScheduler("adam", 5), r"optimizer must .* got 'adam'"),
-        (lambda opt: CosineRestartScheduler(opt, 3), "at most total_iters=3, got 4"),
-        (lambda opt: SchedulerChain(), "at least one scheduler"),
-        (lambda opt: SchedulerChain([WarmUpScheduler(opt, 2)]), "one by one"),
-        (lambda opt: SchedulerChain(SchedulerChain(WarmUpScheduler(opt, 2))), "no chain of them"),
-        (lambda opt: SchedulerChain(StepLR(opt, 2), StepLR(optimizer(1.0), 2)), "same optimizer"),
-        (lambda opt: SchedulerChain(StepLR(opt, 2), StepLR(opt, 3)), "1 of the chain, StepLR, has"),
+        (lambda opt: WarmUpScheduler("adam", 5), r"optimizer must .* got 'adam'"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises((InvalidValueError, InvalidTypeError), match=message):
         make(optimizer(1.0))
-
-
-@pytest.mark.parametrize("cycles", [3, 22, 49])
-def test_every_cycle_begins_with_the_initial_rate(cycles):
-    # 15 / 22 * 22 < 15 in floats
-    scheduler = CosineRestartScheduler(optimizer(1.0), np.int64(10 * cycles), cycles=cycles)
-    assert [rate for (rate,) in rates(scheduler, 10 * cycles)][::10] == [1.0] * cycles

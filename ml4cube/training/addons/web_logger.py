@@ -26,7 +26,7 @@ class WandBLoggerAddon(MixinAddOn):
 
 
 class NeptuneLoggerAddon(MixinAddOn):
-    """Log every epoch to Neptune.
+    """Log every epoch to Neptune, a service that ended in March 2026.
 
     The Trainer takes ``web_logger={"neptune": {...}}`` with the arguments of
     `ml4cube.training.loggers.NeptuneLogger`; ``project_name`` and ``api_tkn`` are accepted too.
