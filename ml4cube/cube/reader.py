@@ -206,6 +206,14 @@ class CubeReader:
         """Return a reader of some of the variables."""
         return replace(self, sources={name: self.sources[name] for name in names})
 
+    def split(self, shares_memory: bool) -> tuple[Self, Self]:
+        """Split into what is sent to all tasks once, and what a task gets only its cells of."""
+        parts: tuple[dict[str, Source], dict[str, Source]] = {}, {}
+        for name, source in self.sources.items():
+            parts[0 if shares_memory or source.is_shared else 1][name] = source
+        shared, own = (replace(self, sources=part) for part in parts)
+        return shared, own
+
     def shared(self) -> CubeReader:
         """Return a reader of the sources that all regions share, to be sent only once."""
         shared = {n: source for n, source in self.sources.items() if source.is_shared}

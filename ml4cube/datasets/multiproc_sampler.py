@@ -30,6 +30,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
+from ml4cube.cube.engine import DaskCluster, Engine, check_client, choose_engine, local_engine
 from ml4cube.ledger.draft import Draft, work_location
 from ml4cube.ledger.folders import Files
 from ml4cube.ledger.local import restore_replaced
@@ -48,7 +49,6 @@ from ml4cube.sampling.plan import SamplePlan, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import entries_of
 from ml4cube.sampling.shards import ShardJob, make_shard
-from ml4cube.sampling.workers import DaskCluster, TaskEngine, check_client, choose_engine
 from ml4cube.store.format import StoreMetadata, open_store, write_axes, write_metadata
 from ml4cube.store.precision import Precision
 from ml4cube.store.shard_encoding import Compressor
@@ -436,7 +436,7 @@ class MultiProcSampler(Summarized):
         """
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
-    def _plan_on(self, engine: TaskEngine, call: Call) -> _Planned:
+    def _plan_on(self, engine: Engine, call: Call) -> _Planned:
         if call.id not in self._planned:
             self.sampling.check_same_chunks()
             tiles, show = len(self.sampling.extractor.tiles), self._options.progress
@@ -628,7 +628,7 @@ class MultiProcSampler(Summarized):
 
     def _write_shards(
         self,
-        engine: TaskEngine,
+        engine: Engine,
         jobs: Mapping[str, ShardJob],
         plan: SamplePlan,
         drafts: Mapping[str, Draft],
@@ -673,9 +673,9 @@ class MultiProcSampler(Summarized):
         self._run()
         return tuple(open_store(path) for path in self.targets.values())
 
-    def _engine(self) -> TaskEngine:
+    def _engine(self) -> Engine:
         tiles = len(self.sampling.extractor.tiles)
-        engine = choose_engine(min(self._options.nproc, tiles), self._options.client)
+        engine = choose_engine(local_engine(min(self._options.nproc, tiles)), self._options.client)
         if not isinstance(engine, DaskCluster):
             return engine
         for target in self.targets.values():

@@ -23,6 +23,7 @@ from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.sample_facts import outcome_table
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.engine import Threads
 from ml4cube.sampling.extractor import OUTCOMES, Arrays, Callback, Extractor
 from ml4cube.sampling.plan import (
     accounting_of,
@@ -32,7 +33,6 @@ from ml4cube.sampling.plan import (
 )
 from ml4cube.sampling.request import Sampling, SamplingOptions, block_order, check_targets
 from ml4cube.sampling.rescaling import select_statistics
-from ml4cube.sampling.workers import InProcess
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
@@ -238,7 +238,7 @@ class XrDataset(Summarized):
         """Read the samples of the blocks used, with their origins and their parts."""
         extractor, ids = self._sampling.extractor, self._block_ids()
         if self._sampling.spec.fills_from_train:
-            extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess()))
+            extractor = replace(extractor, fill=fill_statistics(self._sampling, Threads(1)))
         tiles = (tile for id in ids if (tile := self._tile(id)) is not None)
         used = self._used_blocks(extractor, tiles)
         found = set().union(*(block.parts for block in used))

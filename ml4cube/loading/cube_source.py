@@ -23,6 +23,7 @@ from ml4cube.core.rank_shares import Ints
 from ml4cube.core.sample_spec import SAMPLE_DIM, SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.engine import local_engine
 from ml4cube.cube.variables import split_label
 from ml4cube.loading.lead_time import (
     Lead,
@@ -42,7 +43,6 @@ from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
 from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.sampling.rescaling import entries_of
-from ml4cube.sampling.workers import local_engine
 from ml4cube.store.format import StoreMetadata
 
 if TYPE_CHECKING:

@@ -57,6 +57,14 @@ class BlockPredictor:
                 )
         return self
 
+    def cells_of(self, block: Block) -> dict[str, slice]:
+        """Return the cells of the cube that are read for a block."""
+        tile = Tile(self.spec.windows, block)
+        sizes = zip(self.reader.dims, self.reader.shape, strict=True)
+        if 0 in tile.counts:
+            return {dim: slice(0, 0) for dim, _ in sizes}
+        return {dim: slice(tile.box[dim].start, min(tile.box[dim].stop, n)) for dim, n in sizes}
+
     def predict(self, block: Block) -> dict[str, tuple[dict[str, slice], xr.Variable]]:
         """Return the variables of the result in a block, in physical units, and its slices."""
         tile = _Tile(self, block)

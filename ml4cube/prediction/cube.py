@@ -21,6 +21,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.cube.absent_chunks import heed_absent_chunks
+from ml4cube.cube.engine import DaskCluster, Engine, check_client
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
@@ -39,14 +40,13 @@ from ml4cube.prediction.models import (
 from ml4cube.prediction.options import PredictionOptions
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
-from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.prediction.results.layout import CLASS, Expected, Layout, Outputs
 from ml4cube.prediction.results.template import make_template
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.progress import Stage
 from ml4cube.sampling.request import source_chunks
-from ml4cube.sampling.workers import DaskCluster, InProcess, TaskEngine, check_client
 from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.engine import RankEngine, all_ranks_or_none
 
 # Bytes of inputs in a batch of default size: what a core's cache holds, and what keeps a GPU busy.
 _CPU_BATCH_BYTES, _GPU_BATCH_BYTES = 2**19, 2**26
@@ -301,7 +301,7 @@ def predict_cube(
         )
         if output.is_written:
             return output.result()
-        engine = InProcess() if client is None else DaskCluster(client)
+        engine = RankEngine(world) if client is None else DaskCluster(client)
 
         def check_source() -> None:
             if source is not None:
@@ -442,26 +442,27 @@ def _predict_blocks(
     blocks: Grid,
     output: Output,
     world: World,
-    engine: TaskEngine,
+    engine: Engine,
     progress: bool,
     check_source: Callable[[], None],
 ) -> xr.Dataset:
-    """Predict all blocks, shared among the ranks, or among the workers of a cluster.
+    """Predict all blocks, by the ranks or the workers of a cluster.
 
     `check_source` is called before the result is published.
     """
     _keep_freed_memory()
     try:
         done = output.begin()
-        with all_ranks_or_none(world):
-            ids = [id for id in range(len(blocks)) if id not in done][world.rank :: world.size]
-            show = progress and world.is_main
-            job = predictor, blocks, output.writer
-            with Stage("predicting", len(ids), "blocks", show=show) as stage, engine:
-                for _, block in engine.run(_predict_block, job, ids):
-                    if block is not None:
-                        output.collect(block)
-                    stage.update()
+        ids = [id for id in range(len(blocks)) if id not in done]
+        shared, own = predictor.reader.split(engine.shares_memory)
+        job = replace(predictor, reader=shared), blocks, output.writer
+        tasks = ((id, own.narrow(predictor.cells_of(blocks.block(id)))) for id in ids)
+        show = progress and world.is_main
+        with Stage("predicting", len(ids), "blocks", show=show) as stage, engine:
+            for _, block in engine.run(_predict_block, job, tasks):
+                if block is not None:
+                    output.collect(block)
+                stage.update()
         with all_ranks_or_none(world):
             if world.is_main:
                 check_source()
@@ -483,10 +484,13 @@ def _keep_freed_memory() -> None:
 
 
 def _predict_block(
-    job: tuple[BlockPredictor, Grid, Callable[[int, Block], None] | None], id: int
+    job: tuple[BlockPredictor, Grid, Callable[[int, Block], None] | None],
+    task: tuple[int, CubeReader],
 ) -> Block | None:
     """Predict a block and write it; return it if it can only be written by the caller."""
     predictor, blocks, write = job
+    id, own_cells = task
+    predictor = replace(predictor, reader=own_cells.joined(predictor.reader))
     block = predictor.predict(blocks.block(id))
     if write is None:
         return block

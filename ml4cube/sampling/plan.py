@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +25,13 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
+from ml4cube.cube.engine import Engine
 from ml4cube.preprocessing.cubes import check_no_fill_value
 from ml4cube.sampling.counting import agreed_schema, count_tiles, count_train_cells
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
-from ml4cube.sampling.workers import TaskEngine
 from ml4cube.store.precision import Precision
-
-Result = TypeVar("Result")
 
 # Bytes of the samples of one counting task, and the most tasks of one pass.
 _COUNT_BYTES = 16 * MIB
@@ -126,7 +124,7 @@ class SamplePlan(Summarized):
 
 def make_plan(
     sampling: Sampling,
-    engine: TaskEngine,
+    engine: Engine,
     parts: Iterable[str],
     *,
     tiles_per_task: int | None = None,
@@ -155,7 +153,7 @@ def make_plan(
     filled: set[str] = set()
     # What all tasks need is sent once; `reader_of` adds what only one of them reads.
     shared = extractor, sampling.reader.shared(), looks_at_samples
-    for results in _in_order(engine.run(count_tiles, shared, tasks)):
+    for results in engine.run_in_order(count_tiles, shared, tasks):
         for result in results:
             counts[result.id] = result.outcomes
             filled.update(result.filled)
@@ -212,17 +210,6 @@ def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> 
         )
 
 
-def _in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
-    """Yield the results of tasks in the order of the tasks, in whatever order they end."""
-    waiting: dict[int, Result] = {}
-    next_position = 0
-    for position, result in results:
-        waiting[position] = result
-        while next_position in waiting:
-            yield waiting.pop(next_position)
-            next_position += 1
-
-
 def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Iterator[range]:
     """Divide tiles into tasks, by default of some megabytes of samples each."""
     if tiles_per_task is None:
@@ -235,7 +222,7 @@ def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Ite
 
 
 def fill_statistics(
-    sampling: Sampling, engine: TaskEngine, boxes_per_task: int | None = None
+    sampling: Sampling, engine: Engine, boxes_per_task: int | None = None
 ) -> Statistics:
     """Return the statistics of the raw train cells, each counted once."""
     spec, tiles = sampling.spec, sampling.extractor.tiles
@@ -251,7 +238,7 @@ def fill_statistics(
         for ids in _divide(len(boxes), sampling, boxes_per_task)
     )
     shared = sampling.extractor, sampling.reader.shared()
-    results = _in_order(engine.run(count_train_cells, shared, tasks))
+    results = engine.run_in_order(count_train_cells, shared, tasks)
     return functools.reduce(Statistics.merge, itertools.chain.from_iterable(results))
 
 

@@ -236,7 +236,7 @@ from ml4cube.cli import main as module
 
 module.program = lambda: None
 module.main()
-from ml4cube.sampling.workers import local_engine
+from ml4cube.cube.engine import local_engine
 
 with local_engine(2) as engine:
     print(sorted(engine.run(operator.add, 1, [1, 2])))

@@ -124,3 +124,13 @@ def test_bounds_among_the_coordinates_of_a_store_without_consolidated_metadata(
     ds = ds.assign_coords(lat_bnds=(("lat", "bnds"), np.stack([ds.lat, ds.lat + 1], axis=1)))
     ds.to_zarr(tmp_path / "cube.zarr", consolidated=False)
     xr.testing.assert_equal(as_dataset(tmp_path / "cube.zarr"), ds)
+
+
+def test_a_task_gets_only_its_own_cells_of_a_cube_in_memory() -> None:
+    ds = xr.Dataset({"a": (("t", "x"), np.zeros((1000, 100)))})
+    reader = CubeReader.of(ds, "a", ("t", "x"))
+    shared, own = reader.split(shares_memory=False)
+    assert list(shared.sources) == []
+    part = own.narrow({"t": slice(10, 12), "x": slice(0, 100)})
+    assert len(pickle.dumps(part)) < 3000
+    assert [list(one.sources) for one in reader.split(shares_memory=True)] == [["a"], []]

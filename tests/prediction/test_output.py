@@ -29,8 +29,8 @@ from ml4cube.ledger.targets import target_of
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.output.digest import find_foreign_in_netcdf
 from ml4cube.prediction.output.files import PREDICTIONS, open_prediction
-from ml4cube.prediction.ranks import all_ranks_or_none
 from ml4cube.training.ranks.dist import launch
+from ml4cube.training.ranks.engine import all_ranks_or_none
 from tests.distributed_runner import kept_ranks
 from tests.faults.processes import Launcher, wait_for
 from tests.faults.test_sampling_faults import tree

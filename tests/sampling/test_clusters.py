@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ml4cube.core.errors import InvalidValueError, RunError
+from ml4cube.cube.engine import Threads, choose_engine
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.sampling.workers import choose_engine
 from ml4cube.store.format import open_store
 from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
@@ -101,7 +101,7 @@ def test_a_client_or_scheduler_that_goes_meanwhile(scheduler: Any, gone: str, la
 
     client = Client(scheduler, set_as_default=False)
     stop = client.close if gone == "client" else scheduler.close
-    with choose_engine(1, client) as engine:
+    with choose_engine(Threads(1), client) as engine:
         run = engine.run(slow, None, range(50))
         next(run)
         threading.Timer(0.3, stop).start() if later else stop()
@@ -115,11 +115,11 @@ def test_a_cluster_without_workers_is_warned_of(
 ) -> None:
     from distributed import Client
 
-    with choose_engine(1, scheduler.scheduler_address):
+    with choose_engine(Threads(1), scheduler.scheduler_address):
         assert "has no workers" not in caplog.text
     with Client(scheduler, set_as_default=False) as client:
         client.retire_workers()
-    with choose_engine(1, scheduler.scheduler_address):
+    with choose_engine(Threads(1), scheduler.scheduler_address):
         assert "has no workers" in caplog.text
 
 

@@ -33,6 +33,7 @@ from ml4cube.core.errors import (
     StoreError,
     StoreExistsError,
 )
+from ml4cube.cube import engine
 from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.xr_dataset import XrDataset
@@ -41,7 +42,6 @@ from ml4cube.ledger.opening import open_draft
 from ml4cube.preprocessing import assign_mask
 from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling import request as sampling
-from ml4cube.sampling import workers
 from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.splits import cube as cube_of_splits
@@ -316,12 +316,12 @@ def test_the_order_in_which_workers_end_changes_no_bit(
     ds["a"] = ds.a.copy(data=np.random.default_rng(0).normal(size=ds.a.shape))
     options = {"val_cube": tmp_path / "v", "scale_fn": "standardize"}
     plan = sampler(ds, tmp_path, **options).plan()
-    run = workers.InProcess.run
+    run = engine.Threads.run
 
     def backwards(*given: Any) -> Iterator[Any]:
         yield from reversed(list(run(*given)))
 
-    monkeypatch.setattr(workers.InProcess, "run", backwards)
+    monkeypatch.setattr(engine.Threads, "run", backwards)
     assert sampler(ds, tmp_path, **options).plan().statistics == plan.statistics
 
 

@@ -14,7 +14,7 @@ Block = Mapping[str, tuple[Mapping[str, slice], xr.Variable]]
 
 
 class Output:
-    """Predicted cube in memory, on every rank; takes blocks from any rank, in any order."""
+    """Predicted cube in memory, on every rank; takes blocks in any order."""
 
     #: True if nothing is left to predict.
     is_written = False
@@ -46,10 +46,9 @@ class Output:
         """Return the complete cube; called on every rank."""
         cube = self._template
         whole = {n: cube[n].variable.copy(data=np.empty_like(cube[n])) for n in self._targets}
-        for blocks in self._world.gather_objects(self._blocks):
-            for block in blocks:
-                for name, (slices, values) in block.items():
-                    whole[name][slices] = values
+        for block in self._blocks:
+            for name, (slices, values) in block.items():
+                whole[name][slices] = values
         for variable in whole.values():
             del variable.encoding["chunks"]  # chunks are for disk
         return cube.assign(whole)

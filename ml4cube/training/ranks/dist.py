@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
-from ml4cube.sampling.workers import watch_parent
+from ml4cube.cube.engine import watch_parent
 from ml4cube.training.inputs.options import above_zero
 from ml4cube.training.ranks.environment import (
     choose_backend,

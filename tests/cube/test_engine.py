@@ -5,26 +5,41 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError
-from ml4cube.sampling.workers import choose_engine
+from ml4cube.cube.engine import Engine, Threads, choose_engine, local_engine
+from ml4cube.training.ranks.dist import launch
+from ml4cube.training.ranks.engine import RankEngine
+from ml4cube.training.ranks.world import World
 from tests.clusters import local_cluster
+from tests.distributed_runner import kept_ranks
+
+ENGINES = {
+    "caller": lambda: Threads(1),
+    "threads": lambda: Threads(3),
+    "processes": lambda: local_engine(2),
+    "rank": lambda: RankEngine(World.single("cpu")),
+}
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_every_task_once(nproc: int) -> None:
+@pytest.mark.parametrize("make", ENGINES.values(), ids=ENGINES)
+def test_every_task_once(make: Callable[[], Engine]) -> None:
     offset = 100  # functions are sent by value, with their closures
-    with choose_engine(nproc) as engine:
+    with make() as engine:
         first = dict(engine.run(lambda shared, task: shared + task + offset, 1000, range(30)))
         second = dict(engine.run(lambda shared, task: (shared, task), "again", iter("ab")))
+        squares = engine.run_in_order(lambda _, task: task**2, None, range(20))
+        assert list(squares) == [k**2 for k in range(20)]
     assert first == {k: 1100 + k for k in range(30)}
     assert second == {0: ("again", "a"), 1: ("again", "b")}
 
 
-def test_tasks_are_generated_when_needed() -> None:
+@pytest.mark.parametrize("make", ENGINES.values(), ids=ENGINES)
+def test_tasks_are_generated_when_needed(make: Callable[[], Engine]) -> None:
     made = []
 
     def tasks() -> Any:
@@ -32,7 +47,7 @@ def test_tasks_are_generated_when_needed() -> None:
             made.append(k)
             yield k
 
-    with choose_engine(2) as engine:
+    with make() as engine:
         run = engine.run(lambda _, task: task, None, tasks())
         next(run)
         assert len(made) < 20
@@ -51,7 +66,7 @@ def test_an_error_that_cannot_be_sent_is_described(nproc: int) -> None:
         return task
 
     kind = OfTwo if nproc == 1 else RunError
-    with choose_engine(nproc) as engine:
+    with local_engine(nproc) as engine:
         with pytest.raises(kind, match="nothing at all") as caught:
             list(engine.run(fail, None, range(2)))
         assert dict(engine.run(lambda _, task: task, None, range(2))) == {0: 0, 1: 1}
@@ -71,7 +86,7 @@ def test_an_error_whose_cause_cannot_be_sent_keeps_its_type() -> None:
 
     with (
         pytest.raises(StoreError, match="by design") as caught,
-        choose_engine(2) as engine,
+        local_engine(2) as engine,
     ):
         list(engine.run(fail, None, range(2)))
     assert str(caught.value) == "by design"
@@ -86,13 +101,13 @@ def test_a_dead_worker_is_noticed() -> None:
 
     with (
         pytest.raises(RunError, match=r"worker process died.*run again"),
-        choose_engine(2) as engine,
+        local_engine(2) as engine,
     ):
         list(engine.run(die, None, range(10)))
 
 
 def test_a_worker_that_dies_between_tasks_is_noticed() -> None:
-    with choose_engine(2) as engine:
+    with local_engine(2) as engine:
         workers = dict(engine.run(lambda *_: os.getpid(), None, range(2))).values()
         for worker in set(workers):
             os.kill(worker, signal.SIGKILL)
@@ -113,15 +128,15 @@ def test_a_cluster_by_address_by_client_and_by_itself(cluster: Any) -> None:
     from distributed import Client
 
     wanted = {k: 1000 + k for k in range(20)}
-    with choose_engine(1, cluster.scheduler_address) as engine:
+    with choose_engine(Threads(1), cluster.scheduler_address) as engine:
         assert dict(engine.run(lambda shared, task: shared + task, 1000, range(20))) == wanted
     with Client(cluster) as client:
         for given in (client, None):
-            with choose_engine(1, given) as engine:
+            with choose_engine(Threads(1), given) as engine:
                 assert type(engine).__name__ == "DaskCluster"
                 assert dict(engine.run(lambda a, b: a + b, 1000, range(20))) == wanted
         assert client.status == "running"
-    assert type(choose_engine(1)).__name__ == "InProcess"
+    assert type(choose_engine(Threads(1))).__name__ == "Threads"
 
 
 @pytest.mark.parametrize("where", [1, 2, "cluster"])
@@ -131,8 +146,10 @@ def test_an_error_of_a_task_is_raised_unchanged(cluster: Any, where: Any) -> Non
             raise StoreError("task 3 by design")
         return task
 
-    given = (1, cluster.scheduler_address) if where == "cluster" else (where,)
-    with pytest.raises(StoreError, match="task 3 by design"), choose_engine(*given) as engine:
+    engine = choose_engine(Threads(1), cluster.scheduler_address)
+    if where != "cluster":
+        engine = local_engine(where)
+    with pytest.raises(StoreError, match="task 3 by design"), engine:
         list(engine.run(fail, None, range(10)))
 
 
@@ -149,6 +166,26 @@ def test_objects_that_cannot_be_sent_are_named(cluster: Any, where: str) -> None
     for shared, tasks in ((Held(), [1]), (None, [Held()])):
         with (
             pytest.raises(InvalidTypeError, match=r"cube.*no pickle by design; open .*nproc=1"),
-            choose_engine(2, client) as engine,
+            choose_engine(local_engine(2), client) as engine,
         ):
             list(engine.run(lambda shared, task: None, shared, tasks))
+
+
+def run_on_rank(failing: int | None) -> list[int]:
+    """Square numbers on all ranks, one of which may fail."""
+
+    def square(rank: int, task: int) -> int:
+        if rank == failing:
+            raise StoreError("by design")
+        return task**2
+
+    world = World.current("cpu")
+    return list(RankEngine(world).run_in_order(square, world.rank, range(7)))
+
+
+@pytest.mark.slow
+def test_ranks_share_tasks_and_all_get_every_result() -> None:
+    with kept_ranks():
+        assert launch(run_on_rank, 2, None) == [k**2 for k in range(7)]
+        with pytest.raises(RunError, match="rank 1 failed: StoreError: by design"):
+            launch(run_on_rank, 2, 1)

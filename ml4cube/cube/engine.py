@@ -1,4 +1,6 @@
-"""Run tasks in this process, in local processes or on a dask cluster. Only this module knows which.
+"""Run tasks on threads, in local processes or on a dask cluster. Only the engine knows which.
+
+`ml4cube.training.ranks.engine` has one more: it shares tasks among ranks.
 
 Local workers are started afresh (loky), never forked, because zarr's event loop, dask's pools and
 native decoders hang in forked children. They do not import the user's script again. So calls work
@@ -17,7 +19,9 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError, RunError
@@ -44,14 +48,29 @@ _WORKER_ENV = {
 }
 
 
-class TaskEngine(ABC):
+class Engine(ABC):
     """Runs one function over many tasks."""
+
+    #: True if tasks see the memory of this process, so that nothing is sent to them.
+    shares_memory = False
 
     @abstractmethod
     def run(
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
         """Yield position and result of each task as it ends, in any order."""
+
+    def run_in_order(
+        self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
+    ) -> Iterator[Result]:
+        """Yield the results in the order of the tasks, in whatever order they end."""
+        waiting: dict[int, Result] = {}
+        next_position = 0
+        for position, result in self.run(fn, shared, tasks):
+            waiting[position] = result
+            while next_position in waiting:
+                yield waiting.pop(next_position)
+                next_position += 1
 
     def __enter__(self) -> Self:
         """Start."""
@@ -61,16 +80,22 @@ class TaskEngine(ABC):
         """Stop; at once after an error."""
 
 
-def choose_engine(nproc: int, client: Any = None) -> TaskEngine:
-    """Choose a cluster if one is given or active, else processes of this machine."""
+def choose_engine(local: Engine, client: Any = None) -> Engine:
+    """Choose a cluster if one is given or active, else the engine of this machine."""
     client = _active_client() if client is None else client
     check_client(client)
-    return local_engine(nproc) if client is None else DaskCluster(client)
+    return local if client is None else DaskCluster(client)
 
 
-def local_engine(nproc: int) -> TaskEngine:
+def local_engine(nproc: int) -> Engine:
     """Choose the engine for a number of processes of this machine."""
-    return InProcess() if nproc == 1 else LocalProcesses(nproc)
+    return Threads(1) if nproc == 1 else LocalProcesses(nproc)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, at most eight."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(count or 1, 8)
 
 
 def check_client(client: object) -> None:
@@ -101,18 +126,38 @@ def _active_client() -> Any:
         return None
 
 
-class InProcess(TaskEngine):
-    """Runs tasks one after the other in this process."""
+class Threads(Engine):
+    """Runs tasks on threads of this process; a single one is the caller's."""
+
+    shares_memory = True
+
+    def __init__(self, count: int) -> None:
+        self.count = count
 
     def run(
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks."""
-        for position, task in enumerate(tasks):
-            yield position, fn(shared, task)
+        """Run tasks, some of them ahead of the one whose result is taken."""
+        if self.count == 1:
+            for position, task in enumerate(tasks):
+                yield position, fn(shared, task)
+            return
+        with ThreadPoolExecutor(self.count, "ml4cube-task") as pool:
+            running: deque[Future[Result]] = deque()
+            positions = itertools.count()
+            try:
+                for task in tasks:
+                    running.append(pool.submit(fn, shared, task))
+                    if len(running) > 2 * self.count:
+                        yield next(positions), running.popleft().result()
+                while running:
+                    yield next(positions), running.popleft().result()
+            finally:
+                for future in running:
+                    future.cancel()
 
 
-class _Workers(TaskEngine):
+class _Workers(Engine):
     """Runs tasks in other processes, a few per worker at a time."""
 
     def run(
