@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import xarray as xr
@@ -94,6 +95,26 @@ class CubeAccessor(Summarized):
             self, *args, **kwargs
         )
         return cube
+
+    def to_netcdf(self, path: Any, **arguments: Any) -> None:
+        """Write a Dataset as netCDF, with attributes that it cannot hold as JSON text.
+
+        Of a sample store these are the accounting, the statistics and others. `PTXrDataset` takes
+        the file, opened by xarray, as it takes the store.
+
+        Parameters
+        ----------
+        path : str or path
+            The file to write.
+        **arguments : Any
+            Others of `xarray.Dataset.to_netcdf`.
+        """
+        cube = self._ds.copy()  # with attributes of its own
+        for attrs in (cube.attrs, *(variable.attrs for variable in cube.variables.values())):
+            for name, value in attrs.items():
+                if isinstance(value, (Mapping, list, tuple, bool)):
+                    attrs[name] = json.dumps(value)
+        cube.to_netcdf(path, **arguments)
 
     leakage = _method("ml4cube.splits", "leakage_report")
     statistics = _method("ml4cube.preprocessing", "get_statistics")

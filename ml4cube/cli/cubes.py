@@ -22,13 +22,17 @@ _SPLITS = {
 
 
 def open_cube(
-    cube: str, variables: str | Sequence[str] | None = None, recipe: str | None = None
+    cube: str,
+    variables: str | Sequence[str] | None = None,
+    recipe: str | None = None,
+    *,
+    engine: str | None = None,
 ) -> xr.Dataset:
     """Open a cube, select variables, and add the split label of a recipe."""
     from ml4cube.cube.opening import as_dataset
     from ml4cube.cube.variables import named_by_attributes
 
-    ds = as_dataset(cube)
+    ds = as_dataset(cube, engine)
     if variables is not None:
         names = names_of("variables", variables)
         check_known(str(cube), names, sorted(map(str, ds.variables)), "variable")
@@ -58,6 +62,7 @@ def split(
     out: str,
     method: str = "block",
     variables: str | Sequence[str] | None = None,
+    engine: str | None = None,
     overwrite: bool = False,
     **arguments: Any,
 ) -> Task:
@@ -77,6 +82,8 @@ def split(
         other arguments there are.
     variables : str or list of str, optional
         Variables to open. Default: all.
+    engine : str, optional
+        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     overwrite : bool
         Replace a recipe at out.
     """
@@ -86,7 +93,7 @@ def split(
     from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 
     check_free(out, overwrite)
-    label = load(_SPLITS[method])(open_cube(cube, variables), **arguments)["split"]
+    label = load(_SPLITS[method])(open_cube(cube, variables, engine=engine), **arguments)["split"]
     codes = {**PARTS, "excluded": EXCLUDED}
     # in one pass
     shares = xr.Dataset({part: (label == code).mean() for part, code in codes.items()}).compute()
@@ -106,6 +113,7 @@ def stats(
     *,
     variables: str | Sequence[str] | None = None,
     recipe: str | None = None,
+    engine: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
     **arguments: Any,
@@ -120,6 +128,8 @@ def stats(
         Variables to open. Default: all.
     recipe : path or URL, optional
         Recipe of the split label, as ml4cube split writes it.
+    engine : str, optional
+        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     out : path or URL, ending in .json, optional
         Where to write the statistics; sample reads them with --statistics.
     overwrite : bool
@@ -130,7 +140,7 @@ def stats(
 
     if out is not None:
         check_free(out, overwrite)
-    ds = open_cube(cube, variables, recipe)
+    ds = open_cube(cube, variables, recipe, engine=engine)
     plan = Report.of(variables=data_variables(ds), label=split_label(ds), out=out)
 
     def run(keep: Keep) -> Report:
@@ -177,6 +187,7 @@ def sample(
     *,
     variables: str | Sequence[str] | None = None,
     recipe: str | None = None,
+    engine: str | None = None,
     callback: str | Mapping[str, Any] | None = None,
     statistics: str | None = None,
     names: Names,
@@ -194,6 +205,8 @@ def sample(
         Variables to open, a mask too. Default: all.
     recipe : path or URL, optional
         Recipe of the split label, as ml4cube split writes it.
+    engine : str, optional
+        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     callback : module:name, or mapping with class and arguments, optional
         Function of a module in the working directory, or installed: takes a dict of arrays (n,
         *window) and returns one.
@@ -204,7 +217,7 @@ def sample(
     from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 
     sampler = MultiProcSampler(
-        open_cube(cube, variables, recipe),
+        open_cube(cube, variables, recipe, engine=engine),
         callback=names.make("callback", callback),
         statistics=read_statistics(statistics),
         **arguments,

@@ -21,7 +21,12 @@ Rows = list[dict[str, Any]]
 
 
 def inspect(
-    cube: str, /, *, variables: str | Sequence[str] | None = None, gaps: bool = True
+    cube: str,
+    /,
+    *,
+    variables: str | Sequence[str] | None = None,
+    engine: str | None = None,
+    gaps: bool = True,
 ) -> Task:
     """Show what is in a cube, what will be awkward, and what to do about it.
 
@@ -33,10 +38,12 @@ def inspect(
         The cube: zarr or netCDF.
     variables : str or list of str, optional
         Variables to open. Default: all.
+    engine : str, optional
+        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     gaps : bool
         Whether to count gaps, for which all variables of floats are read once, block by block.
     """
-    ds = open_cube(cube, variables)
+    ds = open_cube(cube, variables, engine=engine)
 
     def run(keep: Keep) -> Report:
         return _report(cube, ds, gaps)

@@ -269,6 +269,7 @@ def predict(
     weights: str | None = None,
     store_or_stats: str | None = None,
     variables: str | Sequence[str] | None = None,
+    engine: str | None = None,
     names: Names,
     **arguments: Any,
 ) -> Task:
@@ -294,6 +295,8 @@ def predict(
         Default: the store of the run.
     variables : str or list of str, optional
         Variables of the cube to open, a mask too. Default: all.
+    engine : str, optional
+        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     """
     from ml4cube.prediction import predict_cube
     from ml4cube.training.pytorch_distributed import ddp_init
@@ -316,7 +319,7 @@ def predict(
     ddp_init()
     module = _model(model, names)
     _load_weights(module, weights)
-    ds = open_cube(cube, variables)
+    ds = open_cube(cube, variables, engine=engine)
 
     def work(keep: Keep) -> Report:
         predicted = predict_cube(module, ds, source, out=out, **arguments)
@@ -366,6 +369,7 @@ def evaluate(
     *,
     variables: str | Sequence[str] | None = None,
     recipe: str | None = None,
+    engine: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
     **arguments: Any,
@@ -382,6 +386,8 @@ def evaluate(
         Variables of the truth to open. Default: all.
     recipe : path or URL, optional
         Recipe of the split label of the truth, as ml4cube split writes it.
+    engine : str, optional
+        How xarray opens the truth, such as cfgrib or rasterio. Default: as its ending says.
     out : path or URL, ending in .json, optional
         Where to write the scorecard; ml4cube.evaluation.Scorecard.from_json reads its text.
     overwrite : bool
@@ -392,7 +398,7 @@ def evaluate(
     if out is not None:
         check_free(out, overwrite)
     cube = open_cube(prediction)
-    true_cube = open_cube(truth, variables, recipe)
+    true_cube = open_cube(truth, variables, recipe, engine=engine)
 
     def work(keep: Keep) -> Report:
         card = compare(cube, true_cube, **arguments)

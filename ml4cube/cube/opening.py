@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _UNNAMED = "__xarray_dataarray_variable__"
 
 
-def as_dataset(ds: Any) -> xr.Dataset:
+def as_dataset(ds: Any, engine: str | None = None) -> xr.Dataset:
     """Return a cube in any form as a Dataset, lazily and unchanged."""
     import xarray as xr
 
@@ -31,7 +31,7 @@ def as_dataset(ds: Any) -> xr.Dataset:
             "ds must be an xarray Dataset or DataArray, a path, a zarr store or group, or an "
             f"Icechunk session, got {type(ds).__name__}"
         )
-    return _open_cube(ds if store is None else store, path)
+    return _open_cube(ds if store is None else store, path, engine)
 
 
 def _named(array: xr.DataArray) -> xr.Dataset:
@@ -45,15 +45,15 @@ def _named(array: xr.DataArray) -> xr.Dataset:
     return array.to_dataset(name=name)
 
 
-def _open_cube(source: Any, group: str) -> xr.Dataset:
+def _open_cube(source: Any, group: str, engine: str | None) -> xr.Dataset:
     import xarray as xr
 
     cube: xr.Dataset
     if isinstance(source, str | os.PathLike):
         source = full_path(source)
     try:
-        if _is_file(source):
-            return _with_name(xr.open_dataset(source, chunks={}))
+        if engine is not None or _is_file(source):
+            return _with_name(xr.open_dataset(source, engine=engine, chunks={}))
         try:
             cube = xr.open_zarr(source, group=group or None, consolidated=True)
         except (ValueError, KeyError):
@@ -85,12 +85,14 @@ def _advice(file: str | os.PathLike[str]) -> str | None:
         return "netCDF-4 needs netCDF4 or h5netcdf; run `pip install netCDF4`"
     if ending in (".tif", ".tiff") and "rasterio" not in engines:
         return (
-            "GeoTIFF needs rioxarray; run `pip install rioxarray`, or convert it to zarr with "
+            "GeoTIFF needs rioxarray; run `pip install rioxarray` (on the command line with "
+            "--engine rasterio, if its ending is another), or convert it to zarr with "
             "rioxarray.open_rasterio(path).to_dataset('band').to_zarr(...)"
         )
     if ending in (".grib", ".grib2", ".grb", ".grb2") and "cfgrib" not in engines:
         return (
-            "GRIB needs cfgrib; run `pip install cfgrib`, or convert it to zarr with "
+            "GRIB needs cfgrib; run `pip install cfgrib` (on the command line with --engine "
+            "cfgrib, if its ending is another), or convert it to zarr with "
             "xr.open_dataset(path, engine='cfgrib').to_zarr(...)"
         )
     if ending in (".nc", ".nc4") and start[:3] != b"CDF" and start != b"\x89HDF":

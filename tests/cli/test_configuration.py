@@ -225,10 +225,11 @@ UNREADABLE = {
     "doctor none.zarr": "none.zarr does not exist",
     "predict cube.zarr --out x.zarr --run x.txt": "run must be a folder of ml4cube train, x.txt",
     "predict cube.zarr --out x.zarr --run none": "run must be a folder of ml4cube train, none has",
-    "inspect x.tif": "run `pip install rioxarray`, or convert",
-    "inspect x.grib": "run `pip install cfgrib`, or convert",
+    "inspect x.tif": "run `pip install rioxarray` (on the command line with --engine rasterio",
+    "inspect x.grib": "run `pip install cfgrib` (on the command line with --engine cfgrib",
     "inspect x.cdf": "run `pip install cdflib` and convert",
     "inspect x.nc": "it is not netCDF",
+    "inspect x.txt --engine none": "unrecognized engine 'none'",
     "inspect foo://bucket/x.zarr": "Protocol not known: foo",
 }
 

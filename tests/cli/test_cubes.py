@@ -42,6 +42,23 @@ def report_of(line, code=0):
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "inspect cube.dat",
+        "split cube.dat --method time --split 0.5 --out none.json --overwrite",
+        "stats cube.dat --recipe split.json",
+        f"{SAMPLE} --dry-run".replace("cube.zarr", "cube.dat"),
+        "evaluate cube.zarr cube.dat --dry-run",
+    ],
+)
+def test_engine_says_how_xarray_opens_a_file(recipe, line):
+    pytest.importorskip("netCDF4")
+    xr.open_zarr("cube.zarr").drop_encoding().to_netcdf("cube.dat", format="NETCDF3_64BIT")
+    invoke(f"{line} --engine scipy")
+    assert "cube.dat cannot be opened as a cube" in error_of(f"{line} --engine h5netcdf")
+
+
+@pytest.mark.parametrize(
     ("line", "function"),
     [
         (
