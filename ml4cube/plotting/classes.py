@@ -6,7 +6,14 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from ml4cube.plotting.style import BLUE, ORANGE, figure_of, legend_below, with_note_on_bars
+from ml4cube.plotting.style import (
+    BLUE,
+    ORANGE,
+    figure_of,
+    ink_on,
+    legend_below,
+    with_note_on_bars,
+)
 
 # More classes have no numbers in the matrix.
 _MOST_NUMBERS = 8
@@ -43,8 +50,9 @@ def draw_scores_of_classes(axes: Axes, scores: xr.Dataset, baseline: str) -> Non
                 zorder=1,
             )
     share = own["frequency"].values
-    many = len(names) > _MOST_NUMBERS
-    between, size = ("  ", _SMALL) if many else ("\n", 7)
+    between, size = "\n", 7.0
+    if len(names) > _MOST_NUMBERS:
+        between, size = "  ", _SMALL
     shown = [f"{n}{between}{_percent(s)}" for n, s in zip(names, share, strict=True)]
     axes.set_yticks(rows, shown, size=size)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -65,17 +73,17 @@ def draw_confusion(axes: Axes, shares: xr.DataArray) -> None:
     if len(names) <= _MOST_NUMBERS:
         for (row, column), value in np.ndenumerate(percent):
             if np.isfinite(value):
-                color = "white" if value > 100 * _LIGHT else "black"
                 axes.text(
-                    column, row, f"{value:.0f}", ha="center", va="center", color=color, size=7
-                )
+                    column, row, f"{value:.0f}", ha="center", va="center", size=7,
+                    color=ink_on(value > 100 * _LIGHT),
+                )  # fmt: skip
     ticks = range(len(names))
-    many = len(names) > _MOST_NUMBERS
-    rotation = 90 if many else 0 if max(map(len, names)) * len(names) < 20 else _TILTED
-    size = _SMALL if many else 7
-    axes.set_xticks(
-        ticks, names, rotation=rotation, ha="right" if rotation == _TILTED else "center", size=size
-    )
+    rotation, side, size = 0, "center", 7.0
+    if len(names) > _MOST_NUMBERS:
+        rotation, size = 90, _SMALL
+    elif max(map(len, names)) * len(names) >= 20:
+        rotation, side = _TILTED, "right"
+    axes.set_xticks(ticks, names, rotation=rotation, ha=side, size=size)
     axes.set_yticks(ticks, names, size=size)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
@@ -90,4 +98,6 @@ def _names(scores: xr.Dataset | xr.DataArray) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    return "none" if not share > 0 else f"{100 * share:.2g} %" if share < 0.995 else "100 %"
+    if not share > 0:
+        return "none"
+    return f"{100 * share:.2g} %" if share < 0.995 else "100 %"

@@ -74,7 +74,7 @@ def sample_density(
         )
     spec = store.attrs["spec"]
     shape, size = (dict(zip(spec["dims"], spec[key], strict=True)) for key in ("shape", "size"))
-    rows, columns = _map_dims(list(shape)) if dims is None else _checked(dims, shape)
+    rows, columns = _map_dims(list(shape), dims)
     if not store.sizes[SAMPLE_DIM]:
         raise InvalidValueError("store must have at least one sample, got none")
     first_rows, first_columns = (store[f"{dim}_index"].values for dim in (rows, columns))
@@ -95,20 +95,20 @@ def sample_density(
     return figure_of(panels[0])
 
 
-def _map_dims(dims: list[str]) -> tuple[str, str]:
-    """Return latitude and longitude, else the last two dims."""
+def _map_dims(dims: list[str], chosen: Sequence[str] | None) -> tuple[str, str]:
+    """Return the two dims that were chosen, else latitude and longitude, else the last two."""
+    if chosen is not None:
+        if isinstance(chosen, str) or len(set(chosen)) != 2 or not set(chosen) <= set(dims):
+            raise InvalidValueError(f"dims must be two of {dims}, got {chosen!r}")
+        rows, columns = chosen
+        return rows, columns
     if len(dims) < 2:
         raise InvalidValueError(f"store must have two dims for a map, got {dims}")
     lat = [dim for dim in dims if is_latitude(dim, {}, rotated=True)]
     lon = [dim for dim in dims if is_longitude(dim, {}, rotated=True)]
-    return (lat[0], lon[0]) if lat and lon else (dims[-2], dims[-1])
-
-
-def _checked(dims: Sequence[str], shape: dict[str, int]) -> tuple[str, str]:
-    if isinstance(dims, str) or len(set(dims)) != 2 or not set(dims) <= set(shape):
-        raise InvalidValueError(f"dims must be two of {list(shape)}, got {dims!r}")
-    rows, columns = dims
-    return rows, columns
+    if lat and lon:
+        return lat[0], lon[0]
+    return dims[-2], dims[-1]
 
 
 def _counts(first: tuple[Ints, Ints], shape: tuple[int, int], size: tuple[int, int]) -> Ints:

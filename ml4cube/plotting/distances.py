@@ -102,17 +102,16 @@ def _draw_variogram(axes: Axes, dim: str, variogram: Variogram) -> None:
         axes.plot(lag, variogram.at(lag), color=ORANGE)
         axes.axhline(variogram.sill, color=BLACK, ls=":", lw=1)
         axes.axvline(variogram.range, color=BLACK, ls="--", lw=1)
-        is_right = variogram.range > 0.6 * variogram.lags.max()
-        cells = f"{variogram.range:.3g}"
+        side, points = "left", 4
+        if variogram.range > 0.6 * variogram.lags.max():
+            side, points = "right", -4
+        cells = f"{variogram.range:.3g} cells"
+        if cells == "1 cells":
+            cells = "1 cell"
         axes.annotate(
-            f"range {cells} cell{'' if cells == '1' else 's'}\n({variogram.model})",
-            (variogram.range, axes.get_ylim()[1]),
-            xytext=(-4 if is_right else 4, -2),
-            textcoords="offset points",
-            ha="right" if is_right else "left",
-            va="top",
-            fontsize=7,
-        )
+            f"range {cells}\n({variogram.model})", (variogram.range, axes.get_ylim()[1]),
+            xytext=(points, -2), textcoords="offset points", ha=side, va="top", fontsize=7,
+        )  # fmt: skip
     else:
         axes.text(
             0.04, 0.97, "\n".join(textwrap.wrap(variogram.reason, 34)), transform=axes.transAxes,

@@ -50,16 +50,10 @@ class MapGrid:
     def of(cls, field: xr.DataArray) -> MapGrid:
         """Find the cells of a field of two dims, by its coordinates."""
         field = _upright(field.astype(np.float64))  # float16 overflows in matplotlib
-        y, x = (_along(field, dim) for dim in field.dims)
-        curved = None if _side(x) and _side(y) else _curvilinear(field)
-        if curved:
+        y, x = (_coordinate_of(field, dim) for dim in field.dims)
+        if not (_side(x) and _side(y)) and (curved := _curvilinear(field)):
             return cls._curved(field, *curved)
-        order = []
-        for coord in (y, x):
-            values = np.arange(len(coord)) if coord.name is None else coord.values
-            if _is_angle(coord):
-                values = in_degrees(values, coord.attrs.get("units"))
-            order.append(_joined(values) if _side(coord) == "x" and _is_angle(coord) else values)
+        order = [_numbers_of(y), _numbers_of(x)]
         rows, columns = (np.argsort(values, kind="stable") for values in order)
         edges_y, edges_x = (_edges(np.sort(values)) for values in order)
         if _is_angle(y):
@@ -97,11 +91,13 @@ class MapGrid:
 
 def _upright(field: xr.DataArray) -> xr.DataArray:
     """Return a field with the dim of its x coordinate last."""
-    rows, columns = (_side(_along(field, dim)) for dim in field.dims)
-    return field.transpose() if (rows, columns) in (("x", "y"), ("x", None), (None, "y")) else field
+    sides = tuple(_side(_coordinate_of(field, dim)) for dim in field.dims)
+    if sides in (("x", "y"), ("x", None), (None, "y")):
+        return field.transpose()
+    return field
 
 
-def _along(field: xr.DataArray, dim: Any) -> xr.DataArray:
+def _coordinate_of(field: xr.DataArray, dim: Any) -> xr.DataArray:
     """Return the coordinate along a dim: an angle or a projection's, else its own, else positions.
 
     Positions have no name.
@@ -111,6 +107,16 @@ def _along(field: xr.DataArray, dim: Any) -> xr.DataArray:
     located = [coord for coord in drawable if _side(coord)]
     own = [coord for coord in drawable if coord.name == dim]
     return (located + own or [xr.DataArray(np.arange(field.sizes[dim]), dims=dim)])[0]
+
+
+def _numbers_of(coord: xr.DataArray) -> NDArray[Any]:
+    """Return a coordinate as numbers or dates, angles in degrees, longitudes without a jump."""
+    if not _is_angle(coord):
+        return coord.values
+    degrees = in_degrees(coord.values, coord.attrs.get("units"))
+    if _side(coord) == "x":
+        return _joined(degrees)
+    return degrees
 
 
 def _side(coord: xr.DataArray) -> str | None:
@@ -131,23 +137,26 @@ def _is_angle(coord: xr.DataArray) -> bool:
 
 def _unit(coord: xr.DataArray) -> str:
     units = str(coord.attrs.get("units", ""))
-    return "m" if units in ("meter", "meters", "metre", "metres") else units
+    if units in ("meter", "meters", "metre", "metres"):
+        return "m"
+    return units
 
 
 def _curvilinear(field: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray] | None:
     """Return the 2-D latitudes and longitudes of a field without gaps, or None."""
-    found = []
-    for is_wanted in (is_latitude, is_longitude):
-        coords = [
-            coord
-            for coord in field.coords.values()
-            if set(coord.dims) == set(field.dims)
-            and coord.dtype.kind == "f"
-            and is_wanted(coord.name, coord.attrs)
-            and bool(np.isfinite(coord).all())
-        ]
-        found += coords[:1]
-    return (found[0], found[1]) if len(found) == 2 else None
+    lat = lon = None
+    for coord in reversed(list(field.coords.values())):
+        if set(coord.dims) != set(field.dims) or coord.dtype.kind != "f":
+            continue
+        if not bool(np.isfinite(coord).all()):
+            continue
+        if is_latitude(coord.name, coord.attrs):
+            lat = coord
+        elif is_longitude(coord.name, coord.attrs):
+            lon = coord
+    if lat is None or lon is None:
+        return None
+    return lat, lon
 
 
 def _joined(longitudes: NDArray[Any]) -> NDArray[Any]:
@@ -165,8 +174,12 @@ def _joined(longitudes: NDArray[Any]) -> NDArray[Any]:
 
 def _edges(centers: NDArray[Any]) -> NDArray[Any]:
     """Return the edges of cells, halfway between centers; a single cell is 1 or a day wide."""
-    one = np.timedelta64(24, "h") if centers.dtype.kind == "M" else 1
-    half = (np.diff(centers) if len(centers) > 1 else np.array([one])) / 2
+    if len(centers) > 1:
+        half = np.diff(centers) / 2
+    elif centers.dtype.kind == "M":
+        half = np.array([np.timedelta64(12, "h")])
+    else:
+        half = np.array([0.5])
     return np.concatenate([centers[:1] - half[:1], centers[:-1] + half, centers[-1:] + half[-1:]])
 
 
@@ -191,12 +204,15 @@ def _aspect_at(latitudes: Floats) -> float:
 def _with_label(coord: xr.DataArray, edges: NDArray[Any]) -> tuple[NDArray[Any], str | None]:
     """Return edges, in km if they are metres, and the label of their axis."""
     if _is_angle(coord):
-        is_true = is_latitude(coord.name, coord.attrs) or is_longitude(coord.name, coord.attrs)
-        return edges, None if is_true else with_units(name_of(coord), "°")
+        if is_latitude(coord.name, coord.attrs) or is_longitude(coord.name, coord.attrs):
+            return edges, None
+        return edges, with_units(name_of(coord), "°")
     if coord.name is None:
         return edges, f"{coord.dims[0]} (cell)"
     if edges.dtype.kind == "M":
         return edges, ""
     if _unit(coord) == "m" and np.ptp(edges) >= 1e4:
         return edges / 1000, f"{coord.name} (km)"
-    return edges, with_units(str(coord.name), units_of(coord)) if _side(coord) else label_of(coord)
+    if _side(coord):
+        return edges, with_units(str(coord.name), units_of(coord))
+    return edges, label_of(coord)

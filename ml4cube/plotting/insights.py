@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError, check_choice, names_of
 from ml4cube.cube.coordinates import map_dims
 from ml4cube.plotting.maps import Scale, check_maps, draw_map
-from ml4cube.plotting.style import BLUE, ORANGE, label_of, new_figure, style
+from ml4cube.plotting.style import BLUE, ORANGE, ink_on, label_of, new_figure, style, with_units
 
 _GREY = "0.4"
 # Variables on a page, and bars of classes in a panel.
@@ -98,9 +98,13 @@ def _draw_page(insights: xr.Dataset, chosen: xr.Dataset, n_others: int) -> Figur
 def _heading(one: xr.Dataset, name: str) -> str:
     """Return the name of a variable with its long name and units."""
     long_name, units = (str(one[key].item()) for key in ("long_name", "units"))
-    words = textwrap.shorten(long_name.replace("_", " "), 40, placeholder="…")
-    described = f"{name}: {words}" if long_name not in ("", name) else name
-    return f"{described} ({units})" if units not in ("", "1") else described
+    heading = name
+    if long_name not in ("", name):
+        words = textwrap.shorten(long_name.replace("_", " "), 40, placeholder="…")
+        heading = f"{name}: {words}"
+    if units not in ("", "1"):
+        heading += f" ({units})"
+    return heading
 
 
 def _draw_gap_map(figure: Any, axes: Axes, one: xr.Dataset, name: str) -> None:
@@ -124,8 +128,9 @@ def _draw_gap_map(figure: Any, axes: Axes, one: xr.Dataset, name: str) -> None:
         axes.set_box_aspect(0.6)
     has_scale = bool((partly > 0).any())
     if not has_scale:
-        has_other_gaps = bool(partly.isnull().any())
-        note = "no other gaps" if has_other_gaps else "no gaps"
+        note = "no gaps"
+        if bool(partly.isnull().any()):
+            note = "no other gaps"
         axes.set_xlabel("\n".join(filter(None, (axes.get_xlabel(), note))))
     axes.tick_params(labelsize=_TINY)
     for axis in (axes.xaxis, axes.yaxis):
@@ -147,8 +152,10 @@ def _mean_over_levels(field: xr.DataArray) -> xr.DataArray:
 
 def _top(values: NDArray[Any]) -> float:
     """Return the upper limit of percentages: above nearly all of them, and at least 1."""
-    known = values[np.isfinite(values)]
-    return max(1.05 * float(np.percentile(known, 99.5)), 1.0) if known.size else 1.0
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return 1.0
+    return max(1.05 * float(np.percentile(finite, 99.5)), 1.0)
 
 
 def _draw_gaps_in_time(axes: Axes, one: xr.Dataset, name: str) -> None:
@@ -183,7 +190,9 @@ def _numbers(array: xr.DataArray, dim: str) -> NDArray[Any]:
     if coord.dtype == object and isinstance(coord.values[0], cftime.datetime):
         # other calendars as the same days; the 30th of February is early March
         return np.array([_as_numpy(date) for date in coord.values])
-    return coord.values if coord.dtype.kind in "fiuM" else np.arange(array.sizes[dim])
+    if coord.dtype.kind not in "fiuM":
+        return np.arange(array.sizes[dim])
+    return np.asarray(coord.values)
 
 
 def _as_numpy(date: cftime.datetime) -> np.datetime64:
@@ -241,7 +250,9 @@ def _draw_season(axes: Axes, one: xr.Dataset) -> None:
         axes.plot(x, mean, color=BLUE, lw=1.2, marker="o", ms=2)
         axes.set_xticks(x, names or mean[by].values.tolist())
         units = str(one["units"].item())
-        axes.set_ylabel("mean" if units in ("", "1") else f"mean ({units})")
+        if units == "1":
+            units = ""
+        axes.set_ylabel(with_units("mean", units))
         axes.yaxis.set_major_locator(MaxNLocator(4))
         _tidy(axes)
         return
@@ -281,12 +292,15 @@ def _draw_table(
     axes: Axes, columns: list[str], values: NDArray[Any], style: str, is_colored: bool
 ) -> None:
     """Draw numbers in rows and columns, on their colours if these are correlations."""
-    colors = values if is_colored else np.full(values.shape, np.nan)
+    colors = np.where(is_colored, values, np.nan)
     axes.imshow(colors, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
-        text = style.format(value).replace("-0.00", "0.00") if np.isfinite(value) else "–"
-        color = "white" if is_colored and abs(value) > 0.7 else "black"
-        text = "" if is_colored and column >= row else text
+        if is_colored and column >= row:
+            continue
+        text = "–"
+        if np.isfinite(value):
+            text = style.format(value).replace("-0.00", "0.00")
+        color = ink_on(bool(abs(colors[row, column]) > 0.7))
         axes.text(column, row, text, ha="center", va="center", fontsize=_TINY, color=color)
     axes.set_xticks(range(len(columns)), columns)
     axes.tick_params(labelsize=_TINY, length=0, labelbottom=False, labeltop=True)

@@ -74,14 +74,15 @@ def loss_curve(
             raise InvalidValueError(
                 f"{name} must have length {len(train)}, as train has, got {len(other)}"
             )
-    at = np.arange(1, len(train) + 1) if x is None else np.asarray(x)
+    if x is None:
+        x = range(1, len(train) + 1)
     losses = {"training": np.array(train, dtype=float)}  # None becomes NaN
     if val is not None:
         losses["validation"] = np.array(val, dtype=float)
     check_axes(ax, 1)
     with style():
         axes = one_panel(ax, 4.2, 2.6)
-        _draw_losses(axes, at, losses, xlabel)
+        _draw_losses(axes, np.asarray(x), losses, xlabel)
         axes.set(xlabel=xlabel, ylabel="mean loss per sample", title=title)
     return figure_of(axes)
 

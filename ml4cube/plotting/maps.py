@@ -59,7 +59,7 @@ class Scale:
         values = np.concatenate([np.empty(0), *flat])
         values = values[np.isfinite(values)]
         if not values.size:
-            values = np.zeros(1) if center is None else np.full(1, center)
+            values = np.array([center or 0.0])
         least, largest = float(values.min()), float(values.max())
         if center is None:
             colors = SEQUENTIAL
@@ -103,7 +103,7 @@ def draw_map(axes: Axes, grid: MapGrid, scale: Scale) -> QuadMesh:
         from cartopy.crs import PlateCarree
 
         projected = {"transform": PlateCarree()}
-    colors = matplotlib.colormaps[scale.colors] if isinstance(scale.colors, str) else scale.colors
+    colors = matplotlib.colormaps.get_cmap(scale.colors)
     mesh = axes.pcolormesh(
         grid.x, grid.y, np.ma.masked_invalid(grid.values), cmap=colors.with_extremes(bad=GAP_COLOR),
         vmin=scale.low, vmax=scale.high, rasterized=True, **projected,
@@ -111,7 +111,9 @@ def draw_map(axes: Axes, grid: MapGrid, scale: Scale) -> QuadMesh:
     if grid.x.ndim == 2:
         # others would cover the map
         mesh.set_alpha(grid.is_whole().astype(float))  # type: ignore[arg-type]
-    shapes = _coastlines() if grid.is_geographic else ()
+    shapes: tuple[Any, ...] = ()
+    if grid.is_geographic:
+        shapes = _coastlines()
     if projected:
         look = {"facecolor": "none", "edgecolor": "0.2", "linewidth": 0.5}
         axes.add_geometries(shapes, projected["transform"], **look)  # type: ignore[attr-defined]
@@ -156,15 +158,20 @@ def _inches_of_parent(axes: Axes) -> Floats:
 def _step_of_degrees(low: float, high: float, n: int) -> float:
     """Return the step that has at most so many multiples in a range, and at least one."""
     multiples = {step: int(high // step - -(-low // step)) + 1 for step in _STEPS}
-    fitting = [step for step, count in multiples.items() if 1 <= count <= n]
-    return fitting[0] if fitting else max(step for step, count in multiples.items() if count)
+    for step, count in multiples.items():
+        if 1 <= count <= n:
+            return step
+    return max(step for step, count in multiples.items() if count)
 
 
 def _degrees(positive: str, negative: str, value: float, _: int | None = None) -> str:
     """Format degrees as 30°E, 180° and 45°S."""
     turned = round((value + 180) % 360 - 180, 6)
-    sign = "" if abs(turned) in (0, 180) else positive if turned > 0 else negative
-    return f"{abs(turned):g}°{sign}"
+    if abs(turned) in (0, 180):
+        return f"{abs(turned):g}°"
+    if turned > 0:
+        return f"{turned:g}°{positive}"
+    return f"{-turned:g}°{negative}"
 
 
 def new_map_panels(
@@ -188,11 +195,14 @@ def new_map_panels(
     places: list[tuple[int, int]] = []
     row = int(bool(above))
     for n, n_rows in zip(groups, counts, strict=True):
-        # a row of errors is below the last of the fields
-        start = columns - n if places and n < columns else 0
+        start = 0
+        if places and n < columns:  # a row of errors is below the last of the fields
+            start = columns - n
         places += [(row + i // columns, start + i % columns) for i in range(n)]
         row += n_rows
-    first = [new_axes(figure, cells[0, :])] if above else []
+    first = []
+    if above:
+        first.append(new_axes(figure, cells[0, :]))
     panels = [new_axes(figure, cells[place]) for place in places]
     are_alike = all(_is_same_place(grid, grids[0]) for grid in grids)
     for axes, (row, column) in zip(panels, places, strict=True):
@@ -243,20 +253,19 @@ def draw_group(
     n_rows = len({round(axes.get_position().y0, 3) for axes in panels})
     height = n_rows * inches_of(panels[0], grids[0].ratio)[1]
     is_low = height < _LEAST_BAR
-    where: dict[str, Any]
+    where: dict[str, Any] = {"ax": list(panels), "pad": 0.02}
+    if is_low:
+        location, letters = "bottom", 70
+        where |= {"shrink": 0.6, "aspect": 40, "fraction": 0.5}
+    else:
+        location, letters = "right", max(16, int(14 * height))
+        where |= {"aspect": 9 * height}
     if len(panels) == 1:
         where = {"cax": _bar_axes(panels[0], is_low)}
-    else:
-        where = {"ax": list(panels), "pad": 0.02}
-        where |= (
-            {"shrink": 0.6, "aspect": 40, "fraction": 0.5} if is_low else {"aspect": 9 * height}
-        )
-    letters = 70 if is_low else max(16, int(14 * height))
     figure: Any = panels[0].figure
     bar = figure.colorbar(
         mesh, label="\n".join(textwrap.wrap(scale.label, letters)), extend=scale.extend,
-        location="bottom" if is_low else "right",
-        ticks=MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]), **where,
+        location=location, ticks=MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]), **where,
     )  # fmt: skip
     bar.ax.tick_params(labelsize=7, width=0.6, length=2.5)
     bar.outline.set_linewidth(0.6)
@@ -267,8 +276,10 @@ def _bar_axes(axes: Axes, is_low: bool) -> Axes:
     inches, frame = figure_of(axes).dpi_scale_trans, cast("Affine2DBase", axes.transAxes)
     if figure_of(axes).get_layout_engine() is None:  # else it makes room
         box, (width, height) = axes.get_position(original=True), _inches_of_parent(axes)
-        right, below = (0.0, _BAR_BELOW / height) if is_low else (0.8 / width, 0.0)
-        axes.set_position((box.x0, box.y0 + below, box.width - right, box.height - below))
+        right, bottom = 0.8 / width, 0.0
+        if is_low:
+            right, bottom = 0.0, _BAR_BELOW / height
+        axes.set_position((box.x0, box.y0 + bottom, box.width - right, box.height - bottom))
     if is_low:
         below = inches + ScaledTranslation(0, 0, frame)
         where = blended_transform_factory(axes.transAxes, below)

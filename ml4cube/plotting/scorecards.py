@@ -93,7 +93,9 @@ def scorecard_figure(
     variables = [str(name) for name in scores["variable"].values]
     if not variables:
         raise InvalidValueError("scores must have at least one variable, got none")
-    names = [str(name) for name in scores["baseline"].values] if "baseline" in scores else []
+    names = []
+    if "baseline" in scores:
+        names = [str(name) for name in scores["baseline"].values]
     if baseline is not None:
         check_choice("baseline", baseline, names)
     rows = []
@@ -137,7 +139,9 @@ def _drawings(
     if skill is not None:
         (grid,) = check_maps([(f"{name}_skill", skill)])
         scale, title = skill_scale([grid]), f"Skill over {_words(mapped)}"
-        height = None if grid.ratio > _LEAST_RATIO else 6 * grid.ratio + 1.1
+        height = None
+        if grid.ratio <= _LEAST_RATIO:
+            height = 6 * grid.ratio + 1.1
         found.append(_Drawing(lambda axes: draw_group([axes], [grid], [title], scale), height))
     power = spectra.get(name)
     if power is not None and has_power(power):
@@ -177,10 +181,11 @@ def _new_panels(rows: Sequence[Sequence[_Drawing]]) -> list[Axes]:
     panels, i = [], 0
     for row in rows:
         narrow = iter(range(columns))
-        panels += [
-            new_axes(figure, cells[i + 1, :] if drawing.height else cells[i, next(narrow)])
-            for drawing in row
-        ]
+        for drawing in row:
+            if drawing.height:
+                panels.append(new_axes(figure, cells[i + 1, :]))
+            else:
+                panels.append(new_axes(figure, cells[i, next(narrow)]))
         i += 1 + any(drawing.height for drawing in row)
     return panels
 
@@ -206,24 +211,31 @@ def _map_of(maps: xr.Dataset, variable: str, baseline: str) -> xr.DataArray | No
     if f"{variable}_skill" not in maps:
         return None
     skill = maps[f"{variable}_skill"].sel(baseline=baseline)
+    if skill.ndim < 2:
+        return None
     of_map = [
         dim
         for dim in skill.dims
         if dim in skill.coords and role_of(skill[dim]) in ("latitude", "longitude")
     ]
-    of_map = of_map if len(of_map) == 2 else list(skill.dims[-2:])
-    others = [dim for dim in skill.dims if dim not in of_map]
-    return None if skill.ndim < 2 else skill.mean(others, keep_attrs=True)
+    if len(of_map) != 2:
+        of_map = list(skill.dims[-2:])
+    return skill.mean([dim for dim in skill.dims if dim not in of_map], keep_attrs=True)
 
 
 def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     """Draw the skill over each baseline, or the RMSE without one, by lead time."""
-    metric, second = ("skill", "baseline") if "skill" in scores else ("rmse", "model")
-    if metric == "rmse" and "accuracy" in scores and not bool(scores["rmse"].notnull().any()):
+    metric, second, units = "rmse", "model", ""
+    if "skill" in scores:
+        metric, second = "skill", "baseline"
+    elif "accuracy" in scores and not bool(scores["rmse"].notnull().any()):
         metric = "accuracy"  # of classes
-    units = str(scores.coords["units"].item()) if "units" in scores.coords else ""
+    elif "units" in scores.coords:
+        units = str(scores.coords["units"].item())
     has_leads = scores[metric].sizes.get(LEAD, 1) > 1
-    leads, unit = lead_axis(scores[metric]) if has_leads else (np.zeros(1), "")
+    leads, unit = np.zeros(1), ""
+    if has_leads:
+        leads, unit = lead_axis(scores[metric])
     labels = [str(label) for label in scores[second].values]
     for i, label in enumerate(labels):
         color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
@@ -231,7 +243,9 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
         value, low, high = (
             np.atleast_1d(one[metric + end].values) for end in ("", "_low", "_high")
         )
-        x = leads if has_leads else np.array([float(i)])
+        x = leads
+        if not has_leads:
+            x = np.array([float(i)])
         ends = np.stack([value - low, high - value]).clip(min=0)  # NaN draws no bar
         axes.errorbar(
             x, value, yerr=ends, color=color, marker=marker, capsize=2,
@@ -249,6 +263,6 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
         axes.margins(x=0.3)
         axes.set_xlabel(with_note_on_bars("", scores[f"{metric}_low"]))
     shown = {"skill": "skill (1 is perfect)", "rmse": "RMSE", "accuracy": "accuracy"}[metric]
-    axes.set_ylabel(with_units(shown, units if metric == "rmse" else ""))
+    axes.set_ylabel(with_units(shown, units))
     axes.set_title(name, fontweight="bold")
     axes.grid(visible=True)

@@ -101,8 +101,10 @@ def draw_spectrum(axes: Axes, power: xr.DataArray, title: str) -> None:
     looks = (("0.7", "-", 3.5), (BLUE, "-", 1.4), (ORANGE, "--", 1.4))
     for (label, values), (color, line, width) in zip(lines.items(), looks, strict=False):
         axes.plot(wavenumbers, values.values[1:], color=color, ls=line, lw=width, label=label)
-    along = str(power.attrs.get("rows_along", "")).strip()
-    axes.set(xscale="log", yscale="log", xlabel=f"cycles along {along}" if along else "wavenumber")
+    xlabel = "wavenumber"
+    if dim := str(power.attrs.get("rows_along", "")).strip():
+        xlabel = f"cycles along {dim}"
+    axes.set(xscale="log", yscale="log", xlabel=xlabel)
     axes.set(ylabel=with_units("power", units_of(power)), title=title)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_formatter(NullFormatter())
@@ -118,4 +120,6 @@ def lead_axis(array: xr.DataArray) -> tuple[NDArray[Any], str]:
     if lead.dtype.kind != "m":
         return lead.values, str(lead.attrs.get("units", ""))
     hours = lead.values / np.timedelta64(1, "h")
-    return (hours / 24, "days") if hours.max() >= 72 else (hours, "hours")
+    if hours.max() >= 72:
+        return hours / 24, "days"
+    return hours, "hours"

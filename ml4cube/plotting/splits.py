@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -30,6 +32,7 @@ from ml4cube.plotting.style import (
     WIDTH,
     check_axes,
     figure_of,
+    ink_on,
     legend_below,
     one_panel,
     style,
@@ -93,9 +96,11 @@ def split_map(
     map_dims = [str(dim) for dim in label.dims if dim != time]
     steps = positions_along(steps, label, time)
     if (steps or aggregated or time is None) and len(map_dims) != 2:
+        advice = "select one cell of the others"
+        if time is not None:
+            advice += ", or leave out steps and aggregated"
         raise InvalidValueError(
-            f"label must have two dims apart from time for maps, got {map_dims}; select one cell "
-            "of the others" + ("" if time is None else ", or leave out steps and aggregated")
+            f"label must have two dims apart from time for maps, got {map_dims}; {advice}"
         )
     cells = _counting_cells(label, valid)
     maps = _maps_of(cells, time, map_dims, steps, aggregated)
@@ -103,13 +108,14 @@ def split_map(
     given = check_axes(ax, (time is not None) + len(maps))
     present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
     with style():
-        above = 0.0 if time is None else _TIMELINE_HEIGHT
-        bars = any(scale is not _PARTS_SCALE for _, _, scale in maps)
-        panels = given or (
-            new_map_panels(grids, [len(maps)], above, bars)
-            if maps
-            else [one_panel(None, WIDTH, 1.9)]
-        )
+        if given:
+            panels = given
+        elif maps:
+            above = _TIMELINE_HEIGHT * (time is not None)
+            bars = any(scale is not _PARTS_SCALE for _, _, scale in maps)
+            panels = new_map_panels(grids, [len(maps)], above, bars)
+        else:
+            panels = [one_panel(None, WIDTH, 1.9)]
         of_maps = panels[len(panels) - len(maps) :]
         for axes, grid, (heading, _, scale) in zip(of_maps, grids, maps, strict=True):
             if scale is _PARTS_SCALE:
@@ -250,9 +256,9 @@ def fold_bars(
                 rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8
             )
             # The number does not fit a smaller bar.
-            numbers = [f"{value:.0f} %" if value >= 5 else "" for value in width]
-            color = "black" if part == "val" else "white"
-            axes.bar_label(bars, numbers, label_type="center", color=color, fontsize=7)
+            numbers = np.where(width >= 5, [f"{value:.0f} %" for value in width], "")
+            ink = ink_on(part != "val")
+            axes.bar_label(bars, numbers.tolist(), label_type="center", color=ink, fontsize=7)
             left = left + width
         axes.set(xlim=(0, 100), xlabel="fraction of cells (%)", title=title)
         axes.set_yticks(rows, list(named))
@@ -304,22 +310,22 @@ def _color_index(field: xr.DataArray) -> xr.DataArray:
 def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[str]) -> None:
     """Draw a stacked bar per time step."""
     steps = np.arange(cells.sizes[time])
-    # With many steps, white lines would cover the bars.
-    line_width = 0.4 if steps.size <= 120 else 0.0
+    # White lines between many steps would cover the bars.
+    edges: dict[str, Any] = {"edgecolor": "white", "lw": 0.4}
     bottom = np.zeros(steps.size)
     for part, share in _percentages(cells, map_dims).items():
         height = share.fillna(0).values
-        axes.bar(
-            steps, height, bottom=bottom, width=1.0, color=PART_COLORS[part],
-            edgecolor="white" if line_width else PART_COLORS[part], lw=line_width,
-        )  # fmt: skip
+        color = PART_COLORS[part]
+        if steps.size > 120:
+            edges = {"edgecolor": color, "lw": 0.0}
+        axes.bar(steps, height, bottom=bottom, width=1.0, color=color, **edges)
         bottom = bottom + height
     axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), ylabel="cells (%)")
     axes.set_yticks([0, 50, 100])
     ticks = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
     names = [step_name(cells, time, i) for i in ticks]
     # The hour is written below the day.
-    axes.set_xticks(ticks, [name.replace(" ", "\n") if ":" in name else name for name in names])
+    axes.set_xticks(ticks, [re.sub(r" (?=\d+:)", "\n", name) for name in names])
 
 
 def _add_legend(axes: Axes, parts: Sequence[str], *, has_gaps: bool, own: bool) -> None:

@@ -89,19 +89,21 @@ def check_axes(ax: Axes | Sequence[Axes] | None, n: int) -> list[Axes] | None:
     """Return the axes that a user gave, one for each of n panels; None if there are none."""
     if ax is None:
         return None
-    given = np.ravel(np.asarray(ax, dtype=object)).tolist()
-    if wrong := [type(axes).__name__ for axes in given if not isinstance(axes, Axes)]:
-        raise InvalidTypeError(f"ax must be matplotlib axes, got {wrong[0]}")
-    if len(given) != n:
+    panels: list[Axes] = np.ravel(np.asarray(ax, dtype=object)).tolist()
+    for axes in panels:
+        if not isinstance(axes, Axes):
+            raise InvalidTypeError(f"ax must be matplotlib axes, got {type(axes).__name__}")
+    if len(panels) != n:
         wanted = "one axes" if n == 1 else f"{n} axes, one for each panel"
-        raise InvalidValueError(f"ax must be {wanted}, got {len(given)}")
-    return given
+        raise InvalidValueError(f"ax must be {wanted}, got {len(panels)}")
+    return panels
 
 
 def one_panel(ax: Axes | None, width: float, height: float) -> Axes:
     """Return the axes that a user gave, or those of a new figure."""
-    given = check_axes(ax, 1)
-    return given[0] if given else new_axes(new_figure(width, height))
+    if panels := check_axes(ax, 1):
+        return panels[0]
+    return new_axes(new_figure(width, height))
 
 
 def figure_of(axes: Axes) -> Figure:
@@ -128,12 +130,19 @@ def legend_below(axes: Axes, points: float = 30, **options: Any) -> None:
     )  # fmt: skip
 
 
+def ink_on(is_dark: bool) -> str:
+    """Return the colour of text on a dark or a light ground."""
+    return "white" if is_dark else "black"
+
+
 def name_of(array: xr.DataArray) -> str:
     """Return the name of a quantity in words, by its CF attributes."""
     for attribute in ("long_name", "standard_name"):
         if text := str(array.attrs.get(attribute, "")).strip():
             return text.replace("_", " ")
-    return "" if array.name is None else str(array.name).replace("_", " ")
+    if array.name is None:
+        return ""
+    return str(array.name).replace("_", " ")
 
 
 def units_of(array: xr.DataArray) -> str:
@@ -141,7 +150,7 @@ def units_of(array: xr.DataArray) -> str:
     units = str(array.attrs.get("units", "")).strip()
     raised = re.sub(
         r"\b([A-Za-z]+)(?:\^|\*\*)?(-?\d+)\b",
-        lambda found: found[1] + found[2].translate(_SUPERSCRIPT),
+        lambda match: match[1] + match[2].translate(_SUPERSCRIPT),
         units,
     )
     return _SIGNS.get(units.lower(), raised)
@@ -149,13 +158,16 @@ def units_of(array: xr.DataArray) -> str:
 
 def with_units(name: str, units: str) -> str:
     """Return a name with its units, as axes and colour bars show it."""
-    return f"{name} ({units})" if name and units else name or units
+    if name and units:
+        return f"{name} ({units})"
+    return name or units
 
 
 def with_note_on_bars(label: str, low: xr.DataArray) -> str:
     """Return the label of an axis, which says so if some values have no interval."""
-    note = "" if bool(low.notnull().all()) else "without a bar: no interval"
-    return "; ".join(text for text in (label, note) if text)
+    if bool(low.notnull().all()):
+        return label
+    return "; ".join(filter(None, [label, "without a bar: no interval"]))
 
 
 def label_of(array: xr.DataArray) -> str:
