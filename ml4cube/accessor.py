@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import xarray as xr
@@ -109,11 +108,11 @@ class CubeAccessor(Summarized):
         **arguments : Any
             Others of `xarray.Dataset.to_netcdf`.
         """
+        from ml4cube.prediction.output.netcdf import netcdf_attrs
+
         cube = self._ds.copy()  # with attributes of its own
         for attrs in (cube.attrs, *(variable.attrs for variable in cube.variables.values())):
-            for name, value in attrs.items():
-                if isinstance(value, (Mapping, list, tuple, bool)):
-                    attrs[name] = json.dumps(value)
+            attrs.update(netcdf_attrs(attrs))
         cube.to_netcdf(path, **arguments)
 
     leakage = _method("ml4cube.splits", "leakage_report")

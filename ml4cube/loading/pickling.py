@@ -1,7 +1,9 @@
-"""What keeps a data set from being sent to worker processes."""
+"""What keeps a data set, or a function with its arguments, from being sent to processes."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
@@ -19,6 +21,24 @@ def explain_unpicklable(data: Any, error: Exception) -> None:
         f"{type(value).__name__}, cannot be pickled ({error}); open it when the first sample is "
         "read, in __getitem__, or use num_workers=0"
     ) from error
+
+
+def explain_unsendable(
+    function: Callable[..., Any], arguments: Iterable[Any], error: BaseException
+) -> None:
+    """Raise an error that names what of a function or its arguments cannot be pickled, if any."""
+    named = [(type(value).__name__, value) for value in (function, *arguments)]
+    if inspect.isfunction(function):
+        used = inspect.getclosurevars(function)
+        named[:1] = [*used.globals.items(), *used.nonlocals.items()]
+    for name, sent in named:
+        if not _can_be_pickled(sent):
+            path, value = _culprit(name, sent)
+            raise InvalidTypeError(
+                f"{path}, a {type(value).__name__}, cannot be sent to the processes of the ranks, "
+                "because it cannot be pickled; open it inside the function, or when the first "
+                "sample is read, in __getitem__"
+            ) from error
 
 
 def _culprit(path: str, value: Any, depth: int = 0) -> tuple[str, Any]:

@@ -14,10 +14,10 @@ import xarray as xr
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_store
+from ml4cube.ledger import folders
 from ml4cube.ledger.manifest import read_manifest
 from ml4cube.preprocessing import Statistics
 from ml4cube.splits import assign_block_split, assign_region_split, assign_time_split
-from ml4cube.store import folders
 from tests.cli.running import error_of, invoke, small_cube
 
 TARGETS = "--train-cube train.zarr --test-cube test.zarr --val-cube val.zarr --nproc 1"

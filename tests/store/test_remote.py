@@ -22,6 +22,7 @@ from zarr.storage import StorePath
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.ledger import folders
 from ml4cube.ledger import remote as remote_draft
 from ml4cube.ledger.folders import RemoteFolder, filesystem
 from ml4cube.ledger.locations import ZarrFolder, folder_of, location_of
@@ -30,7 +31,6 @@ from ml4cube.ledger.remote import RemoteDraft
 from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.request import Sampling, SamplingOptions
-from ml4cube.store import folders
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
 from tests.samplestores import paths

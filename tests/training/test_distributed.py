@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ from torchmetrics.wrappers import MinMaxMetric
 from ml4cube.datasets.pytorch import Flip, PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
 from ml4cube.evaluation.metrics import RMSE
+from ml4cube.training.addons import MultiGPUAddon
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import dist_train
@@ -42,6 +44,7 @@ from ml4cube.training.ranks.dist import World, ddp_init, pick_device
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.unshared_data import find_unshared
 from ml4cube.training.run import loop
+from ml4cube.training.trainer import Trainer as AddonTrainer
 from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks, on_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (
@@ -692,6 +695,26 @@ def test_dist_train_spawns_what_stands_in_an_unguarded_script(tmp_path):
         timeout=60,
     )
     assert done.stdout == "once\n203\n", done.stderr
+
+
+@pytest.mark.slow
+def test_what_cannot_be_sent_to_ranks_is_named():
+    class Opened:
+        def __init__(self):
+            self.file = sqlite3.connect(":memory:")
+
+    data = Opened()
+    with pytest.raises(InvalidTypeError, match=r"Opened\.file, a Connection, cannot be sent"):
+        dist_train(print, 2, data)
+    with pytest.raises(InvalidTypeError, match=r"data\.file, a Connection, cannot be sent"):
+        dist_train(lambda: data, 2)
+    single, held = nn.Linear(1, 1), DataLoader([Opened()])
+    optimizer = torch.optim.SGD(single.parameters(), 0.1)
+    run = AddonTrainer.add_on(MultiGPUAddon)(
+        single, ["cpu", "cpu"], optimizer=optimizer, loss=nn.MSELoss()
+    )
+    with pytest.raises(InvalidTypeError, match=r"DataLoader\.dataset, a list, cannot be sent"):
+        run.run(1, held)
 
 
 @pytest.mark.parametrize(

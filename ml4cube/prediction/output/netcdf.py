@@ -77,9 +77,9 @@ def _raise_reason(file: Path) -> None:
 def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
     """Convert a store to a netCDF file, chunk by chunk, in an order that is always the same."""
     with dask.config.set(scheduler="synchronous"), xr.open_zarr(store, consolidated=True) as cube:
-        cube.attrs = _netcdf_attrs(cube.attrs)
+        cube.attrs = netcdf_attrs(cube.attrs)
         for variable in cube.variables.values():
-            variable.attrs = _netcdf_attrs(variable.attrs)
+            variable.attrs = netcdf_attrs(variable.attrs)
             # Other entries, such as a missing_value, may contradict these or do not fit the values.
             kept = ("units", "calendar", "dtype", "_FillValue")
             variable.encoding = {k: v for k, v in variable.encoding.items() if k in kept}
@@ -95,7 +95,7 @@ def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
         cube.to_netcdf(path, format="NETCDF4", encoding=encoding)
 
 
-def _netcdf_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+def netcdf_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes; types that netCDF lacks (true, null, dicts) become JSON strings."""
     return {name: v if _fits_netcdf(v) else json.dumps(v) for name, v in attrs.items()}
 

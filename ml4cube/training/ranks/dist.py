@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from datetime import timedelta
+from pickle import PicklingError
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.cube.engine import watch_parent
+from ml4cube.loading.pickling import explain_unsendable
 from ml4cube.training.inputs.options import above_zero
 from ml4cube.training.ranks.environment import (
     choose_backend,
@@ -139,8 +141,10 @@ def launch(
         pool = ProcessPoolExecutor(max_workers=nproc, timeout=None)
         try:
             result: T = _result_of_main([pool.submit(run_rank, rank) for rank in range(nproc)])
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=True, kill_workers=True)
+            if isinstance(error.__cause__, PicklingError):
+                explain_unsendable(fn, (*args, *kwargs.values()), error)
             raise
         pool.shutdown(wait=True, kill_workers=False)
         return result
