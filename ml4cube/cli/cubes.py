@@ -237,10 +237,10 @@ def sample(
 
     def run(keep: Keep) -> Report:
         summary = sampler.run()
+        for store in stores.values():  # also where an earlier call found no room for it
+            keep(f"{store}.yaml")
         if summary is None:
             return Report({"stores": stores}, exit_code=NOTHING)
-        for store in stores.values():
-            keep(f"{store}.yaml")
         values: dict[str, Any] = {"accounting": summary.plan.accounting, "nbytes": summary.nbytes}
         values |= {"stores": stores, "resumed": summary.resumed, "seconds": summary.seconds}
         return Report(values, str(summary))

@@ -127,6 +127,25 @@ def test_a_full_disk_leaves_all_or_nothing_and_the_repeat_works(
     assert sorted(path.name for path in Path().glob("out*")) == ["out.json", "out.json.yaml"]
 
 
+def test_samples_whose_settings_found_no_room_are_completed_by_the_repeat(recipe, monkeypatch):
+    write = folders.write_file
+
+    def full(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
+        if path.name.startswith("val.zarr.yaml"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *pieces, sync=sync)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "write_file", full)
+        said = invoke(SAMPLE, code=1).stderr
+    assert "val.zarr.yaml cannot be written: No space left on device; make room" in said
+    assert not list(Path().glob("*.tmp"))
+    invoke(SAMPLE, code=3)
+    assert {path.name for path in Path().glob("*.zarr.yaml")} == {
+        f"{part}.zarr.yaml" for part in ("train", "val", "test")
+    }
+
+
 @pytest.mark.parametrize("command", WRITING)
 @pytest.mark.parametrize("mine", ["foreign", "changed"])
 def test_only_a_result_that_is_as_it_was_written_is_overwritten(cube, command, mine):

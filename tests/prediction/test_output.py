@@ -8,9 +8,11 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,6 +204,16 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
     assert model.calls == calls + CALLS - (done - (done > GAP_BLOCK)) + again
     assert suffix == ".nc" or tree(path) == expected
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, "log"]
+
+
+def test_a_netcdf_without_room_is_refused_before_hdf5_fills_the_disk(tmp_path, model, monkeypatch):
+    path = tmp_path / "cube.nc"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+        patch.setattr(xr.Dataset, "to_netcdf", lambda *_, **__: pytest.fail("was begun"))
+        with pytest.raises(StoreError, match="No space left on device; make room"):
+            predict_cube(model, source(), out=path, progress=False)
+    predict_cube(model, source(), out=path, progress=False)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])

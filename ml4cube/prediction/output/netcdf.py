@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ class NetcdfDraft(LocalDraft):
 
     def _finished(self) -> Path:
         file = self.store_folder.root / "cube.nc"
+        _check_room(self.store_folder.root)
         try:
             _to_netcdf(self.store_folder.root, file, self._targets)
             write_digest(file)
@@ -61,6 +64,16 @@ class NetcdfDraft(LocalDraft):
             _raise_reason(file)
             raise
         return file
+
+
+def _check_room(store: Path) -> None:
+    """Raise if the disk has no room for a file as large as a store, before HDF5 fills it.
+
+    On a full disk h5py writes pages of errors, and may end the process.
+    """
+    stored = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
+    if shutil.disk_usage(store).free < stored + _PROBE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _raise_reason(file: Path) -> None:
