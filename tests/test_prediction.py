@@ -245,7 +245,8 @@ def metadata(cube: xr.Dataset, **spec) -> StoreMetadata:
     values = {name: cube[name].values for name in names if cube[name].dtype.kind == "f"}
     attrs = {name: {"attrs": dict(cube[name].attrs)} for name in names}
     found = Statistics.of(values, part="train")
-    return StoreMetadata("train", made, found, {}, {}, {"variables": attrs}, tuple(names))
+    about = {"variables": attrs}
+    return StoreMetadata("train", made, found, {}, {}, about, tuple(names), fill=found)
 
 
 @pytest.mark.parametrize("fill", ["sample_mean", "mean", "constant", "noise"])

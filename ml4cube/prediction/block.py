@@ -19,8 +19,9 @@ from ml4cube.prediction.models import Members, Result
 from ml4cube.prediction.results.finishing import finished
 from ml4cube.prediction.results.layout import Expected, Layout
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows.blending import Blend, BoxWindows, Index, every_window
 from ml4cube.prediction.windows.geometry import Tile
+from ml4cube.recipe.placer import Placer
+from ml4cube.recipe.windows import BoxWindows, Index, every_window
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class BlockPredictor:
         tile = _Tile(self, block)
         n_members = len(self.members)
         n_channels = sum(variable.channels for variable in self.layout.variables)
-        blend = Blend(n_members * n_channels, tile.results, tile.tapers)
+        placer = tile.placer(n_members * n_channels)
         for batch, index in tile.batches():
             x = tile.inputs.batch(index)
             channels = [
@@ -78,10 +79,8 @@ class BlockPredictor:
                 for member in range(n_members)
             ]
             values = channels[0] if n_members == 1 else np.concatenate(channels, axis=1)
-            blend.add(
-                tile.result_index(index), values.reshape(*values.shape[:2], *tile.results.shape)
-            )
-        means = tile.in_block(blend.mean())
+            placer.add(tile.result_index(index), values)
+        means = tile.in_block(placer.cells())
         means = means.reshape(n_members, n_channels, *means.shape[1:])
         gaps = tile.in_block(tile.gaps)
         windows = self.spec.windows
@@ -168,11 +167,10 @@ class _Tile:
             tuple(axes.values()), tuple(starts.values()), tuple(sizes.values()), order
         )
 
-    @property
-    def tapers(self) -> list[NDArray[np.float64]]:
-        """Weights of a window along each axis of the result."""
-        tapers = {dim: along.taper() for dim, along in self._windows.dims.items()}
-        return list(self._windows.by_axis(tapers, np.ones(self._windows.n_leads)).values())
+    def placer(self, channels: int) -> Placer:
+        """Return what blends the results of the windows."""
+        overlap = {dim: along.overlap for dim, along in self._windows.dims.items()}
+        return Placer(self.results, list(self._windows.by_axis(overlap, 0).values()), channels)
 
     def result_index(self, index: Index) -> Index:
         """Return the numbers of windows along each axis of the result."""

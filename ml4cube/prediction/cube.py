@@ -260,8 +260,8 @@ def predict_cube(
     names = (*spec.targets, *spec.windows.dims, *map(str, cube.coords))
     check_output(location, names, dtypes, overwrite=overwrite, append=append)
 
-    read = dict.fromkeys(filter(None, (*spec.features, spec.mask, spec.feature_mask)))
-    heeded = heed_absent_chunks(cube, read, missing_chunks, mask=spec.mask or spec.feature_mask)
+    read, cube_mask = spec.read_variables, spec.mask or spec.preparation.mask
+    heeded = heed_absent_chunks(cube, read, missing_chunks, mask=cube_mask)
     source = source_state(cube, read, location)
     world = World.current("cpu")  # blocks travel in main memory
     check_client(client)
@@ -392,7 +392,7 @@ def _check_layout(predictor: BlockPredictor) -> None:
             "be averaged over members and windows that overlap; choose with reduce='argmax'"
         )
     for variable in layout.variables:
-        scaling = predictor.spec.scaling.get(variable.target or "")
+        scaling = predictor.spec.preparation.scaling.get(variable.target or "")
         if scaling is not None and (both := lacking & set(scaling.dims)):
             raise InvalidValueError(
                 f"{variable.target!r} was scaled per {sorted(both)}, and the model returns one "

@@ -10,13 +10,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.grid import cell_ids
-from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps, set_gaps
-from ml4cube.core.statistics import scale_values
+from ml4cube.core.missing import bool_mask, find_gaps
 from ml4cube.cube.reader import CubeReader
 from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows.blending import BoxWindows, Index
 from ml4cube.prediction.windows.geometry import DimWindows, Tile
+from ml4cube.recipe.preparation import PreparedCells, cut, mask_cells, prepare
+from ml4cube.recipe.windows import BoxWindows, Index
 
 Flags = NDArray[np.bool_]
 
@@ -32,12 +31,8 @@ class TileInputs:
         self.shape = tuple(cells.stop - cells.start for cells in self._box.values())
         cells = self._read(reader)
         self._in_mask = None if spec.mask is None else bool_mask(cells[spec.mask])
-        self._values = {name: cells[name] for name in spec.features}
-        if spec.feature_mask is not None:
-            outside = ~bool_mask(cells[spec.feature_mask])
-            for name, array in self._values.items():
-                if array.dtype.kind == "f":
-                    self._values[name] = set_gaps(array, outside)
+        self._masked = mask_cells(cells, spec.features, spec.preparation.mask)
+        self._gaps = {name: find_gaps(values) for name, values in self._masked.items()}
 
     def _read(self, reader: CubeReader) -> dict[str, NDArray[Any]]:
         """Read the box; cells after the end of the cube, which forecasts reach, repeat its last."""
@@ -63,10 +58,6 @@ class TileInputs:
         size = tuple(windows.dims[dim].size for dim in dims)
         order = tuple(dims.index(dim) for dim in windows.gather_order)
         return BoxWindows(self.shape, tuple(starts), size, order)
-
-    @cached_property
-    def _gaps(self) -> dict[str, Flags]:
-        return {name: find_gaps(values) for name, values in self._values.items()}
 
     def result_gaps(self, keep_gaps: bool) -> Flags:
         """Return which entries of the result become gaps, shape (targets, *target_box).
@@ -99,10 +90,15 @@ class TileInputs:
 
     def batch(self, index: Index) -> NDArray[Any]:
         """Return the inputs of some windows, shape (windows, channels, *window)."""
-        x = self.windows.cut(self._channels, index)
-        for channel, name in enumerate(self._spec.features):
-            if name in self._by_window:
-                x[:, channel] = self._filled_and_scaled(name, index)
+        if self._spec.callback is not None:
+            self._refuse_filled(index)
+        channels, prepared = self._prepared
+        x = self.windows.cut(channels, index)
+        for name in prepared.by_window:
+            unknown = self._later if name in self._predicted_gappy else None
+            x[:, self._spec.features.index(name)] = cut(
+                prepared, name, self.windows, index, unknown
+            )
         return x
 
     def known_gaps(self, index: Index) -> Flags:
@@ -123,119 +119,53 @@ class TileInputs:
         assert windows.lead_dim is not None
         return first + windows.gather_order.index(windows.lead_dim), windows.dims[windows.lead_dim]
 
-    @cached_property
-    def _fill_methods(self) -> dict[str, str]:
-        """Features with gaps in the box that are filled, with the method of each."""
-        metadata = self._spec.metadata
-        methods = {name: metadata.spec.fill_of(name) if metadata else None for name in self._values}
-        return {
-            name: method
-            for name, method in methods.items()
-            if method is not None
-            and self._values[name].dtype.kind == "f"
-            and self._gaps[name].any()
-        }
+    @property
+    def _later(self) -> tuple[slice, ...]:
+        """Cells of a window that are not known when a forecast starts."""
+        axis, along = self._lead_axis(0)
+        return (*[slice(None)] * axis, slice(along.known_size, None))
 
     @cached_property
-    def _by_window(self) -> frozenset[str]:
-        """Features of which every window is filled by itself, and maybe refused."""
-        has_callback = self._spec.store_settings.get("callback") is not None
-        methods = self._fill_methods
-        filled = {n for n in methods if has_callback or methods[n] == "sample_mean"}
-        return frozenset(filled | self._unknown_later)
-
-    @cached_property
-    def _unknown_later(self) -> set[str]:
+    def _predicted_gappy(self) -> set[str]:
         """Features with gaps that a rollout predicts; what the cube has later must not be seen."""
         if self._spec.windows.rollout == 1:
             return set()
-        return {n for n in self._values if n in self._spec.targets and self._gaps[n].any()}
-
-    @cached_property
-    def _scaling(self) -> dict[str, tuple[Any, Any]]:
-        """Offset and scale of each feature: numbers, or one for each cell of the box."""
-        # The values show whether any cell lacks statistics, which is refused.
         return {
-            name: self._spec.scaling[name].in_box(self._box, values)
-            for name, values in self._values.items()
-            if name in self._spec.scaling
+            name for name in self._spec.targets if name in self._gaps and self._gaps[name].any()
         }
 
     @cached_property
-    def _channels(self) -> NDArray[Any]:
-        """Inputs in every cell of the box, filled and scaled: shape (channels, *box)."""
+    def _prepared(self) -> tuple[NDArray[Any], PreparedCells]:
+        """Inputs in every cell of the box, shape (channels, *box), and as `cut` takes them."""
         spec = self._spec
         channels = np.empty((len(spec.channels), *self.shape), self._dtype)
-        for channel, (name, values) in zip(channels, self._values.items(), strict=False):
-            if name in self._fill_methods and name not in self._by_window:
-                # As one sample, because every cell is filled by itself.
-                values = self._fill(name, values[None], self._ids[None])[0]
-            offset, scale = self._scaling.get(name, (0.0, 1.0))
-            channel[...] = scale_values(values, offset, scale, self._dtype)
-        for channel, table in zip(
-            channels[len(spec.features) :], spec.tables.values(), strict=True
-        ):
+        out = dict(zip(spec.features, channels, strict=False))
+        by_window = set(self._predicted_gappy)
+        for name, fill in spec.preparation.fills.items():
+            if fill.needs_window and self._gaps[name].any():
+                by_window.add(name)
+        prepared = prepare(self._masked, self._box, spec.preparation, out, by_window)
+        tables = spec.tables.values()
+        for channel, table in zip(channels[len(spec.features) :], tables, strict=True):
             of_dim = [-1 if dim == table.dim else 1 for dim in self._box]
             channel[...] = table.values[self._box[table.dim]].reshape(of_dim)
-        return channels
+        return channels, prepared
 
-    @property
-    def _ids(self) -> NDArray[np.uint64]:
-        """Number in the cube of each cell of the box."""
-        shape = {dim: along.cells for dim, along in self._spec.windows.dims.items()}
-        return cell_ids(shape, self._box)
+    def _refuse_filled(self, index: Index) -> None:
+        """Refuse gaps that training filled before a callback, maybe in other units.
 
-    def _filled_and_scaled(self, name: str, index: Index) -> NDArray[Any]:
-        """Return a feature in some windows, gaps filled as in training, and scaled."""
-
-        def cut(values: NDArray[Any]) -> NDArray[Any]:
-            windows: NDArray[Any] = self.windows.cut(values[None], index)[:, 0]
-            return windows
-
-        samples = cut(self._values[name])
-        if name in self._unknown_later:
-            axis, along = self._lead_axis(1)
-            samples[(*[slice(None)] * axis, slice(along.known_size, None))] = np.nan
-        if name in self._fill_methods:
-            samples = self._fill(name, samples, cut(self._ids))
-        offset, scale = (
-            cut(np.broadcast_to(number, self.shape)) if np.ndim(number) else number
-            for number in self._scaling.get(name, (0.0, 1.0))
-        )
-        return scale_values(samples, offset, scale, self._dtype)
-
-    def _fill(self, name: str, samples: NDArray[Any], ids: NDArray[np.uint64]) -> NDArray[Any]:
-        metadata, settings = self._spec.metadata, self._spec.store_settings
-        assert metadata is not None
-        method = self._fill_methods[name]
-        if settings.get("callback") is not None:
-            known = samples
-            if name in self._unknown_later:
+        A sample's own mean has its units, but a sample of only gaps was filled with the train mean.
+        """
+        for name, fill in self._spec.preparation.fills.items():
+            gaps = self.windows.cut_one(self._gaps[name], index)
+            if name in self._predicted_gappy:
                 axis, along = self._lead_axis(1)
-                known = np.moveaxis(samples, axis, 1)[:, : along.known_size]
-            _check_filled(name, known, method, settings["callback"])
-        # `fill` has the statistics of train cells, before any callback; older stores lack it
-        train_stats = (metadata.fill or metadata.statistics).get(name)
-        return fill_gaps(
-            samples,
-            method,
-            train_stats=train_stats,
-            const=metadata.spec.const,
-            seed=settings.get("seed", 0),
-            positions=ids,
-            variable=name,
-        )
-
-
-def _check_filled(name: str, samples: NDArray[Any], method: str, callback: str) -> None:
-    """Refuse gaps that training filled before a callback, maybe in other units.
-
-    A sample's own mean has its units, but a sample of only gaps was filled with the train mean.
-    """
-    gaps = find_gaps(samples).reshape(len(samples), -1)
-    if (gaps.all(axis=1) if method == "sample_mean" else gaps).any():
-        raise InvalidValueError(
-            f"{name!r} has gaps, which training filled ({method!r}) before the callback "
-            f"{callback!r}; fill them in ds before you apply the callback to it, and give mask= to "
-            "make them gaps again"
-        )
+                gaps = np.moveaxis(gaps, axis, 1)[:, : along.known_size]
+            gaps = gaps.reshape(len(gaps), -1)
+            refused = gaps.all(axis=1) if fill.needs_window else gaps
+            if refused.any():
+                raise InvalidValueError(
+                    f"{name!r} has gaps, which training filled ({fill.method!r}) before the "
+                    f"callback {self._spec.callback!r}; fill them in ds before you apply the "
+                    "callback to it, and give mask= to make them gaps again"
+                )

@@ -19,7 +19,12 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import check_mask
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
-from ml4cube.core.statistics import Statistics, check_decoded, offset_and_scale
+from ml4cube.core.statistics import (
+    Statistics,
+    VariableStatistics,
+    check_decoded,
+    offset_and_scale,
+)
 from ml4cube.cube.classes import class_names, holds_classes
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR, check_codes
 from ml4cube.cube.variables import (
@@ -37,6 +42,7 @@ from ml4cube.prediction.windows.geometry import Windows
 from ml4cube.prediction.windows.placing import place_windows
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
+from ml4cube.recipe.preparation import Fill, Preparation
 from ml4cube.sampling.rescaling import scaling_of
 from ml4cube.store.format import StoreMetadata
 from ml4cube.training.inputs.rollout import Rollout
@@ -59,12 +65,10 @@ class PredictionSpec:
     axes: Mapping[str, xr.Variable]
     # Channels of the inputs after the features.
     tables: Mapping[str, Table]
-    # Offset and scale of every scaled variable, by name.
-    scaling: Mapping[str, Scaling]
+    # How training masked, filled and scaled the cells.
+    preparation: Preparation
     # Variable of the cube with the cells to predict.
     mask: str | None
-    # Variable of the cube outside which features are gaps, as they were in training.
-    feature_mask: str | None
     # Metadata of the store that the model was trained on, if one was given.
     metadata: StoreMetadata | None
 
@@ -121,21 +125,31 @@ class PredictionSpec:
             rollout=Rollout.of(data) if data is not None and windows.rollout > 1 else None,
             axes=axes,
             tables=coordinate_tables(data.coord_features if data else None, axes),
-            scaling=scaling,
+            preparation=Preparation(
+                {dim: cube.sizes[dim] for dim in cube_dims(cube)},
+                feature_mask,
+                _fills(metadata, cube, feature_names),
+                scaling,
+            ),
             mask=mask,
-            feature_mask=feature_mask,
             metadata=metadata,
         )
         spec._check_variables(cube)
-        if spec.store_settings.get("callback") is None:  # a callback may change units
+        if spec.callback is None:  # which may change units
             spec._warn_of_units(cube)
         spec._warn_of_direction(cube, stored)
         return spec
 
     @property
-    def store_settings(self) -> Mapping[str, Any]:
-        """Arguments of the call that made the store."""
-        return self.metadata.provenance.get("settings", {}) if self.metadata else {}
+    def callback(self) -> str | None:
+        """Name of the function that changed the samples of the training before they were scaled."""
+        return None if self.metadata is None else _settings(self.metadata).get("callback")
+
+    @property
+    def read_variables(self) -> list[str]:
+        """Variables of the cube that are read."""
+        masks = filter(None, (self.mask, self.preparation.mask))
+        return list(dict.fromkeys((*self.features, *masks)))
 
     @property
     def source_attrs(self) -> dict[str, dict[str, Any]]:
@@ -145,7 +159,7 @@ class PredictionSpec:
 
     def _check_variables(self, cube: xr.Dataset) -> None:
         used = [("features", name) for name in self.features]
-        used += [("mask", name) for name in (self.mask, self.feature_mask) if name is not None]
+        used += [("mask", name) for name in (self.mask, self.preparation.mask) if name is not None]
         for argument, name in used:
             if name not in cube.variables:
                 raise InvalidValueError(
@@ -266,6 +280,28 @@ def _classes(
         if holds_classes(variable):
             found[name] = class_names(variable)
     return found
+
+
+def _settings(metadata: StoreMetadata) -> Mapping[str, Any]:
+    """Return the arguments of the call that made a store."""
+    settings: Mapping[str, Any] = metadata.provenance.get("settings", {})
+    return settings
+
+
+def _fills(
+    metadata: StoreMetadata | None, cube: xr.Dataset, features: Iterable[str]
+) -> dict[str, Fill]:
+    """Return how training filled the gaps of features."""
+    if metadata is None:
+        return {}
+    stats: Mapping[str, VariableStatistics] = metadata.fill or {}
+    fills = {}
+    seed = _settings(metadata).get("seed", 0)
+    for name in features:
+        method = metadata.spec.fill_of(name)
+        if method is not None and name in cube.variables and cube[name].dtype.kind == "f":
+            fills[name] = Fill(method, stats.get(name), metadata.spec.const, seed)
+    return fills
 
 
 def _grid(windows: Windows, axes: Mapping[str, xr.Variable]) -> xr.Dataset:

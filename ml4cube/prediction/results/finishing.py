@@ -57,7 +57,7 @@ def _in_units(
     values: NDArray[np.float64], variable: Variable, spec: PredictionSpec, block: Block
 ) -> NDArray[np.float64]:
     """Undo the scaling of a target; probabilities of its classes have none."""
-    scaling = spec.scaling.get(variable.target or "")
+    scaling = spec.preparation.scaling.get(variable.target or "")
     if scaling is None or variable.is_probability:
         return values
     offset, scale = scaling.at(_cells(spec.windows, block))

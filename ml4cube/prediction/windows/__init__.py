@@ -1,4 +1,4 @@
-"""Windows over a cube: which the model was trained on, where they lie, and how they are blended.
+"""Windows over a cube: which the model was trained on, and where they lie.
 
-Read `geometry`, then `placing` (with `dates` for forecasts), then `blending`.
+Read `geometry`, then `placing` (with `dates` for forecasts).
 """

@@ -101,14 +101,6 @@ class DimWindows:
         first = self.first_targets
         return np.flatnonzero((first < entries.stop) & (first + self.result_size > entries.start))
 
-    def taper(self) -> NDArray[np.float64]:
-        """Return the weights of a window's entries: a squared sine at both ends."""
-        entries = self.result_size
-        from_end = np.minimum(np.arange(entries), np.arange(entries)[::-1])
-        share = np.minimum((from_end + 0.5) / max(self.overlap, 0.5), 1.0)  # without overlap 1
-        weights: NDArray[np.float64] = np.sin(share * (math.pi / 2)) ** 2
-        return weights
-
 
 @dataclass(frozen=True, eq=False)
 class Windows:

@@ -1,0 +1,98 @@
+"""Windows of one size in a box of cells.
+
+They are strided views of an array over the box, so that many are read or written in one numpy call,
+whatever the number and order of dims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from ml4cube.core.missing import window_any
+
+Ints = NDArray[np.intp]
+#: Windows, by the number of their start along each axis.
+Index = tuple[Ints, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BoxWindows:
+    """Windows of one size in a box of cells, in every combination of their starts."""
+
+    # Cells of the box along each axis.
+    box: tuple[int, ...]
+    # First cell of the windows along each axis, ascending.
+    starts: tuple[Ints, ...]
+    # Cells of a window along each axis.
+    size: tuple[int, ...]
+    # Axes of a window in the model's order; along the others it has one cell.
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Cells of a window along each axis, in the model's order."""
+        return tuple(self.size[axis] for axis in self.order)
+
+    def views(self, arrays: NDArray[Any]) -> NDArray[Any]:
+        """Return views of arrays over the box, with an axis for each axis of it, arrays, window.
+
+        ``views[windows.corners(index)]`` are windows, shape (windows, arrays, *window).
+        """
+        n = len(self.box)
+        views = sliding_window_view(arrays, self.size, tuple(range(1, n + 1)), writeable=True)
+        single = [axis for axis in range(n) if axis not in self.order]
+        window_axes = (1 + n + axis for axis in (*self.order, *single))
+        views = views.transpose(*range(1, n + 1), 0, *window_axes)
+        without_single: Any = (..., *[0] * len(single))
+        ordered: NDArray[Any] = views[without_single]
+        return ordered
+
+    def corners(self, index: Index) -> Index:
+        """Return the first cell of windows along each axis."""
+        return tuple(starts[i] for starts, i in zip(self.starts, index, strict=True))
+
+    def cut(self, arrays: NDArray[Any], index: Index) -> NDArray[Any]:
+        """Return windows, shape (windows, arrays, *window), of arrays over the box."""
+        windows: NDArray[Any] = self.views(arrays)[self.corners(index)]
+        return windows
+
+    def cut_one(self, array: NDArray[Any], index: Index) -> NDArray[Any]:
+        """Return windows, shape (windows, *window), of one array over the box."""
+        windows: NDArray[Any] = self.cut(array[None], index)[:, 0]
+        return windows
+
+    def with_any(self, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which windows have a flagged cell, by start along each axis."""
+        of_every_start = window_any(flags, self.size, [1] * len(self.size))
+        return of_every_start[np.ix_(*self.starts)]
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Along each axis, how many windows at most have a cell in common."""
+        return tuple(map(_depth, self.starts, self.size))
+
+    def group_of(self, index: Index) -> Ints:
+        """Return the group of each window; no windows of a group overlap."""
+        group = np.zeros_like(index[0])
+        for numbers, depth in zip(index, self.depths, strict=True):
+            group = group * depth + numbers % depth
+        return group
+
+
+def _depth(starts: Ints, size: int) -> int:
+    """Return how many windows along an axis have a cell in common, at most."""
+    first = np.searchsorted(starts, starts - size, side="right")
+    return int((np.arange(len(starts)) - first).max(initial=0)) + 1
+
+
+def every_window(counts: Sequence[int]) -> Index:
+    """Return the windows of all combinations of some numbers of starts."""
+    return tuple(np.unravel_index(np.arange(math.prod(counts)), tuple(counts)))
