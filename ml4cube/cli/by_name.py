@@ -125,7 +125,9 @@ class _Making:
             if "class" in value:
                 return self.make(value)
             return {name: self._inside(inner) for name, inner in value.items()}
-        return [self._inside(inner) for inner in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [self._inside(inner) for inner in value]
+        return value
 
     def _call(
         self, name: Any, arguments: dict[str, Any], first: tuple[Any, ...], call: bool
@@ -139,12 +141,17 @@ class _Making:
         _check_arguments(f"{self.argument} {name!r}", named, arguments, len(first))
         if isinstance(named, type) or call:
             return named(*first, **arguments)
-        return functools.partial(named, **arguments) if arguments else named
+        if arguments:
+            return functools.partial(named, **arguments)
+        return named
 
 
 def _option(argument: str, value: Any) -> str:
     """Return the option, quoted for a shell, that gives an argument a value."""
-    text = value if isinstance(value, str) else json.dumps(value)  # which is YAML
+    # which is YAML
+    text = value
+    if not isinstance(value, str):
+        text = json.dumps(value)
     if "." in argument:
         return f"--set {shlex.quote(f'{argument}={text}')}"
     return f"--{argument.replace('_', '-')} {shlex.quote(text)}"
@@ -185,7 +192,9 @@ def load(path: str) -> Any:
     for part in name.split("."):
         if not hasattr(named, part):
             near = difflib.get_close_matches(part, dir(named), n=3)
-            hint = f"; did you mean {listed(near, 'or')}?" if near else ""
+            hint = ""
+            if near:
+                hint = f"; did you mean {listed(near, 'or')}?"
             raise InvalidValueError(f"{path!r}: module {origin} has no {part!r}{hint}")
         named = getattr(named, part)
     return named
@@ -211,7 +220,9 @@ def _find(argument: str, name: str) -> Any:
         members = {n: v for module in modules for n, v in _members(module)}
         if name not in members:
             near = difflib.get_close_matches(name, members, n=3)
-            hint = f"did you mean {listed(near, 'or')}?" if near else "or give module:name"
+            hint = "or give module:name"
+            if near:
+                hint = f"did you mean {listed(near, 'or')}?"
             raise InvalidValueError(
                 f"{argument} must be a class or function of {listed(modules, 'or')}, got {name!r}; "
                 f"{hint}"

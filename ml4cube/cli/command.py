@@ -104,7 +104,9 @@ class Command(click.Command):
                 argument.name.upper() if argument.is_required else f"[{argument.name.upper()}]"
             )
             return click.Argument([argument.name], required=False, metavar=metavar)
-        default = "required" if argument.is_required else f"default: {_shown(argument.default)}"
+        default = "required"
+        if not argument.is_required:
+            default = f"default: {_shown(argument.default)}"
         kind = re.sub(", (optional|default .*)$", "", argument.kind)
         kind = "" if argument.is_flag else f"{kind}; "
         option = f"--{argument.name.replace('_', '-')}"
@@ -121,7 +123,9 @@ class Command(click.Command):
     def _owners(self, name: str) -> str:
         """Say which of the callables have an argument, unless all or none have it."""
         owners = [key for key, path in self._calls.items() if name in arguments_of(load(path))]
-        return f"; for {', '.join(owners)}" if 0 < len(owners) < len(self._calls) else ""
+        if 0 < len(owners) < len(self._calls):
+            return f"; for {', '.join(owners)}"
+        return ""
 
     def invoke(self, ctx: click.Context) -> int:
         """Run the command and return its exit code; an error is one line on stderr."""
@@ -140,11 +144,15 @@ class Command(click.Command):
                 raise
             said = f"{_described(error)}{memory_limit(error)}"
             click.echo(f"{ctx.command_path}: {said}", err=True)
-            return WRONG if isinstance(error, asked_wrongly) else FAILED
+            if isinstance(error, asked_wrongly):
+                return WRONG
+            return FAILED
 
     def _prepare(self, options: Mapping[str, Any], common: Mapping[str, Any]) -> Callable[[], int]:
         """Check all arguments, and return the work, whose result is the exit code."""
-        file = read_file(common["config"]) if common["config"] else {}
+        file = {}
+        if common["config"]:
+            file = read_file(common["config"])
         given, arguments = self._merge(options, file, common["set"])
         if common["print_config"]:
             text = self._as_yaml(given, arguments)
@@ -158,7 +166,9 @@ class Command(click.Command):
         if lacking:
             raise InvalidValueError(f"{self.name} needs {', '.join(lacking)}; see --help")
         positional = [given.pop(n, arguments[n].default) for n in self._positional]
-        made_by = {_NAMES: self._names(options, file, common)} if self._makes_objects else {}
+        made_by = {}
+        if self._makes_objects:
+            made_by = {_NAMES: self._names(options, file, common)}
         task = self._function(*positional, **given, **made_by)
         given |= dict(zip(self._positional, positional, strict=True))
 
@@ -231,7 +241,9 @@ def _common_options() -> Iterator[click.Option]:
 
 
 def _shown(default: Any) -> str:
-    return "none" if default is None or default == () else str(default)
+    if default is None or default == ():
+        return "none"
+    return str(default)
 
 
 @contextmanager
@@ -247,7 +259,9 @@ def _plain_warnings() -> Iterator[None]:
 def _described(error: Exception) -> str:
     """Return an error in one line; its type too, if it is none of ours."""
     text = _in_one_line(error)
-    return text if isinstance(error, CubeError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, CubeError):
+        return text
+    return f"{type(error).__name__}: {text}"
 
 
 def _in_one_line(text: object) -> str:

@@ -128,7 +128,9 @@ def _plain(value: Any) -> Any:
     """Return a value with lists in place of tuples."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
 
 
 def set_value(values: dict[str, Any], setting: str, named: Collection[str]) -> None:

@@ -55,7 +55,9 @@ def doctor(target: str | None = None, /, *, verify: bool = True) -> Task:
         else:
             findings = list(_run(Path(target)) if is_run else _store(target, verify))
         rows = [finding._asdict() for finding in findings]
-        code = FAILED if any(finding.level == ERROR for finding in findings) else 0
+        code = 0
+        if any(finding.level == ERROR for finding in findings):
+            code = FAILED
         return Report({"kind": kind, "target": target, "findings": rows}, as_table(rows), code)
 
     return Task(lambda: Report.of(kind=kind, target=target, verify=verify), run)
@@ -82,7 +84,9 @@ def _packages() -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(needed.name)
         except importlib.metadata.PackageNotFoundError:
-            level = WARNING if is_optional else ERROR
+            level = ERROR
+            if is_optional:
+                level = WARNING
             yield Finding(level, needed.name, "is not installed", advice)
             continue
         is_new = needed.specifier.contains(version, prereleases=True)
@@ -95,7 +99,9 @@ def _machine() -> Iterator[Finding]:
     yield Finding(OK, "cores", f"{cores}, OMP_NUM_THREADS={threads}")
     free_gb = shutil.disk_usage(".").free / 1e9
     is_full = free_gb < _LEAST_FREE_GB
-    advice = "free space, or write to another disk" if is_full else ""
+    advice = ""
+    if is_full:
+        advice = "free space, or write to another disk"
     yield Finding(WARNING if is_full else OK, "disk", f"{free_gb:,.0f} GB free here", advice)
     try:
         from ml4cube.training import torch
@@ -123,7 +129,9 @@ def _store(target: str, verify: bool) -> Iterator[Finding]:
         yield Finding(ERROR, "files", str(error), advice)
         return
     metadata = StoreMetadata.of(store)
-    checked = "every byte is as written" if verify else "all files have their size"
+    checked = "all files have their size"
+    if verify:
+        checked = "every byte is as written"
     yield Finding(OK, "files", f"{metadata.part}: {store.sizes['samples']:,} samples, {checked}")
     yield _dropped(metadata.accounting)
     yield from _provenance(metadata.provenance, versions())

@@ -120,8 +120,12 @@ def _describe_dim(ds: xr.Dataset, dim: str) -> dict[str, Any]:
 
 def _shown(value: Any) -> Any:
     """Return a number as it is, a date without its zeros, and everything else as text."""
-    plain = value.item() if hasattr(value, "item") and value.dtype.kind in "iuf" else value
-    return plain if isinstance(plain, int | float) else str(plain).removesuffix(".000000000")
+    plain = value
+    if hasattr(value, "item") and value.dtype.kind in "iuf":
+        plain = value.item()
+    if isinstance(plain, int | float):
+        return plain
+    return str(plain).removesuffix(".000000000")
 
 
 def _step(coord: Any) -> str | None:
@@ -138,10 +142,14 @@ def _step(coord: Any) -> str | None:
     steps = np.diff(places)
     least, most = float(steps.min()), float(steps.max())
     # numbers may have been rounded to 32 bits
-    rounding = 0.0 if is_date else 1e-6 * float(np.abs(places).max())
+    rounding = 0.0
+    if not is_date:
+        rounding = 1e-6 * float(np.abs(places).max())
     is_regular = math.isclose(least, most, rel_tol=1e-3, abs_tol=rounding)
     step = f"{most:.6g}" if is_regular else f"{least:.6g} to {most:.6g}"
-    return f"{step} days" if is_date else step
+    if is_date:
+        return f"{step} days"
+    return step
 
 
 def _describe_variable(ds: xr.Dataset, name: str) -> dict[str, Any]:

@@ -13,7 +13,9 @@ def memory_limit(error: Exception) -> str:
     if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in _SIGNS):
         return ""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limit = "" if allowed == resource.RLIM_INFINITY else f" (ulimit -v: {allowed // 2**20} MB)"
+    limit = ""
+    if allowed != resource.RLIM_INFINITY:
+        limit = f" (ulimit -v: {allowed // 2**20} MB)"
     return (
         f"; this process gets no more memory or threads{limit}: raise the limit, or use fewer "
         "processes and smaller samples or blocks"

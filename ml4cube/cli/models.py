@@ -124,7 +124,9 @@ def train(
     _check_folder(folder, {"model": model, "data": data})
     world = ddp_init()
     train_data = samples_of(train_store, data)
-    val_data = None if val_store is None else samples_of(val_store, data)
+    val_data = None
+    if val_store is not None:
+        val_data = samples_of(val_store, data)
     loaders = _loaders(train_data, val_data, batch_size, loader, names)
     if seed is not None:
         seed_everything(seed)
@@ -171,7 +173,9 @@ def train(
         is_dry = bool(arguments.get("fast_dev_run"))  # which leaves out the recorder
         if world.is_main and recorder.epochs:
             trainer.history.to_json(f"{folder}/{HISTORY}")
-        exit_code = 0 if recorder.epochs or is_dry else NOTHING
+        exit_code = NOTHING
+        if recorder.epochs or is_dry:
+            exit_code = 0
         result = Report.of(
             epochs=len(trainer.history),
             best_epoch=trainer.best_epoch,
@@ -200,7 +204,9 @@ def _loaders(
     made = prep_dataloader(
         train_data, batch_size=batch_size, parallel=True, val_ds=val_data, **options
     )
-    return made if isinstance(made, tuple) else (made, None)
+    if isinstance(made, tuple):
+        return made
+    return (made, None)
 
 
 def _options(
@@ -246,7 +252,9 @@ def _check_folder(run: str, recipes: Mapping[str, Any]) -> None:
             "away"
         )
     has_weights = has[SNAPSHOT] or has[BEST]
-    before = read_file(f"{run}/{CONFIG}") if has[CONFIG] and has_weights else recipes
+    before = recipes
+    if has[CONFIG] and has_weights:
+        before = read_file(f"{run}/{CONFIG}")
     for name, recipe in recipes.items():
         if before.get(name) != recipe:
             raise InvalidValueError(
@@ -256,7 +264,9 @@ def _check_folder(run: str, recipes: Mapping[str, Any]) -> None:
 
 
 def _absolute(store: str | None) -> str | None:
-    return store if store is None or "://" in store else os.path.abspath(store)
+    if store is None or "://" in store:
+        return store
+    return os.path.abspath(store)
 
 
 def predict(

@@ -112,7 +112,9 @@ def _folder(store: str, out: str | None) -> Iterator[str]:
             Path(out).mkdir(parents=True, exist_ok=True)
         yield out
         return
-    beside = None if "://" in store else os.path.dirname(os.path.abspath(store))
+    beside = None
+    if "://" not in store:
+        beside = os.path.dirname(os.path.abspath(store))
     with tempfile.TemporaryDirectory(prefix=".ml4cube-rerun-", dir=beside) as folder:
         yield folder
 
@@ -188,7 +190,9 @@ def _callback(provenance: Mapping[str, Any], given: Any, names: Names) -> dict[s
         )
     identity = str(provenance["call_parts"]["callback"]["code, values or version"])
     is_version = identity.startswith(_VERSION)
-    version = ast.literal_eval(identity.removeprefix(_VERSION)) if is_version else None
+    version = None
+    if is_version:
+        version = ast.literal_eval(identity.removeprefix(_VERSION))
     return {"callback": names.make("callback", path), "version": version}
 
 

@@ -14,4 +14,6 @@ _RADIANS = ("rad", "radian", "radians")
 def in_degrees(values: ArrayLike, units: object) -> NDArray[np.float64]:
     """Convert angles to degrees if their units are radians."""
     angles = np.asarray(values, dtype=np.float64)
-    return np.rad2deg(angles) if str(units).strip().lower() in _RADIANS else angles
+    if str(units).strip().lower() in _RADIANS:
+        return np.rad2deg(angles)
+    return angles

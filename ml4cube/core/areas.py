@@ -148,7 +148,9 @@ def cell_widths(centres: Floats, period: float | None = None) -> Floats | None:
     else:
         widths = np.diff(_halfway(places))
     widths = (widths / cells_at)[place_of_cell]
-    return None if np.ptp(widths) <= _ROUNDING * widths.max() else widths
+    if np.ptp(widths) <= _ROUNDING * widths.max():
+        return None
+    return widths
 
 
 def bounded_widths(bounds: Floats, period: float | None = None) -> Floats | None:
@@ -159,7 +161,9 @@ def bounded_widths(bounds: Floats, period: float | None = None) -> Floats | None
         widths = np.where(is_across, period - widths, widths)
     if not (np.isfinite(widths) & (widths > 0)).all():
         raise InvalidValueError("bounds of longitudes must be finite, and have a width")
-    return None if np.ptp(widths) <= _ROUNDING * widths.max() else widths
+    if np.ptp(widths) <= _ROUNDING * widths.max():
+        return None
+    return widths
 
 
 def polygon_areas(latitudes: Floats, longitudes: Floats) -> Floats:
@@ -232,7 +236,9 @@ def _with_extrapolated(centres: Floats) -> Floats:
     """Fill missing centres with the mean of the mirror images of neighbours in their neighbours."""
     total, count = np.zeros_like(centres), np.zeros((*centres.shape[:2], 1))
     for axis, is_reversed in ((0, False), (0, True), (1, False), (1, True)):
-        step = -1 if is_reversed else 1
+        step = 1
+        if is_reversed:
+            step = -1
         line = np.moveaxis(centres, axis, 0)[::step]
         far, near = line[:-2], line[1:-1]
         image = 2 * (far * near).sum(-1, keepdims=True) * near - far

@@ -96,7 +96,9 @@ def year_fractions(dates: NDArray[Any]) -> Floats:
 def _days_of_year(date: cftime.datetime) -> int:
     if date.calendar in _DAYS_OF_YEAR:
         return _DAYS_OF_YEAR[date.calendar]
-    return 366 if cftime.is_leap_year(date.year, date.calendar) else 365
+    if cftime.is_leap_year(date.year, date.calendar):
+        return 366
+    return 365
 
 
 def train_years(dates: NDArray[Any]) -> int:
@@ -167,7 +169,9 @@ class Cycle:
             return f"means of {self.window} days around the day of the year"
         if self.name == "hour":
             return f"{_OF_DAY} harmonics of the day"
-        of_day = " and of the day" if self.name == "dayofyear_hour" else ""
+        of_day = ""
+        if self.name == "dayofyear_hour":
+            of_day = " and of the day"
         return f"{self.harmonics} harmonics of the year{of_day}"
 
 
@@ -205,7 +209,9 @@ class Design:
             return cls(cycle, group_numbers(dates, cycle.name).astype(np.intp), None)
         phases, times = year_fractions(dates), _day_fractions(dates)
         if cycle.window is not None:
-            n_hours = 24 if len(np.unique(times)) > 1 else 1
+            n_hours = 1
+            if len(np.unique(times)) > 1:
+                n_hours = 24
             days = np.floor(phases * 366 + 1e-9).astype(np.intp)
             of_day = np.floor(times * n_hours + 1e-9).astype(np.intp)
             return cls(cycle, days * n_hours + of_day, None, n_hours)
@@ -229,7 +235,9 @@ class Design:
     @property
     def numbers_of_cell(self) -> int:
         """Numbers that the sums hold for one cell."""
-        k = 0 if self.columns is None else self.columns.shape[1]
+        k = 0
+        if self.columns is not None:
+            k = self.columns.shape[1]
         return 2 * self.n_groups + k * (k + 5) // 2
 
 
@@ -397,7 +405,9 @@ def smooth_days(mean: Floats, variance: Floats, weight: Floats) -> tuple[Floats,
     """
     shape, weight = mean.shape, np.nan_to_num(weight.reshape(366, -1))
     last = int(np.flatnonzero(weight.any(1)).max(initial=0)) + 1
-    length = 360 if last <= 360 else last
+    length = last
+    if last <= 360:
+        length = 360
     columns = waves((np.arange(366) + 0.5) / length, _HARMONICS)
     smooth_mean = _fit(columns, np.nan_to_num(mean.reshape(366, -1)), weight)
     deviation = np.nan_to_num(mean.reshape(366, -1)) - smooth_mean
@@ -445,7 +455,9 @@ def warning_of_years(years: int | None) -> str:
 
 def counted(years: int) -> str:
     """Return a number of years as a phrase."""
-    return "1 year" if years == 1 else f"{years} years"
+    if years == 1:
+        return "1 year"
+    return f"{years} years"
 
 
 def is_one_year(attrs: Mapping[Any, Any]) -> bool:

@@ -55,7 +55,9 @@ class Table:
 
     def cells(self, most_rows: int) -> list[list[str]]:
         """Return the cells as texts, the columns' names first; the middle of a long one is cut."""
-        header = [list(self.columns)] if self.columns else []
+        header = []
+        if self.columns:
+            header = [list(self.columns)]
         rows = [*header, *([shown(value) for value in row] for row in self.rows)]
         if len(self.rows) > most_rows:
             head, tail = len(header) + (most_rows - 1) // 2, len(rows) - most_rows // 2
@@ -130,7 +132,9 @@ class PrintedAsCall(Summarized):
         for name, parameter in inspect.signature(type(self)).parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 continue  # it may hold secrets, such as the token of a service
-            kept = name if hasattr(self, name) else f"_{name}"
+            kept = name
+            if not hasattr(self, name):
+                kept = f"_{name}"
             text = one_line(getattr(self, kept, parameter.default))
             if text != one_line(parameter.default):
                 facts[name] = text
@@ -170,7 +174,9 @@ def shown(value: object) -> str:
     if isinstance(value, Real):
         number = float(value)
         is_whole = number.is_integer() or abs(number) >= 1000
-        return f"{number:,.0f}" if is_whole and abs(number) < 1e9 else f"{number:.4g}"
+        if is_whole and abs(number) < 1e9:
+            return f"{number:,.0f}"
+        return f"{number:.4g}"
     if isinstance(value, Mapping):
         return _listed([f"{name}: {shown(item)}" for name, item in value.items()])
     if isinstance(value, Collection):
@@ -203,7 +209,9 @@ def one_line(value: Any) -> str:
     text = repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
     if " at 0x" in text:  # a function, or an object without a repr of its own
         return f"<{getattr(value, '__name__', kind).strip('<>')}>"
-    return text if len(text) <= _ARGUMENT_LETTERS and "\n" not in text else f"<{kind}>"
+    if len(text) <= _ARGUMENT_LETTERS and "\n" not in text:
+        return text
+    return f"<{kind}>"
 
 
 def _never_failing(one: Summarized, render: Callable[[str, Summary], str]) -> str:
@@ -301,7 +309,9 @@ def _html_table(table: Table) -> str:
     kinds = [' class="ml4cube-number"' if is_ else "" for is_ in table.has_numbers(cells)]
     lines = []
     for number, row in enumerate(cells):
-        tag = "th" if table.columns and number == 0 else "td"
+        tag = "td"
+        if table.columns and number == 0:
+            tag = "th"
         pairs = zip(kinds, row, strict=True)
         lines.append("".join(f"<{tag}{kind}>{html.escape(c)}</{tag}>" for kind, c in pairs))
     return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"

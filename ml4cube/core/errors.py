@@ -42,7 +42,9 @@ class RunError(CubeError, RuntimeError):
 def listed(names: Collection[object], word: str = "and") -> str:
     """Return names as a phrase: 'a', 'b' and 'c'."""
     *first, last = map(repr, names) if names else ["nothing"]
-    return f"{', '.join(first)} {word} {last}" if first else last
+    if first:
+        return f"{', '.join(first)} {word} {last}"
+    return last
 
 
 def check_choice(argument: str, value: object, choices: Iterable[str | None]) -> None:
@@ -51,7 +53,9 @@ def check_choice(argument: str, value: object, choices: Iterable[str | None]) ->
     if value in known:
         return
     similar = difflib.get_close_matches(str(value), [c for c in known if c is not None], n=1)
-    hint = f"; did you mean {similar[0]!r}?" if similar else ""
+    hint = ""
+    if similar:
+        hint = f"; did you mean {similar[0]!r}?"
     raise InvalidValueError(f"{argument} must be {listed(known, 'or')}, got {value!r}{hint}")
 
 

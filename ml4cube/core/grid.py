@@ -23,7 +23,9 @@ SizesLike = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 def parse_pairs(argument: str, given: SizesLike, dims: Sequence[str]) -> dict[str, Any]:
     """Return ``{dim: value}`` of pairs or a mapping; raise for unknown and repeated dims."""
-    items = given.items() if isinstance(given, Mapping) else given
+    items: Iterable[Any] = given
+    if isinstance(given, Mapping):
+        items = given.items()
     try:
         pairs = [(dim, value) for dim, value in items]
     except (TypeError, ValueError):
@@ -337,7 +339,8 @@ class Grid:
             Tile index of each cell.
         """
         axis = self.dims.index(dim)
-        cells = np.arange(self.shape[axis]) if cells is None else cells
+        if cells is None:
+            cells = np.arange(self.shape[axis])
         return cells // self.stride[axis]
 
     def to_json(self) -> str:

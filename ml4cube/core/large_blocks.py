@@ -100,9 +100,15 @@ def _cuts(
         number = math.ceil(cells / size)
         last_size = cells - size * (number - 1)
         # The blocks at the ends have a neighbour on one side only, unless the dim is cyclic.
-        end_neighbours = 2 if cyclic else 1
-        most_neighbours = end_neighbours if number == 2 else 2
+        end_neighbours = 1
+        if cyclic:
+            end_neighbours = 2
+        most_neighbours = 2
+        if number == 2:
+            most_neighbours = end_neighbours
         touching = max(end_neighbours / last_size, most_neighbours / size)
         # A last block without a whole window is of no use.
-        count = number - 1 if last_size < window else number
+        count = number
+        if last_size < window:
+            count = number - 1
         yield LargeBlocks({dim: size}, count, min(touching, 1.0))

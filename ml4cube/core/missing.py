@@ -86,7 +86,9 @@ def bool_mask(mask: NDArray[Any]) -> NDArray[np.bool_]:
 def masked_to_gaps(values: Any) -> NDArray[Any]:
     """Return an array, with gaps where a masked array of numpy is masked, as xarray does."""
     array = np.asarray(values)
-    return set_gaps(array, np.ma.getmaskarray(values)) if np.ma.is_masked(values) else array
+    if np.ma.is_masked(values):
+        return set_gaps(array, np.ma.getmaskarray(values))
+    return array
 
 
 def window_all(
@@ -115,7 +117,10 @@ def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> N
     """
     flags = flags.swapaxes(axis, 0)
     runs = max((flags.shape[0] - length) // step + 1, 0)
-    span = (runs - 1) * step + 1 if runs else 0  # from the first start to the last one
+    # from the first start to the last one
+    span = 0
+    if runs:
+        span = (runs - 1) * step + 1
     # How often all flags are read: each of `length` passes reads one in `step`, or, by doubling,
     # every pass reads all of them twice.
     one_by_one, by_doubling = length / step, 2 * math.log2(length + 1)
@@ -169,7 +174,9 @@ def fill_gaps(
 
     def of_train(argument: str, attribute: str) -> float:
         # float(), because weighted statistics, and those with quantiles, hold arrays without dims.
-        known = None if train_stats is None else float(getattr(train_stats, attribute))
+        known = None
+        if train_stats is not None:
+            known = float(getattr(train_stats, attribute))
         return checked(argument, known)
 
     if method == "constant":

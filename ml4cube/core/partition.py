@@ -223,8 +223,12 @@ def _best_exchange(
         change[0, 1:] = np.inf
     change = np.round(change, 12)  # equal gains are equal: the first in random order wins
     row, column = (int(i) for i in np.unravel_index(np.argmin(change), change.shape))
-    from_a = int(of_a[row - 1]) if row else None
-    from_b = int(of_b[column - 1]) if column else None
+    from_a = None
+    if row:
+        from_a = int(of_a[row - 1])
+    from_b = None
+    if column:
+        from_b = int(of_b[column - 1])
     return float(change[row, column]), from_a, from_b
 
 

@@ -34,7 +34,9 @@ _WELL_MIXED = 0.8
 def permutation(n: int, seed: int, epoch: int, chunk: int | None = None) -> Ints:
     """Shuffle 0 ... n - 1 (the samples of `chunk`, if given), the same in every process."""
     # A 0 at the end of a key does not count, so the key of chunk 0 ends in 1.
-    key = [seed, epoch] if chunk is None else [seed, epoch, chunk + 1]
+    key = [seed, epoch]
+    if chunk is not None:
+        key = [seed, epoch, chunk + 1]
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
     return generator.permutation(n)
 
@@ -147,7 +149,9 @@ class TrainShare(_Share):
     @property
     def _groups(self) -> int:
         """Number of groups of ranks, of which each has streams of its own."""
-        return self.world if self.streams is None else math.gcd(self.world, self.streams)
+        if self.streams is None:
+            return self.world
+        return math.gcd(self.world, self.streams)
 
     def _positions(self, start: int, size: int) -> Ints:
         """Return this rank's positions in the global batch of some size that begins at `start`."""
@@ -387,7 +391,9 @@ class ShuffleReport(Summarized):
         size = max(len(batch) for batch in batches)
         sizes = np.asarray(counts, np.float64)
         n = sizes.sum()
-        same_block = float((sizes * (sizes - 1)).sum() / (n * (n - 1))) if n > 1 else 0.0
+        same_block = 0.0
+        if n > 1:
+            same_block = float((sizes * (sizes - 1)).sum() / (n * (n - 1)))
         return cls(
             batch_size=size,
             effective_batch_size=float(np.median([effective_batch_size(b) for b in batches])),

@@ -67,7 +67,9 @@ def split_text(recipe: Mapping[str, Any]) -> str | None:
     grid = plan.get("grid", {"dims": (), "shape": (), "tile": ()})
     sizes = zip(grid["dims"], grid["shape"], grid["tile"], strict=True)
     blocks = {dim: tile for dim, n, tile in sizes if tile < n}
-    return f"{text}, blocks of {shown(blocks)}" if blocks else text
+    if blocks:
+        return f"{text}, blocks of {shown(blocks)}"
+    return text
 
 
 def outcome_table(
@@ -80,7 +82,9 @@ def outcome_table(
         if name == "total" or not (n or name in parts):
             continue
         label = f"{name} samples" if name in parts else f"dropped: {name}"
-        size = bytes_text(n * sample_bytes) if name in parts and sample_bytes else None
+        size = None
+        if name in parts and sample_bytes:
+            size = bytes_text(n * sample_bytes)
         rows.append((label, n, f"{n / total:.1%}", size))
     columns = ("", "windows", "of all", "before compression")
     if sample_bytes is None:

@@ -83,11 +83,14 @@ class WindowsOverTime:
         total, whole = 1, 1
         uneven: TimeSteps | None = None
         for dim, (starts, size) in windows.items():
-            steps = TimeSteps.of(dim, axes[dim]) if size > 1 and dim in axes else None
+            steps = None
+            if size > 1 and dim in axes:
+                steps = TimeSteps.of(dim, axes[dim])
             spanned = 0
             if steps is not None:
                 spanned = int(np.count_nonzero(steps.spanned(starts, size)))
-                uneven = steps if spanned else uneven
+                if spanned:
+                    uneven = steps
             total *= len(starts)
             whole *= len(starts) - spanned
         return cls(total, total - whole, uneven)

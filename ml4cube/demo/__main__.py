@@ -90,7 +90,9 @@ def prepare_folder(folder: Path) -> None:
 
 def train(folder: Path, ranks: int, epochs: int) -> None:
     """Train the network on so many processes of this machine, by torchrun."""
-    threads = max(1, (os.cpu_count() or 1) // ranks) if not torch.cuda.is_available() else 1
+    threads = 1
+    if not torch.cuda.is_available():
+        threads = max(1, (os.cpu_count() or 1) // ranks)
     subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
@@ -220,7 +222,9 @@ def main() -> int:
         f"{report['improvement']:.1%} less error ({report['needed_improvement']:.0%} needed), "
         f"{report['seconds']['total']:.0f} s\nsee {args.out / 'report.md'}"
     )
-    return 0 if report["beats_baseline"] else 1
+    if report["beats_baseline"]:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ class Downscaler(nn.Module):
         # The means of blocks are known.
         means = avg_pool2d(x, FACTOR)
         x = x - means.repeat_interleave(FACTOR, 2).repeat_interleave(FACTOR, 3)
-        return x if self.training else x.mean(1, keepdim=True)
+        if self.training:
+            return x
+        return x.mean(1, keepdim=True)
 
 
 def sea_mse(predicted: Tensor, truth: Tensor) -> Tensor:

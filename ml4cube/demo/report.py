@@ -92,7 +92,9 @@ def write_report(folder: Path, report: Mapping[str, Any]) -> None:
 
 def _page(report: Mapping[str, Any]) -> str:
     gain, months = report["improvement"], report["months"]
-    verdict = "passed" if report["beats_baseline"] else "**not passed**"
+    verdict = "**not passed**"
+    if report["beats_baseline"]:
+        verdict = "passed"
     return f"""# {abs(gain):.1%} {"less" if gain >= 0 else "more"} error than the strongest baseline
 
 **Sea surface temperature, six times finer.** A network is given monthly means over 6 × 6 cells, and

@@ -57,7 +57,9 @@ class GapFiller:
         time_dim = find_time_dim(array.coords.values(), array.dims)
         weights = cell_weights("area", array, cube.variables).array
         used, _ = cells_of_part(cube, split)
-        train = cells_of_part(cube, "train")[0] if is_model else None
+        train = None
+        if is_model:
+            train = cells_of_part(cube, "train")[0]
         everywhere = xr.Variable((), True)
         variables = {
             name: array.variable,
@@ -71,7 +73,9 @@ class GapFiller:
         first = [str(dim) for dim in array.dims if dim not in (time_dim, *last)]
         dims = (*([] if time_dim is None else [time_dim]), *first, *last)
         reader = CubeReader.of(xr.Dataset(variables), variables, dims)
-        n_steps = 1 if time_dim is None else array.sizes[time_dim]
+        n_steps = 1
+        if time_dim is not None:
+            n_steps = array.sizes[time_dim]
         return cls(reader, name, time_dim, artificial(n_steps))
 
     def blocks(self, chunks: Mapping[str, int], whole: tuple[str, ...]) -> Grid:
@@ -149,15 +153,21 @@ class GapFiller:
 
     def _at(self, box: Box, steps: slice) -> Box:
         """Return a box at other time steps."""
-        return box if self.time_dim is None else {**box, self.time_dim: steps}
+        if self.time_dim is None:
+            return box
+        return {**box, self.time_dim: steps}
 
     def _read(self, box: Box, *names: str) -> dict[str, NDArray[Any]]:
         """Read a block, with an axis for time also without a time dim."""
         cells = (self.reader.only(names) if names else self.reader).read(box)
-        return cells if self.time_dim is not None else {n: v[np.newaxis] for n, v in cells.items()}
+        if self.time_dim is not None:
+            return cells
+        return {n: v[np.newaxis] for n, v in cells.items()}
 
     def _as_read(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values if self.time_dim is not None else values[0]
+        if self.time_dim is not None:
+            return values
+        return np.asarray(values[0])
 
 
 def _with_nan(values: NDArray[Any]) -> Floats:

@@ -197,7 +197,9 @@ def fill_gaps(
             "and gaps that are not the same at all steps",
             stacklevel=caller_level(),
         )
-    described = method if isinstance(method, str) else type(method).__name__
+    described = method
+    if not isinstance(method, str):
+        described = type(method).__name__
     result = cube
     for name, filler in fillers.items():
         result = result.assign(_filled(filler, methods[name], cube[name], described))

@@ -72,7 +72,9 @@ class InTime:
             span = np.where(inside, since + until, 1.0)
             share = since / np.where(span > 0, span, 1.0)
             result = np.where(inside, earlier + share * (later - earlier), nearest)
-        return result if self.beyond_ends else np.where(inside, result, np.nan)
+        if self.beyond_ends:
+            return result
+        return np.where(inside, result, np.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +149,9 @@ class Predicted:
     ) -> Floats:
         """Return the prediction in a box."""
         found = self.reader.read(box)[self.name].astype(np.float64)
-        return found if self.time_dim is not None else found[np.newaxis]
+        if self.time_dim is not None:
+            return found
+        return found[np.newaxis]
 
 
 class MethodOptions(NamedTuple):
@@ -168,7 +172,8 @@ class MethodOptions(NamedTuple):
                 "'spatial'"
             )
         dates = dates_along(array.coords.values(), time_dim)
-        dates = array[time_dim] if dates is None else dates
+        if dates is None:
+            dates = array[time_dim]
         keys, _ = date_keys(dates.values)
         if not (np.diff(keys) > 0).all():
             raise InvalidValueError(

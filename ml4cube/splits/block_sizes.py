@@ -61,7 +61,9 @@ def _choose(view: CubeView, shares: Sequence[float], windows: Grid | None) -> La
         cyclic=[circle.dim] if circle else [],
     )
     blocks = cut([on_map, times])
-    return blocks if blocks.is_apart else cut([on_map, times, others])
+    if blocks.is_apart:
+        return blocks
+    return cut([on_map, times, others])
 
 
 def _map_dims(view: CubeView) -> list[str]:
@@ -92,7 +94,9 @@ def _ordered_time_dims(view: CubeView) -> list[str]:
         view.time_ranks(dim)
     except InvalidValueError:  # There is none, or its times are not sorted.
         return []
-    return [] if view.repeated_times(dim) else [dim]
+    if view.repeated_times(dim):
+        return []
+    return [dim]
 
 
 def _describe(blocks: LargeBlocks, too_few: bool, view: CubeView) -> str:

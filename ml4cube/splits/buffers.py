@@ -75,7 +75,9 @@ def plan_buffer(
 
 def reaches_of(plan: SplitPlan | CellPlan, view: CubeView) -> tuple[Reach, ...]:
     """Return which cells are within the buffer of one another, by the cube's coordinates."""
-    return () if isinstance(plan, CellPlan) else _reaches(plan.buffer, plan.cyclic, view)
+    if isinstance(plan, CellPlan):
+        return ()
+    return _reaches(plan.buffer, plan.cyclic, view)
 
 
 def _parse_buffer(
@@ -105,11 +107,15 @@ def _parse_buffer(
         by_dim[time_dim] = gap
     parsed = []
     for dim, value in sorted(_merge_kilometres(by_dim, view).items()):
-        argument = "gap" if gap is not None and dim == time_dim else "buffer"
+        argument = "buffer"
+        if gap is not None and dim == time_dim:
+            argument = "gap"
         kind, length = _measure(f"{argument} along {dim!r}", value)
         if not length:
             continue
-        dims = _place_dims(view, value) if kind == "km" else (dim,)
+        dims: tuple[str, ...] = (dim,)
+        if kind == "km":
+            dims = _place_dims(view, value)
         if dim not in dims:
             raise InvalidValueError(
                 f"{argument} along {dim!r} is {value!r}, but kilometres must be along one of {dims}"
@@ -138,7 +144,9 @@ def _parse_cyclic(cyclic: CyclicLike | None, view: CubeView, cut: Sequence[str])
             f"and the other test; drop the repeated columns: ds.isel({dim}=slice(0, {columns}))"
         )
     if cyclic is None:
-        return (circle.dim,) if circle else ()
+        if circle:
+            return (circle.dim,)
+        return ()
     if cyclic is False:
         return ()
     if cyclic is True:
@@ -171,7 +179,9 @@ def _merge_kilometres(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
             f"{{{first!r}: 2, {second!r}: 2}}"
         )
     others = {dim: value for dim, value in by_dim.items() if dim not in on_map}
-    return others if not on_map else {**others, dims[0]: next(iter(on_map.values()))}
+    if not on_map:
+        return others
+    return {**others, dims[0]: next(iter(on_map.values()))}
 
 
 def _measure(argument: str, value: Any) -> tuple[str, float]:
@@ -197,7 +207,9 @@ def _measure(argument: str, value: Any) -> tuple[str, float]:
 
 def _number_and_unit(value: Any) -> tuple[float, str]:
     """Return the number and the unit in a text such as "30D"; the unit is "" in anything else."""
-    match = _NUMBER_AND_UNIT.fullmatch(value) if isinstance(value, str) else None
+    match = None
+    if isinstance(value, str):
+        match = _NUMBER_AND_UNIT.fullmatch(value)
     for unit, names in _UNITS.items():
         if match and match[2].lower() in names:
             return float(match[1]), unit
@@ -214,7 +226,9 @@ def _timedelta(value: Any) -> datetime.timedelta | None:
             return pd.Timedelta(value).to_pytimedelta()
     except (AttributeError, ValueError, OverflowError):
         return None
-    return value if isinstance(value, datetime.timedelta) else None
+    if isinstance(value, datetime.timedelta):
+        return value
+    return None
 
 
 def _as_stored(value: Any, length: float) -> int | str:

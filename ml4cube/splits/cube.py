@@ -83,7 +83,9 @@ class CubeView:
         coords = self.ds.coords.values()
         if role == "time":
             dim = find_time_dim(coords, self.dims)
-            return None if dim is None else dates_of(self.ds, dim)
+            if dim is None:
+                return None
+            return dates_of(self.ds, dim)
         found = [
             coord
             for coord in coords
@@ -110,7 +112,9 @@ class CubeView:
             return found[0]
         dim = (found or self.dims)[0]
         example = f"dim={dim!r}" if argument == "dim" else f"buffer={{{dim!r}: 2}}"
-        several = f", and {found} may all be it" if found else ""
+        several = ""
+        if found:
+            several = f", and {found} may all be it"
         raise InvalidValueError(
             f"cannot tell the time dim of the cube, which has dims {self.dims}{several}; name it, "
             f"e.g. {example}"
@@ -223,7 +227,9 @@ def _chunks(dims: tuple[str, ...], ds: xr.Dataset) -> Chunks | None:
 
 def in_chunks(array: xr.DataArray) -> xr.DataArray:
     """Return the array, chunked if it is large and has no chunks."""
-    largest = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
+    largest = _CELLS_IN_CHUNK
+    if array.variable._in_memory:
+        largest = _CELLS_IN_MEMORY
     if array.chunks is not None or array.size <= largest:
         return array
     sizes = {str(dim): n for dim, n in array.sizes.items()}

@@ -167,7 +167,9 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
         return None
     # Dask names an array by its inputs, so another name may mean other labels.
     lazy = _lazy_labels(look_up, view.dims, label.variable.chunksizes)
-    return look_up if lazy.name == dask_name else None
+    if lazy.name == dask_name:
+        return look_up
+    return None
 
 
 def check_name(name: str, view: CubeView) -> None:
@@ -209,7 +211,9 @@ def _plain_value(value: Any) -> float | str:
     if isinstance(value, np.timedelta64):
         value = value.astype("timedelta64[ns]").astype(np.int64)
     number = isinstance(value, int | float | np.integer | np.floating)
-    return float(value) if number and math.isfinite(value) else str(value)
+    if number and math.isfinite(value):
+        return float(value)
+    return str(value)
 
 
 def _check_coord_ends(expected: Mapping[str, Any], view: CubeView) -> None:
@@ -251,6 +255,8 @@ def read_recipe(
             f"the recipe has format {recipe.get('format')!r}, but this version of ml4cube reads "
             f"format {RECIPE_FORMAT}; use the version that wrote it"
         )
-    kind = CellPlan if recipe["plan"].get("kind") == "cells" else SplitPlan
+    kind: type[SplitPlan | CellPlan] = SplitPlan
+    if recipe["plan"].get("kind") == "cells":
+        kind = CellPlan
     plan = kind.from_json(json.dumps(recipe["plan"]))
     return plan, str(recipe.get("made_by", "apply_split")), recipe.get("ends", {})

@@ -47,7 +47,9 @@ class Positions:
 
     def kilometres(self, apart: Floats) -> Floats:
         """Return the distance of points that are `apart` in straight lines."""
-        km = apart if self.frame == PLANE else kilometres(apart)
+        km = apart
+        if self.frame != PLANE:
+            km = kilometres(apart)
         # The rounding error of a unit vector is a tenth of a millimetre.
         return np.where(km < 1e-6, 0.0, km)
 

@@ -230,7 +230,9 @@ def ranges_of(
     if len(on_map) != 2 or stations in on_map or not set(on_map) & set(wanted):
         on_map = ()
     is_sampled = array.size > residuals.CELLS_AT_MOST
-    cycles = cycles_of(array) if deseason else {}
+    cycles = {}
+    if deseason:
+        cycles = cycles_of(array)
     lines: dict[str, _Lines] = {}
     values: Residuals | None = None
     asked = [dim for dim in map(str, array.dims) if dim in (*wanted, *on_map) and dim != stations]
@@ -238,18 +240,24 @@ def ranges_of(
     for dim in asked + others if asked else []:
         # In a large cube, dims that nobody asked for are looked at in the last sample.
         if values is None or (is_sampled and dim in asked):
-            cells = sample_lines(array, dim, deseason) if is_sampled else array
+            cells = array
+            if is_sampled:
+                cells = sample_lines(array, dim, deseason)
             values = remove_trend_and_season(cells, detrend, cycles)
         lines[dim] = _lines(values, dim, array.dtype)
     if stations in wanted:
         reason = f"no sill: {stations!r} lists stations, whose order does not follow their distance"
         lines[str(stations)] = _Lines(reason=reason)
     variograms = {dim: of_dim.fit() for dim, of_dim in lines.items()}
-    pooled = _pooled(lines, variograms, on_map) if on_map else {}
+    pooled = {}
+    if on_map:
+        pooled = _pooled(lines, variograms, on_map)
     variograms |= pooled
     n_patches = math.prod(lines[dim].ranges_in(variograms[dim]) for dim in lines)
     for dim in wanted:
-        same = list(pooled) if dim in pooled else [dim]
+        same = [dim]
+        if dim in pooled:
+            same = list(pooled)
         longest = max(same, key=lambda name: lines[name].length)
         n_lines = n_patches / lines[longest].ranges_in(variograms[dim])
         length = lines[longest].length
@@ -281,7 +289,9 @@ class _Lines(NamedTuple):
     def ranges_in(self, variogram: Variogram) -> float:
         """Return how many ranges the dim is long, at least one."""
         cells = variogram.longest_seen if variogram.rising else variogram.range
-        return max(self.length / cells, 1.0) if math.isfinite(cells) else 1.0
+        if math.isfinite(cells):
+            return max(self.length / cells, 1.0)
+        return 1.0
 
 
 def _lines(values: Residuals, dim: str, dtype: np.dtype[Any]) -> _Lines:
@@ -290,7 +300,9 @@ def _lines(values: Residuals, dim: str, dtype: np.dtype[Any]) -> _Lines:
     lines = np.moveaxis(values.values, axis, -1).reshape(-1, values.values.shape[axis])
     positions = values.positions[dim]
     of_lines = semivariances(lines, positions)
-    variance = float(np.nanvar(lines)) if np.isfinite(lines).any() else None
+    variance = None
+    if np.isfinite(lines).any():
+        variance = float(np.nanvar(lines))
     reason = ""
     if (
         of_lines.lags.size >= FEWEST_LAGS
@@ -300,7 +312,9 @@ def _lines(values: Residuals, dim: str, dtype: np.dtype[Any]) -> _Lines:
             "no sill: all values along it are equal, or vary by no more than a few steps of "
             f"{dtype.name if dtype.kind == 'f' else 'float64'}, which may be rounding"
         )
-    length = min(float(positions[-1] - positions[0]) + 1, positions.size) if positions.size else 1.0
+    length = 1.0
+    if positions.size:
+        length = min(float(positions[-1] - positions[0]) + 1, positions.size)
     return _Lines(of_lines, variance, length, reason)
 
 
@@ -444,13 +458,16 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
     if not (var is None or isinstance(var, Hashable)):
         raise InvalidTypeError(f"var must be the name of one variable, got {var!r}")
     if isinstance(ds, xr.DataArray) and var in (None, ds.name):
-        array = ds if ds.name is not None else ds.rename(masks_and_labels.DATA_VAR)
+        array = ds
+        if ds.name is None:
+            array = ds.rename(masks_and_labels.DATA_VAR)
     else:
         ds = as_dataset(ds)
         numeric = data_variables(ds)
         if var is None and len(numeric) != 1:
             raise InvalidValueError(f"pass var to name one of the variables {numeric}")
-        var = numeric[0] if var is None else var
+        if var is None:
+            var = numeric[0]
         if var not in ds:
             raise InvalidValueError(f"unknown variable {var!r}; the cube has {numeric}")
         array = ds[var]
@@ -465,7 +482,9 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
 def _dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[str]:
     if dims is None:
         return [str(dim) for dim in array.dims]
-    wanted = [dims] if isinstance(dims, str) else list(dims)
+    if isinstance(dims, str):
+        dims = [dims]
+    wanted = list(dims)
     if unknown := [dim for dim in wanted if dim not in array.dims]:
         raise InvalidValueError(f"unknown dims {unknown}; {array.name!r} has {array.dims}")
     return wanted
@@ -478,4 +497,6 @@ def station_dim(array: xr.DataArray) -> str | None:
     if lat is None or lon is None or lat.dims != lon.dims:
         return None
     dim = str(lat.dims[0])
-    return None if dim == find_time_dim(view.ds.coords.values(), view.dims) else dim
+    if dim == find_time_dim(view.ds.coords.values(), view.dims):
+        return None
+    return dim

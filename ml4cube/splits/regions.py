@@ -68,7 +68,9 @@ class RegionMap:
                 f"{MAX_MAP_CELLS}; drop dims along which the map does not change, or use a "
                 "coarser map"
             )
-        name = "regions" if regions.name is None else str(regions.name)
+        name = "regions"
+        if regions.name is not None:
+            name = str(regions.name)
         values = bare.transpose(*dims).values.ravel()
         has_id = pd.notnull(values) if values.dtype.kind in "OT" else ~find_gaps(values)
         ids_of_cells = values[has_id]
@@ -265,7 +267,9 @@ def _note(regions: RegionMap, region_labels: NDArray[np.uint8]) -> str:
     for part in ("test", "val"):
         ids = [str(id) for id in regions.ids[region_labels == PARTS[part]].tolist()]
         if ids:
-            more = f" and {len(ids) - 30} more" if len(ids) > 30 else ""
+            more = ""
+            if len(ids) > 30:
+                more = f" and {len(ids) - 30} more"
             parts.append(f"{part}: {', '.join(ids[:30])}{more}")
     return f"regions of {regions.name}, {'; '.join(parts)}"
 

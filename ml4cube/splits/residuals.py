@@ -155,7 +155,9 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     if coord is None or n < 2 or coord.isnull().any() or not has_distances(coord):
         return equally_spaced
     numbers = (microseconds(coord) if is_time(coord) else coord.values).astype(float)
-    step = _step(numbers) if np.isfinite(numbers).all() else 0.0
+    step = 0.0
+    if np.isfinite(numbers).all():
+        step = _step(numbers)
     if step == 0:
         return equally_spaced
     positions = np.abs(numbers - numbers[0]) / step
@@ -164,7 +166,9 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
         logger.warning("%s is not sorted; its cells are assumed to be equally spaced", dim)
         return equally_spaced
     error = np.abs(positions * ((n - 1) / positions[-1]) - equally_spaced).max()
-    return equally_spaced if error <= _ABOUT_EQUAL else positions
+    if error > _ABOUT_EQUAL:
+        return np.asarray(positions)
+    return equally_spaced
 
 
 def days_and_year(array: xr.Dataset | xr.DataArray, dim: str) -> tuple[Floats, float] | None:
@@ -173,7 +177,9 @@ def days_and_year(array: xr.Dataset | xr.DataArray, dim: str) -> tuple[Floats, f
     if coord is None or coord.size < 2 or coord.isnull().any():
         return None
     days = microseconds(coord) / _MICROSECONDS_PER_DAY
-    calendar = "standard" if coord.dtype.kind == "M" else coord.values[0].calendar
+    calendar = "standard"
+    if coord.dtype.kind != "M":
+        calendar = coord.values[0].calendar
     return days, _DAYS_OF_YEAR.get(calendar, 365.2425)
 
 

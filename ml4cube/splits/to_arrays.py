@@ -105,14 +105,18 @@ def create_split(
     arrays = _align(data, used, ["split"] if mask is None else ["split", mask])
     by_cell = isinstance(data, xr.Dataset) and SAMPLE_DIM not in data.dims
     _check_numbers(arrays, features, targets, by_cell)
-    n_axes = 2 if by_cell else arrays["split"].ndim + 1
+    n_axes = 2
+    if not by_cell:
+        n_axes = arrays["split"].ndim + 1
     if not isinstance(stack_axis, int):
         raise InvalidTypeError(f"stack_axis must be an integer, got {stack_axis!r}")
     if not -n_axes <= stack_axis < n_axes:
         raise InvalidValueError(
             f"stack_axis must be from {-n_axes} to {n_axes - 1}, got {stack_axis}"
         )
-    unmasked = True if mask is None else bool_mask(arrays[mask])
+    unmasked: NDArray[np.bool_] | bool = True
+    if mask is not None:
+        unmasked = bool_mask(arrays[mask])
     variables = {name: arrays[name] for name in used}
     train = _select(variables, (arrays["split"] == TRAIN) & unmasked, "train", by_cell)
     test = _select(variables, (arrays["split"] == TEST) & unmasked, "test", by_cell)
@@ -226,7 +230,9 @@ def _select(variables: Arrays, in_part: NDArray[np.bool_], part: str, by_cell: b
 
     Cells of a sample that are not in the part become NaN.
     """
-    window_axes = () if by_cell else tuple(range(1, in_part.ndim))
+    window_axes: tuple[int, ...] = ()
+    if not by_cell:
+        window_axes = tuple(range(1, in_part.ndim))
     has_values = np.ones(in_part.shape if by_cell else len(in_part), dtype=bool)
     for values in variables.values():
         # Names of classes may be missing: None or NaN.

@@ -45,7 +45,9 @@ class AxisReach:
     @classmethod
     def of_distance(cls, dim: str, values: NDArray[np.int64], distance: int) -> AxisReach:
         """Make a reach of all cells whose coordinates differ by at most `distance`."""
-        rising = values if values[0] <= values[-1] else -values
+        rising = -values
+        if values[0] <= values[-1]:
+            rising = values
         low = np.searchsorted(rising, rising - distance, side="left")
         high = np.searchsorted(rising, rising + distance, side="right") - 1
         return cls(dim, low.astype(np.int64), high.astype(np.int64))
@@ -146,7 +148,9 @@ def cells_near(
     `positions` are the cells to tell of along each dim. There is at most one reach for a dim.
     """
     on_map = next((reach for reach in reaches if not isinstance(reach, AxisReach)), None)
-    map_dims = () if on_map is None else on_map.dims
+    map_dims: tuple[str, ...] = ()
+    if on_map is not None:
+        map_dims = on_map.dims
     by_dim = {reach.dim: reach for reach in reaches if isinstance(reach, AxisReach)}
     near = blocks
     # By axis, the first and last block that are near to each cell; other blocks are dropped at

@@ -60,7 +60,9 @@ class Variogram:
     @property
     def seen_range(self) -> float:
         """The range; inf if it lies beyond the longest lag."""
-        return self.range if self.range <= self.lags.max(initial=0.0) else float("inf")
+        if self.range <= self.lags.max(initial=0.0):
+            return self.range
+        return float("inf")
 
     def at(self, lag: Floats) -> Floats:
         """Return the semivariance of the model; NaN without one."""
@@ -119,7 +121,9 @@ def semivariances(lines: Floats, positions: Floats) -> Semivariances:
     irregular. The longest distance is half the length of the dim; few pairs lie farther apart.
     """
     # A step is a difference of index. Its pairs are those of all cells with that difference.
-    longest = float(positions[-1] - positions[0]) / 2 if positions.size else 0.0
+    longest = 0.0
+    if positions.size:
+        longest = float(positions[-1] - positions[0]) / 2
     steps = _steps(positions, longest)
     farthest = np.floor(longest + 0.5)
 
@@ -217,7 +221,9 @@ def fit_variogram(
     enough = pairs >= _FEWEST_PAIRS
     lags, semivariance, pairs = lags[enough], semivariance[enough], pairs[enough]
     if lags.size < FEWEST_LAGS:
-        distances = "1 distance has" if lags.size == 1 else f"{lags.size} distances have"
+        distances = "1 distance has"
+        if lags.size != 1:
+            distances = f"{lags.size} distances have"
         return replace(bare, reason=f"no sill: only {distances} {_FEWEST_PAIRS} pairs of values")
     largest = float(semivariance.max())
     if not largest > 0:

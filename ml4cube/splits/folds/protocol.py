@@ -133,7 +133,8 @@ class CubeSplitter(PrintedAsCall, ABC):
             If a parameter does not fit the cube.
         """
         self._check()
-        ds = self.cube if ds is None else ds
+        if ds is None:
+            ds = self.cube
         if ds is None:
             raise InvalidTypeError(f"{self!r} has no cube; call split_cube(ds)")
         view = CubeView.of(ds)

@@ -81,7 +81,9 @@ class Samples:
         spec = store_spec(X)
         if cube is None:
             # Which coordinates are time, latitude and longitude may depend on their attributes.
-            attrs = {name: coord.attrs for name, coord in X.coords.items()} if spec else {}
+            attrs = {}
+            if spec:
+                attrs = {name: coord.attrs for name, coord in X.coords.items()}
             view = _bare_view(table, spec, sample_size, time_dims, attrs)
         else:
             view = CubeView.of(cube)
@@ -112,7 +114,9 @@ class Samples:
         """Refuse to split along dims along which the samples' positions are unknown."""
         for dim in dims:
             if dim in self.unknown:
-                reason = f" ({self.unknown[dim]})" if self.unknown[dim] else ""
+                reason = ""
+                if self.unknown[dim]:
+                    reason = f" ({self.unknown[dim]})"
                 known = [dim for dim in self.origin if dim not in self.unknown]
                 raise InvalidValueError(
                     f"the split needs the samples' positions along {dim!r}, but they are known "
@@ -182,13 +186,19 @@ def _length(X: Any) -> int:
 
 def store_spec(X: Any) -> Mapping[str, Any]:
     """Return the attrs of a sample store that describe its cube and windows; else nothing."""
-    spec = X.attrs.get("spec") if isinstance(X, xr.Dataset | xr.DataArray) else None
+    spec = None
+    if isinstance(X, xr.Dataset | xr.DataArray):
+        spec = X.attrs.get("spec")
     keys = ("dims", "shape", "size")
-    return spec if isinstance(spec, Mapping) and all(key in spec for key in keys) else {}
+    if isinstance(spec, Mapping) and all(key in spec for key in keys):
+        return spec
+    return {}
 
 
 def _sample_dim(X: xr.Dataset) -> str:
-    dims = [SAMPLE_DIM] if SAMPLE_DIM in X.dims else [str(dim) for dim in X.sizes]
+    dims = [SAMPLE_DIM]
+    if SAMPLE_DIM not in X.dims:
+        dims = [str(dim) for dim in X.sizes]
     if len(dims) != 1:
         raise InvalidTypeError(
             f"a Dataset of samples must be a sample store or have one dim, got {dict(X.sizes)}; "
@@ -265,7 +275,9 @@ def _check_same_cube(table: Columns, view: CubeView) -> None:
     """Refuse a cube in which the positions of a store's samples have other coordinates."""
     for dim, index in _index_columns(table).items():
         values = table.get(dim, table.get(f"{dim}_origin"))
-        axis = view.ds.coords[dim].values if dim in view.ds.coords else None
+        axis = None
+        if dim in view.ds.coords:
+            axis = view.ds.coords[dim].values
         if values is None or axis is None or not 0 <= index.max(initial=-1) < axis.size:
             continue
         if values.dtype.kind == axis.dtype.kind == "M":
@@ -287,14 +299,18 @@ def _look_up(values: NDArray[Any], axis: pd.Index[Any]) -> Ints | None:
     """Return the position of each value on the axis, or None if one is missing."""
     if values.dtype.kind not in "fiu" or axis.dtype.kind not in "fiu":
         found = axis.get_indexer(pd.Index(values))
-        return None if (found < 0).any() else found.astype(np.int64)
+        if (found < 0).any():
+            return None
+        return found.astype(np.int64)
     # Coordinates may be float32 in one place and float64 in the other.
     order = np.argsort(axis.values)
     ascending = axis.values[order].astype(float)
     found = pd.Index(ascending).get_indexer(
         values.astype(float), method="nearest", tolerance=rounding_of(ascending)
     )
-    return None if (found < 0).any() else order[found].astype(np.int64)
+    if (found < 0).any():
+        return None
+    return np.asarray(order[found], np.int64)
 
 
 def _bare_view(
@@ -314,8 +330,12 @@ def _bare_view(
         cube_shape = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
         for dim, index in index_columns.items():
             shape[dim] = int(cube_shape.get(dim, index.max(initial=0) + size.get(dim, 1)))
-            name = dim if dim in table else f"{dim}_origin"
-            axis = whole_axis(index, table[name], shape[dim]) if name in table else None
+            name = dim
+            if dim not in table:
+                name = f"{dim}_origin"
+            axis = None
+            if name in table:
+                axis = whole_axis(index, table[name], shape[dim])
             if axis is not None:
                 coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
     if time_dim is not None and time_dim not in shape:
@@ -349,7 +369,9 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
         return None
     has_dates = values.dtype.kind == "M"
     # Dates are counted from the first one, so that they stay exact.
-    offsets = values - values[0] if has_dates else values
+    offsets = values
+    if has_dates:
+        offsets = values - values[0]
     numbers = offsets.astype(float)
     step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
     line = numbers[0] + step * (np.arange(n) - known[0])
@@ -357,7 +379,9 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
     if has_dates:
         # Months and years have no fixed length, and are exact.
         in_months = np.datetime_data(offsets.dtype)[0] in ("M", "Y")
-        rounding = 0.0 if in_months else _ROUNDING_OF_DATES / np.ones((), offsets.dtype)
+        rounding = 0.0
+        if not in_months:
+            rounding = _ROUNDING_OF_DATES / np.ones((), offsets.dtype)
     # Written so that it also refuses NaN.
     if not np.abs(line[known] - numbers).max() <= rounding:
         return None
@@ -377,7 +401,9 @@ def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str,
         mask = xr.DataArray(True)
     positions = np.nonzero(mask.variable.set_dims(view.sizes).values)  # type: ignore[no-untyped-call]
     if n != positions[0].size:
-        valid_too = "" if valid is None else f" and {positions[0].size} valid cells"
+        valid_too = ""
+        if valid is not None:
+            valid_too = f" and {positions[0].size} valid cells"
         raise InvalidValueError(
             f"X has {n} rows, but the cube {view.sizes} has {n_cells} cells{valid_too}, and X has "
             "no columns of positions; pass a DataFrame indexed by the dims, as from "

@@ -48,7 +48,9 @@ class _BlockSplitter(CubeSplitter):
         grid = Grid.blocks(view.sorted_sizes, sizes)
         buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
         weights, strata = count(grid, self.stratify)
-        class_weights = strata.counts if strata else None
+        class_weights = None
+        if strata:
+            class_weights = strata.counts
         for fold, is_test in enumerate(self._test_blocks(weights, class_weights), start=1):
             test_fraction = float(weights[is_test].sum() / weights.sum())
             plan = SplitPlan(
@@ -236,7 +238,9 @@ class ForwardChaining(CubeSplitter):
         check_whole("n_splits", self.n_splits, 1)
 
     def _time_dims(self) -> tuple[str, ...]:
-        return TIME_NAMES if self.dim is None else (self.dim,)
+        if self.dim is None:
+            return TIME_NAMES
+        return (self.dim,)
 
     def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         dim = view.time_dim("dim", self.dim)

@@ -83,7 +83,9 @@ def _copied_steps(
 ) -> Iterator[ChangedCopies]:
     """Yield near copies and interpolated steps."""
     if copies := find_near_copies(fields, steps):
-        flipped = f", flipped along {' and '.join(copies.flipped)}" if copies.flipped else ""
+        flipped = ""
+        if copies.flipped:
+            flipped = f", flipped along {' and '.join(copies.flipped)}"
         text = (
             f"{copies.share:.0%} of the held-out steps of {name} are near copies of train steps"
             f"{flipped}{_span(view, steps.dim, copies.first, copies.last)}"

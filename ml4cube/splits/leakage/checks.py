@@ -99,7 +99,9 @@ class Checks:
         shared = sum(repeated.values())
         meaning = "held-out cells whose location and time are also in train, because a meridian "
         meaning += "(0 and 360) or a time occurs twice in the cube"
-        status = "leak" if shared else "ok"
+        status = "ok"
+        if shared:
+            status = "leak"
         self.row("shared cells", shared * cells_per_label, "cells", meaning, 0, status)
         self.leaks += [
             f"{percent(cells / held_out)} of the held-out cells are {where} that occurs twice in "
@@ -119,9 +121,9 @@ class Checks:
         if worst is not None:
             cells, status = worst.cells, "leak" if worst.cells else "ok"
             self.compared = worst.tiles
-            parts = (
-                " (test and val)" if self.part == "test" and self.rows["val cells"]["found"] else ""
-            )
+            parts = ""
+            if self.part == "test" and self.rows["val cells"]["found"]:
+                parts = " (test and val)"
             fraction = cells / max(worst.held_out_cells, 1)
             self.shares[f"bitwise copies of train{parts}"] = fraction
             if cells:
@@ -132,7 +134,9 @@ class Checks:
         meaning = f"held-out cells in {self.compared or 'tiles'} that are bitwise equal in train"
         self.row("duplicate cells", cells, "cells", meaning, 0, status)
         for name, found in by_variable.items() if len(by_variable) > 1 else ():
-            meaning = "the variable also repeats within train" if found.repeats else "its copies"
+            meaning = "its copies"
+            if found.repeats:
+                meaning = "the variable also repeats within train"
             status = "ok" if not found.cells else "warning" if found.repeats else "leak"
             self.row(f"duplicate cells of {name}", found.cells, "cells", meaning, 0, status)
 
@@ -236,7 +240,9 @@ class Checks:
             meaning += f" of another {' or '.join(others)}"
         status = "ok"
         if fraction and not self.rows["shared cells"]["found"]:
-            status = "leak" if fraction > _MAX_SAME and not others else "warning"
+            status = "warning"
+            if fraction > _MAX_SAME and not others:
+                status = "leak"
             text = f"{percent(fraction)} of the {self.part} cells are {meaning}"
             (self.leaks if status == "leak" else self.warnings).append(text)
         self.row("cells at train locations", fraction, unit, meaning, _MAX_SAME, status)
@@ -283,7 +289,9 @@ class Checks:
         meaning = "expected error of the test part by that in the deployment, from the variogram"
         if promise.variable:
             meaning += f" of {promise.variable}"
-        limit = f"{promise.low:.2g} to {promise.high:.2g}" if not promise.unknown else None
+        limit = None
+        if not promise.unknown:
+            limit = f"{promise.low:.2g} to {promise.high:.2g}"
         self.row("promised error", promise.ratio, "ratio", meaning, limit, status)
         for domain, length in promise.ranges.items():
             meaning = "distance up to which train cells are alike"
@@ -324,7 +332,9 @@ class Checks:
     @property
     def judgement(self) -> str:
         """Return "leaks" if something is copied, else the word on nearness."""
-        return "leaks" if self.leaks else self.nearness
+        if self.leaks:
+            return "leaks"
+        return self.nearness
 
     @property
     def doubts(self) -> list[str]:
@@ -354,7 +364,9 @@ class Checks:
                 copies = f"no {self.compared} are copies of those in train"
             tested = self.tested or f"how far {self.part} {unit}s are from train is not known"
             text = f"This split is undecided, because no deployment is given: {tested}; {copies}"
-        note = f" Note that {'; '.join(notes)}." if notes else ""
+        note = ""
+        if notes:
+            note = f" Note that {'; '.join(notes)}."
         return f"{text}.{note} {self.advice}".rstrip()
 
 
@@ -371,20 +383,28 @@ def describe(distances: dict[str, NDArray[np.float64]], units: dict[str, str]) -
         for domain, values in distances.items()
         if domain != ANY_TIME or _span(values) != _span(distances["space"])
     ]
-    return f"{' at '.join(what)} ({', '.join(apart)})" if what else ""
+    if what:
+        return f"{' at '.join(what)} ({', '.join(apart)})"
+    return ""
 
 
 def _span(values: NDArray[np.float64]) -> str:
     """Return the distances between which eight in ten lie."""
     low, high = (_round(float(number)) for number in np.quantile(values, [0.1, 0.9]))
-    return low if low == high else f"{low} to {high}"
+    if low == high:
+        return low
+    return f"{low} to {high}"
 
 
 def fitting_split(distances: dict[str, NDArray[np.float64]], spacing: float) -> str:
     """Return the split whose test part is about as far from train as a deployment is."""
     space, time = distances.get(ANY_TIME, distances.get("space")), distances.get("time")
-    far = 0.0 if space is None else float(np.median(space))
-    later = 0.0 if time is None else float(np.median(time))
+    far = 0.0
+    if space is not None:
+        far = float(np.median(space))
+    later = 0.0
+    if time is not None:
+        later = float(np.median(time))
     if far > 0 and later > 0:
         return "LeaveLocationTimeOut, which leaves out places and times together"
     if later > 0:
@@ -403,7 +423,9 @@ def _of_test(by_domain: CurvesByDomain) -> dict[str, NDArray[np.float64]]:
 
 def percent(share: float) -> str:
     """Write a fraction in percent, with two digits below 10 %."""
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+    if share >= 0.1:
+        return f"{100 * share:.0f} %"
+    return f"{100 * share:.2g} %"
 
 
 def _format_span(span: tuple[str, int, int] | None, view: CubeView) -> str:

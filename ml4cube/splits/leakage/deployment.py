@@ -54,8 +54,12 @@ class Axes:
     def of(cls, view: CubeView) -> Axes:
         """Find the locations and times of a cube."""
         time_dim = find_time_dim(view.ds.coords.values(), view.dims)
-        times = None if time_dim is None else _times(view, time_dim)
-        steps = 0 if time_dim is None else view.sizes[time_dim]
+        times = None
+        if time_dim is not None:
+            times = _times(view, time_dim)
+        steps = 0
+        if time_dim is not None:
+            steps = view.sizes[time_dim]
         positions = positions_of(view, time_dim, "leakage_report")
         if positions is not None:
             return cls(positions.sizes, positions, time_dim, times, steps)
@@ -69,7 +73,9 @@ class Axes:
         """The dim of locations in no order; None on a map or along a track."""
         dim = next(iter(self.sizes), None)
         known = len(self.sizes) == 1 and self.positions is not None
-        return dim if known and dim != self.time_dim else None
+        if known and dim != self.time_dim:
+            return dim
+        return None
 
     def steps_of(self, locations: Ints) -> Ints:
         """Return the steps of locations along a track."""
@@ -122,7 +128,9 @@ def _times(view: CubeView, dim: str) -> xr.DataArray | None:
     """Return the dates along a dim, or else its numbers, if none is missing."""
     for coord in (dates_along(view.ds.coords.values(), dim), view.dim_coord(dim)):
         if coord is not None and has_distances(coord) and not coord.isnull().any():
-            return coord if is_time(coord) else coord.astype("float64")
+            if is_time(coord):
+                return coord
+            return coord.astype("float64")
     return None
 
 
@@ -144,7 +152,9 @@ class Cells:
             raise InvalidTypeError(
                 f"deployment must be a Dataset, a DataArray or a path, got {type(given).__name__}"
             )
-        time = None if axes.times is None else axes.times.name
+        time = None
+        if axes.times is not None:
+            time = axes.times.name
         if time in given.coords and not given[time].ndim:
             given = given.expand_dims(time)  # The deployment is one step of a cube.
         try:

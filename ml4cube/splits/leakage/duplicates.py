@@ -146,7 +146,9 @@ class _Tiling:
     @property
     def description(self) -> str:
         """The size of the tiles, in words."""
-        run = {self.outer[0]: self.run} if self.run > 1 else {}
+        run = {}
+        if self.run > 1:
+            run = {self.outer[0]: self.run}
         sides = " x ".join(f"{n} {dim}" for dim, n in {**run, **self.tile}.items())
         return f"{'runs' if run else 'tiles'} of {sides or 1} cells"
 

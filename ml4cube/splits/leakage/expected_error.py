@@ -76,7 +76,9 @@ class Errors:
         """Return the covariance of each of some errors with the one at its side."""
         difference = self.points[some][..., :, None, :] - other.points[others][..., None, :, :]
         straight = np.sqrt((difference**2).sum(axis=-1))
-        km = straight if self.positions is None else self.positions.kilometres(straight)
+        km = straight
+        if self.positions is not None:
+            km = self.positions.kilometres(straight)
         apart = np.abs(self.times[some][..., :, None] - other.times[others][..., None, :])
         semivariance = self.variogram.at(km, apart)
         weighted = (self.weights[some][..., :, None] * semivariance).sum(axis=-2)
@@ -176,8 +178,10 @@ class Neighbourhoods:
         )
 
     def _kilometres(self, points: Floats, others: Floats) -> Floats:
-        straight = np.linalg.norm(points - others, axis=-1)
-        return straight if self.positions is None else self.positions.kilometres(straight)
+        straight: Floats = np.linalg.norm(points - others, axis=-1)
+        if self.positions is None:
+            return straight
+        return self.positions.kilometres(straight)
 
 
 @dataclass(frozen=True)
@@ -205,10 +209,14 @@ class Promise:
         if math.isnan(self.ratio):
             return "undecided"
         if _LOWEST_FIT <= self.ratio <= 1 / _LOWEST_FIT:
-            return "fits" if self.high / self.low <= _WIDEST_FIT else "undecided"
+            if self.high / self.low <= _WIDEST_FIT:
+                return "fits"
+            return "undecided"
         if self.high < 1:
             return "too easy"
-        return "too hard" if self.low > 1 else "undecided"
+        if self.low > 1:
+            return "too hard"
+        return "undecided"
 
 
 def expected_promise(
@@ -235,7 +243,9 @@ def expected_promise(
     clear = [promise for promise in promises if not promise.unknown]
     if clear:
         return max(clear, key=lambda promise: abs(math.log(promise.ratio)))
-    return promises[0] if promises else Promise.without("no variable holds numbers")
+    if promises:
+        return promises[0]
+    return Promise.without("no variable holds numbers")
 
 
 def _promise_of(

@@ -109,7 +109,9 @@ class Layout:
         """Return the steps between train and a part wholly on one side of it, else None."""
         train, test = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
         gap = int(max(test[0] - train[-1], train[0] - test[-1])) - 1
-        return gap if gap >= 0 else None
+        if gap >= 0:
+            return gap
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +137,17 @@ def separate(
 ) -> Separation:
     """Measure the separation of test cells from train cells, both with a value (`valued`)."""
     circle = view.lon_circle()
-    columns = {circle.dim: circle.columns} if circle else {}
+    columns = {}
+    if circle:
+        columns = {circle.dim: circle.columns}
     period, label_period = (
         [columns.get(dim, 0) for dim in of.run_starts] for of in (valued, layout)
     )
     windows = _sample_windows(valued, part)
     # With gaps inside, the runs and pieces of the test part would be shorter than its label's.
-    labelled_windows = windows if valued is layout else _sample_windows(layout, part)
+    labelled_windows = windows
+    if valued is not layout:
+        labelled_windows = _sample_windows(layout, part)
 
     # Neighbours along an unordered dim, such as scenarios, are a thousand units apart.
     unit = [1e-3 if dim in unordered else 1.0 for dim in valued.run_starts]
@@ -175,7 +181,9 @@ def effective_pieces(part: Bools, sizes: Ints, cyclic_axes: Sequence[int] = ()) 
         same = coo_array((np.ones(meet.sum()), pairs), shape=(n + 1, n + 1))
         number = connected_components(same, directed=False)[1][number]
     volume = np.bincount(number[part], weights=sizes[part])
-    return float(volume.sum() ** 2 / (volume**2).sum()) if part.any() else 0.0
+    if part.any():
+        return float(volume.sum() ** 2 / (volume**2).sum())
+    return 0.0
 
 
 def _sample_windows(layout: Layout, part: int) -> list[_Window]:
@@ -221,7 +229,9 @@ class _Window:
             if n < layout.run_starts[dim].size:
                 edge = [*range(n // 4), *range(n - n // 4, n)]
                 np.moveaxis(in_middle, axis, 0)[edge] = 0
-        weight = in_middle if in_middle.any() else test_cells
+        weight = test_cells
+        if in_middle.any():
+            weight = in_middle
         points, boxes = _draw(weight, low, width, rng, n_points)
         return cls(low, width, labels == part, labels == TRAIN, cells, points, boxes)
 

@@ -134,7 +134,9 @@ def _limit(lacking: Floats) -> float:
         return 0.0
     by_nature = float(np.quantile(lacking, _NEAREST))
     # rounding in float64 lacks about 1e-15
-    return min(_MOST_LACKING, _SHARE_OF_NEIGHBOURS * by_nature) if by_nature > 1e-12 else 0.0
+    if by_nature > 1e-12:
+        return min(_MOST_LACKING, _SHARE_OF_NEIGHBOURS * by_nature)
+    return 0.0
 
 
 def _unit(residuals: Floats) -> Floats:

@@ -149,4 +149,6 @@ def _spread_within(values: Floats, season: NDArray[np.intp]) -> float:
     """Return the variance within seasons over all variance, over all cells."""
     within = values - _means(values, season, np.ones(len(values), dtype=bool))
     total = float(np.nanvar(values))
-    return float(np.nanmean(within**2)) / total if total > 0 else np.inf
+    if total > 0:
+        return float(np.nanmean(within**2)) / total
+    return np.inf

@@ -236,13 +236,17 @@ def leakage_report(
     axes = Axes.of(view)
     layout = Layout.of(label, tuple(axes.sizes))
     part = _part_to_judge(layout, name)
-    deployed = None if deployment is None else Cells.of_deployment(deployment, axes)
+    deployed = None
+    if deployment is not None:
+        deployed = Cells.of_deployment(deployment, axes)
     valid = _valid_cells(view, names)
     valued = layout
     if valid is not None:
         valued = Layout.of(_exclude(layout.label, ~valid), tuple(axes.sizes))
     _check_values(valued, part, names)
-    labelled = None if deployed is None else _all_labelled(layout, valid, axes)
+    labelled = None
+    if deployed is not None:
+        labelled = _all_labelled(layout, valid, axes)
     comparison = _Comparison.of(part, axes, valued, labelled, deployed)
     cut = _CutDims.of(view, layout, axes)
 
@@ -373,7 +377,9 @@ class _Comparison:
 def _made_by(label: xr.DataArray) -> str | None:
     """Return the function in a label's recipe, for the table only."""
     recipe = label.attrs.get(RECIPE_ATTR)
-    return None if recipe is None else read_recipe(recipe)[1]
+    if recipe is None:
+        return None
+    return read_recipe(recipe)[1]
 
 
 def _open(given: Any) -> Any:
@@ -411,7 +417,9 @@ def _label(view: CubeView, name: str) -> xr.DataArray:
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
     """Return the names of the variables to examine."""
     found = view.ds.data_vars
-    names = [var] if isinstance(var, str) else var
+    names = var
+    if isinstance(var, str):
+        names = [var]
     if names is None:
         check_left_out(view.ds)
         names = [
@@ -445,13 +453,17 @@ def _valid_cells(view: CubeView, names: list[str]) -> xr.DataArray | None:
     valid = has_value(on_cube)
     if valid is None or bool(valid.all()):
         return None
-    return valid.load() if valid.size <= _LABELS_AT_MOST else valid
+    if valid.size <= _LABELS_AT_MOST:
+        return valid.load()
+    return valid
 
 
 def _exclude(label: xr.DataArray, cells: xr.DataArray) -> xr.DataArray:
     """Return the label with some cells excluded."""
     label = label.broadcast_like(cells).where(~cells, np.uint8(EXCLUDED))
-    return label.load() if label.size <= _LABELS_AT_MOST else label
+    if label.size <= _LABELS_AT_MOST:
+        return label.load()
+    return label
 
 
 def _check_values(valued: Layout, part: str, names: list[str]) -> None:

@@ -99,7 +99,9 @@ def fit_space_time(
     if map_sizes:
         numbers = np.arange(math.prod(map_sizes.values())).reshape(tuple(map_sizes.values()))
         cells = cells.assign_coords({_NUMBER: (tuple(map_sizes), numbers)})
-    time_dim = axes.time_dim if axes.time_dim in cells.dims else None
+    time_dim = None
+    if axes.time_dim in cells.dims:
+        time_dim = axes.time_dim
     line_dim = time_dim or next(iter(map_sizes), str(cells.dims[0]))
     if cells.size > residuals.CELLS_AT_MOST:
         cells = residuals.sample_lines(cells, line_dim, deseason=True)
@@ -119,7 +121,9 @@ def fit_space_time(
         in_space = _space_variogram(fields.reshape(-1, number.size), number, axes)
     if "time" in measured and time_dim is not None and not is_track:
         lines = np.moveaxis(sample.values, dims.index(time_dim), -1)
-        step = np.median(np.abs(np.diff(axes.time_numbers(axes)))) if axes.steps > 1 else 1.0
+        step = 1.0
+        if axes.steps > 1:
+            step = np.median(np.abs(np.diff(axes.time_numbers(axes))))
         lags, semivariance, pairs = semivariances(
             lines.reshape(-1, lines.shape[-1]), sample.positions[time_dim]
         )

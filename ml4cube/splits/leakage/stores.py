@@ -114,7 +114,9 @@ def _same_coordinates(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool
 
 def _origin_name(store: xr.Dataset, dim: str) -> str:
     """Return the name of the coordinate of the first cells of samples along a dim."""
-    return dim if dim in store.coords else f"{dim}_origin"
+    if dim in store.coords:
+        return dim
+    return f"{dim}_origin"
 
 
 def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
@@ -137,7 +139,9 @@ def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
         )
     train_prints, _ = _fingerprints([train[name] for name in names])
     prints, distinct = _fingerprints([held_out[name] for name in names])
-    return int(np.isin(prints[distinct], train_prints).sum()) if distinct.any() else None
+    if distinct.any():
+        return int(np.isin(prints[distinct], train_prints).sum())
+    return None
 
 
 def _window_shapes(store: xr.Dataset) -> dict[str, dict[str, int]]:

@@ -60,7 +60,9 @@ def copied_share(view: CubeView, label: xr.DataArray, name: str) -> float:
     is_copy = np.isin(held_out, pairs)
     share = float(is_copy.mean())
     is_enough = is_copy.sum() >= _FEWEST_PAIRS and share > _SHARE
-    return share if is_enough and share > _BEYOND_CHANCE * by_chance else 0.0
+    if is_enough and share > _BEYOND_CHANCE * by_chance:
+        return share
+    return 0.0
 
 
 def _common_by_chance(train: Words, held_out: Words) -> float:
