@@ -53,7 +53,7 @@ LITTLE_MEMORY = [
 
 @pytest.mark.parametrize("error", LITTLE_MEMORY, ids=lambda error: type(error).__name__)
 def test_a_limit_of_memory_is_named(monkeypatch, tmp_path, error):
-    def fail(*args):
+    def fail(*args, **settings):
         raise error
 
     monkeypatch.setattr("ml4cube.cli.cubes.open_cube", fail)
