@@ -15,7 +15,6 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.grid import Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
 from ml4cube.core.statistics import SCALINGS
-from ml4cube.core.time_steps import Starts
 
 SAMPLE_DIM = "samples"
 
@@ -271,12 +270,6 @@ class SampleSpec:
     def windows(self) -> Grid:
         """The grid of all whole windows of the cube."""
         return Grid(self.dims, self.shape, self.size, self.stride, ragged=False)
-
-    @property
-    def window_starts(self) -> dict[str, Starts]:
-        """First cells of all whole windows along each dim, and the size of a window."""
-        along = zip(self.dims, self.windows.counts, self.stride, self.size, strict=True)
-        return {dim: (np.arange(count) * stride, size) for dim, count, stride, size in along}
 
     @property
     def stride(self) -> tuple[int, ...]:

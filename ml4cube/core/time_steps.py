@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import caller_level
+from ml4cube.core.grid import Grid
 
 #: First cell of every window along a dim, and cells of a window.
 Starts = tuple[NDArray[np.intp], int]
+
+
+def starts_of(windows: Grid) -> dict[str, Starts]:
+    """Return the first cells of all windows of a grid along each dim, and the size of a window."""
+    of_dims = zip(windows.dims, windows.counts, windows.stride, windows.tile, strict=True)
+    return {dim: (np.arange(count) * stride, size) for dim, count, stride, size in of_dims}
+
 
 # Months and years are of unequal length, but not by half.
 _LONGEST = 1.5

@@ -24,6 +24,7 @@ from ml4cube.core.sample_facts import outcome_table
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.engine import Threads
+from ml4cube.recipe.roles import INPUT
 from ml4cube.sampling.extractor import OUTCOMES, Arrays, Callback, Extractor
 from ml4cube.sampling.plan import (
     accounting_of,
@@ -288,7 +289,7 @@ class XrDataset(Summarized):
     def _samples_of_block(self, extractor: Extractor, tile: Block) -> _BlockSamples | None:
         """Return the samples of one block; if there are none, count its windows and return None."""
         cells = self._sampling.reader.read(extractor.cells_of(tile))
-        codes = extractor.outcomes(cells, tile)
+        codes = extractor.outcomes({INPUT: cells}, tile)
         counts = np.bincount(codes, minlength=len(OUTCOMES))
         keep = np.flatnonzero(codes < len(PARTS))
         if not keep.size:
@@ -316,7 +317,7 @@ class XrDataset(Summarized):
         """Return the number of windows by outcome; those never read are unused."""
         spec, counts = self._sampling.spec, self._counts.copy()
         counts[OUTCOMES.index("unused")] += math.prod(spec.windows.counts) - counts.sum()
-        return accounting_of(spec, counts, PARTS)
+        return accounting_of(spec.total, counts, PARTS)
 
     def get_datasets(self) -> dict[str, NDArray[Any]] | tuple[Pair, Pair]:
         """Return the samples.

@@ -64,7 +64,7 @@ class _Turn(PrintedAsCall, ABC):
                 f"{type(data).__name__}; write an augmentation for its tensors"
             )
         source, bound = data._source, copy.copy(self)
-        bound._layout = tuple(source.variables[f.variables[0]].sizes for f in data._fields)
+        bound._layout = tuple(source.variables[f.names[0]].sizes for f in data._fields)
         bound._check(source)
         return bound
 

@@ -19,6 +19,7 @@ from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.sources import SampleSource, SampleVariable
 from ml4cube.loading.views import Computed, View
+from ml4cube.recipe.roles import ArrayName
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -45,7 +46,7 @@ def coordinate_tables(
     return tables
 
 
-def add_coordinates(source: SampleSource, names: str | Sequence[str], like: str) -> View:
+def add_coordinates(source: SampleSource, names: str | Sequence[str], like: ArrayName) -> View:
     """Add sine and cosine of coordinates, repeated over the window of the variable `like`."""
     sizes, window = source.variables[like].sizes, source.window_in_cube(like)
     computed = {}
@@ -56,13 +57,13 @@ def add_coordinates(source: SampleSource, names: str | Sequence[str], like: str)
                 f"coord_features: windows extend along {dim!r}, the dim of {channel}, but the "
                 f"samples have no dim of that name, only {tuple(sizes)}; rename it back"
             )
-        if channel in source.variables:
+        if ArrayName(channel) in source.variables:
             raise InvalidValueError(
                 f"coord_features adds a channel {channel!r}, and a variable has that name "
                 "already; rename it"
             )
         lookup = partial(_looked_up, source, table, dim, window)
-        computed[channel] = Computed(SampleVariable(sizes, table.dtype), (), lookup)
+        computed[ArrayName(channel)] = Computed(SampleVariable(sizes, table.dtype), (), lookup)
     return View(source, computed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,19 +26,11 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.engine import local_engine
 from ml4cube.cube.variables import split_label
-from ml4cube.loading.lead_time import (
-    Lead,
-    LeadExtractor,
-    LeadReader,
-    TargetOptions,
-    base_name,
-    is_target,
-    target_name,
-    with_lead,
-)
+from ml4cube.loading.lead_time import TargetOptions, with_lead
 from ml4cube.loading.sources import SampleSource, SampleVariable, first_cells_of, known_scaling
 from ml4cube.progress import Stage
-from ml4cube.sampling.extractor import Arrays, Extractor
+from ml4cube.recipe.roles import INPUT, TARGET, ArrayName, Lead
+from ml4cube.sampling.extractor import Arrays, CellsByRole, Extractor, Schema
 from ml4cube.sampling.identity.callback import identity_of, name_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
@@ -91,32 +84,38 @@ class CubeSource(SampleSource):
         self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
         self._scaling = known_scaling(metadata)
         self.cube_dims: Mapping[str, str] = {}  # Samples have dims of the same names as the cube.
-        reader = sampling.reader
-        self.lead: Lead = reader.lead if isinstance(reader, LeadReader) else {}
+        self.lead: Lead = extractor.lead
         self.axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
         self.remote = "://" in str(sampling.ds.encoding.get("source", ""))
-        # `window_of` gives new names to dims that a callback makes.
-        self.variables = {
-            name: SampleVariable(_spec_of(extractor, name).window_of(name, window), np.dtype(dtype))
-            for name, (window, dtype) in plan.schema.items()
-        }
+        self.variables = _variables_of(INPUT, extractor.spec, plan.schema)
+        if extractor.targets is not None:
+            schema = extractor.targets.schema(sampling.reader.dtypes)
+            self.variables |= _variables_of(TARGET, extractor.targets.spec, schema)
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
         # One bit per window of each tile that was classified: is it a sample?
         self._sample_bits: dict[int, NDArray[np.uint8]] = {}
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, chunk: int, out: Mapping[ArrayName, NDArray[Any]]) -> None:
         """Write the samples of a tile into one array per variable."""
-        extractor, tile = self._extractor, self._extractor.tiles.block(chunk)
-        extractor = extractor.only(out)
+        by_role = self._extractor.by_role
+        extractors: dict[str, Extractor] = {}
+        needed: dict[str, tuple[str, ...]] = dict.fromkeys(by_role, ())
+        for role in {name.role for name in out}:
+            extractors[role] = by_role[role].only(n.variable for n in out if n.role == role)
+            needed[role] = extractors[role].sample_variables
+        tile = self._extractor.tiles.block(chunk)
         if chunk in self._sample_bits:
             # Variables that only decide about windows were read before.
-            cells = self._reader.only(extractor.sample_variables).read(extractor.cells_of(tile))
+            cells = self._extractor.read(self._reader, tile, needed)
         else:
-            cells = self._classify(chunk, extractor.sample_variables)
+            cells = self._classify(chunk, needed)
         keep = self._sample_windows(chunk)
-        samples = extractor.samples(cells, tile, keep)
+        samples = {
+            role: extractor.samples(cells[role], tile, keep)
+            for role, extractor in extractors.items()
+        }
         for name, target in out.items():
-            values, scaling = samples[name], self._scaling.get(base_name(name))
+            values, scaling = samples[name.role][name.variable], self._scaling.get(name.variable)
             if scaling is not None:
                 first_cells = first_cells_of(self, name, self.rows(chunk), scaling.dims)
                 values = scaling.scaled(values, first_cells, self.window_in_cube(name))
@@ -128,12 +127,15 @@ class CubeSource(SampleSource):
             self._classify(chunk)
         return np.flatnonzero(np.unpackbits(self._sample_bits[chunk]))
 
-    def _classify(self, chunk: int, further: Iterable[str] = ()) -> Arrays:
+    def _classify(
+        self, chunk: int, further: Mapping[str, tuple[str, ...]] | None = None
+    ) -> CellsByRole:
         """Note which windows of a tile are samples; return its cells, also of further variables."""
         tile = self._extractor.tiles.block(chunk)
-        rules = self._extractor.outcome_variables(self._reader.dtypes)
-        reader = self._reader.only(dict.fromkeys((*rules, *further)))
-        cells = reader.read(self._extractor.cells_of(tile))
+        names = self._extractor.outcome_variables(self._reader.dtypes)
+        for role, of_samples in (further or {}).items():
+            names[role] = tuple(dict.fromkeys((*names[role], *of_samples)))
+        cells = self._extractor.read(self._reader, tile, names)
         keep = self._extractor.outcomes(cells, tile) == self._label
         if keep.sum() != self.counts[chunk]:
             raise RunError(
@@ -180,10 +182,12 @@ class CubeSource(SampleSource):
         return {dim: origins[f"{dim}_index"].astype(np.int64) for dim in dims}
 
 
-def _spec_of(extractor: Extractor, name: str) -> SampleSpec:
-    if isinstance(extractor, LeadExtractor) and is_target(name):
-        return extractor.target.spec
-    return extractor.spec
+def _variables_of(role: str, spec: SampleSpec, schema: Schema) -> dict[ArrayName, SampleVariable]:
+    """Return the variables of one role; dims that a callback makes get new names."""
+    return {
+        ArrayName(name, role): SampleVariable(spec.window_of(name, window), np.dtype(dtype))
+        for name, (window, dtype) in schema.items()
+    }
 
 
 def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMetadata]:
@@ -196,28 +200,26 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
             f"part={part!r}, but the cube has no split, so all its windows are training samples; "
             "label it first (ml4cube.splits), or give data_split="
         )
-    sampling = of_inputs = Sampling.of(ds, options)
+    sampling = Sampling.of(ds, options)
     if options.shifted_targets is not None:
-        sampling = with_lead(of_inputs, options.shifted_targets)
+        sampling = with_lead(sampling, options.shifted_targets)
     extractor, plan = _planned(sampling, int(options.nproc), options.progress)
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
     # The statistics of the inputs scale the targets at a lead time too.
-    known = {name: stats for name, stats in plan.statistics.items() if not is_target(name)}
-    statistics = Statistics(known, plan.statistics.part)
-    scaling = of_inputs.scaling(statistics, plan.schema)
+    scaling = sampling.scaling(plan.statistics, plan.schema)
     settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
     if sampling.dropped:
         settings["missing_chunks"] = options.missing_chunks
     metadata = StoreMetadata(
         part=part,
-        spec=of_inputs.spec,
-        statistics=statistics,
+        spec=sampling.spec,
+        statistics=plan.statistics,
         accounting=plan.accounting,
-        split=of_inputs.recipe,
-        provenance=provenance(of_inputs, settings),
-        variables=tuple(name for name in plan.schema if not is_target(name)),
+        split=sampling.recipe,
+        provenance=provenance(sampling, settings),
+        variables=tuple(plan.schema),
         fill=extractor.fill,
         filled=plan.filled,
         places=entries_of(scaling),
@@ -234,11 +236,11 @@ _MOST_COUNTED = 8
 def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor, SamplePlan]:
     """Count the windows of all parts, unless that was done for another part before."""
     extractor = sampling.extractor
-    rules = extractor.outcome_variables(sampling.reader.dtypes)
+    by_role = extractor.outcome_variables(sampling.reader.dtypes)
+    rules = itertools.chain.from_iterable(by_role.values())
     fills = sampling.spec.fills_from_train
-    labels = {extractor.label, target_name(extractor.label)}
     # Labels alone are counted at once, without a progress bar or a plan to remember.
-    reads_cells = fills or makes_samples(sampling) or not labels.issuperset(rules)
+    reads_cells = fills or makes_samples(sampling) or {*rules} != {extractor.label}
     call = _identity_of(sampling) if reads_cells else None
     if call is not None and (known := _counted.get(call)) is not None:
         return replace(extractor, fill=known[0]), known[1]
@@ -256,13 +258,13 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
 
 def _identity_of(sampling: Sampling) -> str | None:
     """Return the identity of a call, or None if it cannot be known without reading the cube."""
-    extractor, reader = sampling.extractor, sampling.reader
+    extractor = sampling.extractor
     settings: dict[str, Any] = {"seed": extractor.seed, "ds": [str(d) for d in sampling.ds.dims]}
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
     settings["dropped"] = sampling.dropped
-    if isinstance(reader, LeadReader):
-        settings["lead"] = [reader.lead, list(reader.target_reader.sources)]
+    if extractor.targets is not None:
+        settings["lead"] = [extractor.lead, extractor.targets.spec.variables]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
         return Call.of(sampling, settings, callback, may_read=False).id

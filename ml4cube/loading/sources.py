@@ -24,9 +24,9 @@ from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import not_data
 from ml4cube.ledger.locations import location_of
 from ml4cube.ledger.manifest import NoStoreError
-from ml4cube.loading.lead_time import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
+from ml4cube.recipe.roles import TARGET, ArrayName, Lead
 from ml4cube.sampling.cf_encoding import NUMBERED
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.splits.folds.samples import whole_axis
@@ -61,11 +61,10 @@ class SampleSource(ChunkSource, Protocol):
     of the first sample of each chunk, with that of all samples at the end.
     """
 
-    variables: dict[str, SampleVariable]
+    variables: dict[ArrayName, SampleVariable]
     # Variables that are not data, such as a split label; inputs only where a user names them.
     auxiliary: Collection[str] = ()
-    # By dim, the position of the targets (variables ``<name>@target``) relative to the inputs;
-    # empty where it is the same.
+    # By dim, the position of the targets relative to the inputs; empty where it is the same.
     lead: Lead
     # Cube dim of each sample dim whose name differs from it.
     cube_dims: Mapping[str, str]
@@ -74,7 +73,7 @@ class SampleSource(ChunkSource, Protocol):
         """Return the cube dim of a sample dim."""
         return self.cube_dims.get(dim, dim)
 
-    def window_in_cube(self, name: str) -> dict[str, int]:
+    def window_in_cube(self, name: ArrayName) -> dict[str, int]:
         """Return the cells of a variable's windows along dims of the cube."""
         return {self.cube_dim(dim): n for dim, n in self.variables[name].sizes.items()}
 
@@ -112,7 +111,7 @@ def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
 
 
 def unscaled(
-    scaling: Scaling, name: str, values: NDArray[Any], source: SampleSource, samples: Ints
+    scaling: Scaling, name: ArrayName, values: NDArray[Any], source: SampleSource, samples: Ints
 ) -> NDArray[Any]:
     """Undo the scaling of a variable's samples."""
     first_cells = first_cells_of(source, name, samples, scaling.dims)
@@ -120,7 +119,7 @@ def unscaled(
 
 
 def first_cells_of(
-    source: SampleSource, name: str, samples: Ints, dims: Collection[str]
+    source: SampleSource, name: ArrayName, samples: Ints, dims: Collection[str]
 ) -> dict[str, Ints]:
     """Return the first cells of a variable's windows along dims of the cube.
 
@@ -128,7 +127,7 @@ def first_cells_of(
     """
     if not dims:
         return {}
-    lead = source.lead if is_target(name) else {}
+    lead = source.lead if name.role == TARGET else {}
     offsets = {source.cube_dim(dim): along.offset for dim, along in lead.items()}
     origins = source.first_cells(samples, dims)
     return {dim: cells + offsets.get(dim, 0) for dim, cells in origins.items()}
@@ -146,24 +145,26 @@ class DatasetSource(SampleSource):
         self._first_cells: dict[str, Ints] = {}
         self._coords = ds.drop_vars(list(ds.data_vars))
         self.variables = {
-            str(name): SampleVariable({str(d): n for d, n in v.sizes.items() if d != dim}, v.dtype)
+            ArrayName(str(name)): SampleVariable(
+                {str(d): n for d, n in v.sizes.items() if d != dim}, v.dtype
+            )
             for name, v in ds.data_vars.items()
             if dim in v.dims
         }
         self.auxiliary = [*not_data(ds)]
-        readable = [name for name, v in self.variables.items() if v.dtype.kind in "fiub"]
+        readable = [n.variable for n, v in self.variables.items() if v.dtype.kind in "fiub"]
         self._readers = {
             name: CubeReader.of(ds, [name], tuple(map(str, ds[name].dims))) for name in readable
         }
         self.counts = _chunk_counts(ds, readable, dim)
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, chunk: int, out: Mapping[ArrayName, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
         rows = slice(int(self.starts[chunk]), int(self.starts[chunk + 1]))
         for name, target in out.items():
-            reader = self._readers[name]
+            reader = self._readers[name.variable]
             slices = {d: slice(0, n) for d, n in zip(reader.dims, reader.shape, strict=True)}
-            values = reader.read({**slices, self._dim: rows})[name]
+            values = reader.read({**slices, self._dim: rows})[name.variable]
             target[...] = np.moveaxis(values, reader.dims.index(self._dim), 0)
 
     def describe(self, chunk: int) -> str:
@@ -277,14 +278,14 @@ class StoreSource(DatasetSource):
         self.remote = first.fs is not None
         self.counts = _even_counts(ds.sizes[self._dim], first.chunk_size)
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, chunk: int, out: Mapping[ArrayName, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
         if not self.remote or len(out) == 1:
             for name, target in out.items():
-                self._arrays[name].read(chunk, target)
+                self._arrays[name.variable].read(chunk, target)
             return
         # Remote reads mostly wait, so ask for all variables at once.
-        arrays = [self._arrays[name] for name in out]
+        arrays = [self._arrays[name.variable] for name in out]
         with ThreadPoolExecutor(len(arrays), thread_name_prefix="ml4cube-fetch") as threads:
             fetched = list(threads.map(lambda array: array.fetch(chunk), arrays))
         for array, data, target in zip(arrays, fetched, out.values(), strict=True):

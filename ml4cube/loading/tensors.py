@@ -23,18 +23,18 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.opening import as_dataset
 from ml4cube.loading.coordinate_features import add_coordinates
 from ml4cube.loading.cube_source import CubeSource
-from ml4cube.loading.lead_time import is_target, target_name
 from ml4cube.loading.opening import DatasetOptions, open_source
 from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.ring.ring import ChunkSource, read_chunk
 from ml4cube.loading.sources import SampleSource, known_scaling
 from ml4cube.loading.unbatch import to_dataset
 from ml4cube.loading.views import (
-    WEIGHT,
+    WEIGHTS,
     add_weights,
     refuse_inexact_integers,
     repeat_along_missing_dims,
 )
+from ml4cube.recipe.roles import INPUT, TARGET, ArrayName
 from ml4cube.sampling.request import check_known
 from ml4cube.store.format import store_facts
 
@@ -208,10 +208,10 @@ class PTXrDataset(Summarized, Dataset[Any]):
         self._fields = self._make_fields(options)
         integers = [field for field in self._fields if field.dtype.kind in "iub"]
         if integers:
-            dtypes = {name: field.dtype for field in integers for name in field.variables}
+            dtypes = {name: field.dtype for field in integers for name in field.names}
             self._source = refuse_inexact_integers(self._source, dtypes)
         variables = self._source.variables
-        self.layout = tuple(tuple(variables[f.variables[0]].sizes) for f in self._fields)
+        self.layout = tuple(tuple(variables[f.names[0]].sizes) for f in self._fields)
         self.step_sizes = self._sizes_of_one_step()
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
 
@@ -241,12 +241,12 @@ class PTXrDataset(Summarized, Dataset[Any]):
 
     def _shapes(self) -> dict[str, str]:
         """Return the dims and dtype of each array of an item."""
-        names = ["X", "y", "w"] if self._stacked else [f.variables[0] for f in self._fields]
+        names = ["X", "y", "w"] if self._stacked else list(self.features)
         shapes = {}
         for name, field in zip(names, self._fields, strict=False):
-            sizes = dict(self._source.variables[field.variables[0]].sizes)
+            sizes = dict(self._source.variables[field.names[0]].sizes)
             if field.stacked:
-                sizes = {"channels": len(field.variables), **sizes}
+                sizes = {"channels": len(field.names), **sizes}
             shapes[name] = f"{shown(sizes) or 'one value'}, {field.dtype.name}"
         return shapes
 
@@ -440,7 +440,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
             return tuple(arrays)
         if self._stacked:
             return arrays[0]
-        return {field.variables[0]: a for field, a in zip(self._fields, arrays, strict=True)}
+        return dict(zip(self.features, arrays, strict=True))
 
     def unpack(self, batch: Batch) -> list[Tensor]:
         """Return the arrays of a batch, the inverse of `pack`.
@@ -457,7 +457,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
         """
         arrays: Any = [batch] if isinstance(batch, Tensor) else batch
         if isinstance(batch, Mapping):
-            names = [field.variables[0] for field in self._fields]
+            names = list(self.features)
             if self._stacked or list(batch) != names:
                 expected = "X, or X and y" if self._stacked else f"a dict of {names}"
                 raise InvalidValueError(
@@ -482,7 +482,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
 
     def _sizes_of_one_step(self) -> tuple[dict[str, int], ...]:
         """Return the window of each array that samples of a single step have."""
-        sizes = [dict(self._source.variables[f.variables[0]].sizes) for f in self._fields]
+        sizes = [dict(self._source.variables[f.names[0]].sizes) for f in self._fields]
         if self.rollout == 1:
             return tuple(sizes)
         dim, along = next((d, a) for d, a in self._source.lead.items() if a.offset)
@@ -497,7 +497,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
     def _choose_variables(self, options: DatasetOptions) -> None:
         """Choose the variables of X and of y, and whether they are stacked."""
         targets, chosen = options.targets, options.chosen
-        stored = [name for name in self._source.variables if not is_target(name)]
+        stored = [name.variable for name in self._source.variables if name.role == INPUT]
         reasons = self.metadata.provenance.get("left_out", {}) if self.metadata else {}
         check_known("to_pred", targets, stored, reasons)
         check_known("features", chosen, stored, reasons)
@@ -508,10 +508,10 @@ class PTXrDataset(Summarized, Dataset[Any]):
                 "give target_offset if the targets lie elsewhere"
             )
         self.targets = targets
-        # At a lead time, the values of y are variables of their own in the source.
-        self._y_names = tuple(map(target_name, targets)) if self.shifted else targets
-        weights = options.weights_variable
-        others = {*self._y_names, weights, *self._source.auxiliary}
+        # At a lead time, y has arrays of its own in the source, and targets are features too.
+        y_role, not_features = (TARGET, ()) if self.shifted else (INPUT, targets)
+        self._y_names = tuple(ArrayName(name, y_role) for name in targets)
+        others = {*not_features, options.weights_variable, *self._source.auxiliary}
         features = [name for name in stored if name not in others]
         spec = self.metadata.spec if self.metadata else None
         if spec and spec.features and targets and targets == spec.targets and not self.shifted:
@@ -547,16 +547,17 @@ class PTXrDataset(Summarized, Dataset[Any]):
     def _add_features(self) -> None:
         """Repeat static features along the dims they lack, and add coordinates."""
         self.channels = self.features
-        if self._stacked and len({self._source.variables[n].window for n in self.features}) > 1:
-            self._source = repeat_along_missing_dims(self._source, self.features)
+        names = [ArrayName(name) for name in self.features]
+        if self._stacked and len({self._source.variables[name].window for name in names}) > 1:
+            self._source = repeat_along_missing_dims(self._source, names)
         if not self.coord_features:
             return
         if not self._stacked:
             raise InvalidTypeError(
                 "coord_features are channels of X, so they need features or to_pred"
             )
-        self._source = view = add_coordinates(self._source, self.coord_features, self.features[0])
-        self.channels = (*self.features, *view.computed)
+        self._source = view = add_coordinates(self._source, self.coord_features, names[0])
+        self.channels = (*self.features, *(name.variable for name in view.computed))
 
     def _add_weights(self, weights: Any) -> None:
         if weights is None:
@@ -568,8 +569,6 @@ class PTXrDataset(Summarized, Dataset[Any]):
                 f"weights of classes need exactly one target, got {list(self.targets)}; give a "
                 "variable of weights"
             )
-        if self.shifted and isinstance(weights, str):
-            weights = target_name(weights)  # The weights of the cells of y are needed.
         scaling = known_scaling(self.metadata)
         self._source = add_weights(self._source, weights, self._y_names[0], scaling)
 
@@ -578,28 +577,30 @@ class PTXrDataset(Summarized, Dataset[Any]):
         dtype = target_dtype = _numpy_dtype("dtype", options.dtype)
         if options.target_dtype is not None:
             target_dtype = _numpy_dtype("target_dtype", options.target_dtype)
+        channels = tuple(ArrayName(name) for name in self.channels)
         if not self._stacked:
-            return tuple(Field((n,), self._window(n), dtype, stacked=False) for n in self.features)
-        fields = [self._stacked_field(self.channels, dtype)]
+            return tuple(Field((n,), self._window(n), dtype, stacked=False) for n in channels)
+        fields = [self._stacked_field(channels, dtype)]
         if self.targets:
             fields.append(self._stacked_field(self._y_names, target_dtype))
-        if WEIGHT in self._source.variables:
+        if WEIGHTS in self._source.variables:
             # Weights of samples have no axes; those of cells have one channel, however many y has.
-            window, sizes = self._window(WEIGHT), self._source.variables[WEIGHT].sizes
+            window, sizes = self._window(WEIGHTS), self._source.variables[WEIGHTS].sizes
             target_sizes = self._source.variables[self._y_names[0]].sizes
             if sizes not in ({}, target_sizes):
                 raise InvalidValueError(
                     f"weights must be one per sample, or per cell of the target's window "
                     f"{target_sizes}, got window {sizes}"
                 )
-            fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
+            fields.append(Field((WEIGHTS,), window, np.dtype("float32"), stacked=window != ()))
         self._check_order_of_dims(fields)
         return tuple(fields)
 
     def _check_order_of_dims(self, fields: Sequence[Field]) -> None:
         """Refuse samples of which some are transposed, which square windows would hide."""
         variables = self._source.variables
-        dims = {name: tuple(variables[name].sizes) for field in fields for name in field.variables}
+        names = [name for field in fields for name in field.names]
+        dims = {name.variable: tuple(variables[name].sizes) for name in names}
         orders = set(dims.values())
         if len({frozenset(order) for order in orders}) < len(orders):
             raise InvalidValueError(
@@ -607,22 +608,22 @@ class PTXrDataset(Summarized, Dataset[Any]):
                 "transpose them with ds.transpose"
             )
 
-    def _stacked_field(self, names: tuple[str, ...], dtype: np.dtype[Any]) -> Field:
+    def _stacked_field(self, names: tuple[ArrayName, ...], dtype: np.dtype[Any]) -> Field:
         windows = [self._window(name) for name in names]
-        sizes = {name: self._source.variables[name].sizes for name in names}
-        if any(one != sizes[names[0]] for one in sizes.values()):
+        sizes = {name.variable: self._source.variables[name].sizes for name in names}
+        if any(of_variable != sizes[names[0].variable] for of_variable in sizes.values()):
             raise InvalidValueError(
                 f"variables with different windows cannot be stacked: {sizes}; choose some "
                 "with features="
             )
         return Field(names, windows[0], dtype)
 
-    def _window(self, name: str) -> tuple[int, ...]:
+    def _window(self, name: ArrayName) -> tuple[int, ...]:
         variable = self._source.variables[name]
         if variable.dtype.kind not in "fiub":
             raise InvalidTypeError(
-                f"variable {name!r} has dtype {variable.dtype}, which tensors cannot have; choose "
-                "others by features=, or leave it out with ds.drop_vars"
+                f"variable {name.variable!r} has dtype {variable.dtype}, which tensors cannot "
+                "have; choose others by features=, or leave it out with ds.drop_vars"
             )
         return variable.window
 

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.loading.lead_time import DimLead, base_name, is_target
 from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.sources import SampleSource, known_scaling, unscaled
-from ml4cube.loading.views import WEIGHT
+from ml4cube.recipe.roles import INPUT, WEIGHT, ArrayName, DimLead
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.store.format import StoreMetadata
 
@@ -37,17 +36,17 @@ def to_dataset(
     for field, array in zip(fields, arrays, strict=True):
         if array.shape != (len(samples), *field.shape):
             raise InvalidValueError(
-                f"the array of {list(field.variables)} must have the shape "
+                f"the array of {[name.variable for name in field.names]} must have the shape "
                 f"{(len(samples), *field.shape)} for {len(samples)} samples, got {array.shape}"
             )
     scaling = known_scaling(metadata)
     described = metadata.provenance.get("variables", {}) if metadata else {}
-    inputs = {name for field in fields for name in field.variables if not is_target(name)}
+    inputs = {n.variable for field in fields for n in field.names if n.role == INPUT}
     variables: dict[str, Any] = {}
     windows: dict[str, _WindowDim] = {}
     for field, array in zip(fields, arrays, strict=True):
         for name, values in field.views(array).items():
-            cube_name, dims = base_name(name), _window_dims(source, name)
+            cube_name, dims = name.variable, _window_dims(source, name)
             windows |= dims
             if unscale and cube_name in scaling:
                 values = unscaled(scaling[cube_name], name, values, source, samples)
@@ -65,12 +64,11 @@ def to_dataset(
     return ds.assign_coords(_coords_of_cells(source, windows, coords))
 
 
-def _shown_name(name: str, inputs: Collection[str]) -> str:
+def _shown_name(name: ArrayName, inputs: Collection[str]) -> str:
     """Return the name that a variable of a batch has in the Dataset."""
-    if name == WEIGHT:
-        return "weights" if "weights" not in inputs else "sample_weights"
-    cube_name = base_name(name)
-    return f"{cube_name}_target" if is_target(name) and cube_name in inputs else cube_name
+    if name.role == INPUT or name.variable not in inputs:
+        return name.variable
+    return "sample_weights" if name.role == WEIGHT else f"{name.variable}_target"
 
 
 class _WindowDim(NamedTuple):
@@ -83,9 +81,9 @@ class _WindowDim(NamedTuple):
     offset: int
 
 
-def _window_dims(source: SampleSource, name: str) -> dict[str, _WindowDim]:
+def _window_dims(source: SampleSource, name: ArrayName) -> dict[str, _WindowDim]:
     """Return the dims of a variable in a Dataset; those where targets differ get another name."""
-    lead = source.lead if is_target(name) or name == WEIGHT else {}
+    lead = {} if name.role == INPUT else source.lead
     dims = {}
     for dim, cells in source.variables[name].sizes.items():
         along = lead.get(dim, DimLead(0, cells, cells))

@@ -18,16 +18,10 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
-from ml4cube.loading.lead_time import (
-    Lead,
-    TargetOptions,
-    base_name,
-    target_name,
-    warn_of_uneven_steps,
-    whole_cells,
-)
+from ml4cube.loading.lead_time import TargetOptions, warn_of_uneven_steps, whole_cells
 from ml4cube.loading.ring.arrays import Scratch
 from ml4cube.loading.sources import SampleSource, SampleVariable, unscaled
+from ml4cube.recipe.roles import TARGET, WEIGHT, ArrayName, Lead
 from ml4cube.sampling.request import check_known
 
 if TYPE_CHECKING:
@@ -35,8 +29,8 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, NDArray[Any]]
 
-#: Name of the weights among the variables of a source.
-WEIGHT = "@weight"
+#: The weights of the loss, which a view adds.
+WEIGHTS = ArrayName("weights", WEIGHT)
 
 
 class Computed(NamedTuple):
@@ -44,7 +38,7 @@ class Computed(NamedTuple):
 
     variable: SampleVariable
     # Variables of the source that it is computed from.
-    inputs: tuple[str, ...]
+    inputs: tuple[ArrayName, ...]
     # Takes the number of a chunk and the inputs of its samples, and returns values of the shape
     # (samples, *window), or one that can be broadcast to it; picklable.
     compute: Callable[..., NDArray[Any]]
@@ -53,7 +47,7 @@ class Computed(NamedTuple):
 class View(SampleSource):
     """A source that computes some variables, and passes on all else of another source."""
 
-    def __init__(self, source: SampleSource, computed: Mapping[str, Computed]) -> None:
+    def __init__(self, source: SampleSource, computed: Mapping[ArrayName, Computed]) -> None:
         self._source, self.computed = source, computed
         self.variables = source.variables | {name: c.variable for name, c in computed.items()}
         self.lead, self.cube_dims = source.lead, source.cube_dims
@@ -61,7 +55,7 @@ class View(SampleSource):
         self.auxiliary = source.auxiliary
         self._scratch = Scratch()
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, chunk: int, out: Mapping[ArrayName, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
         passed = {name: array for name, array in out.items() if name not in self.computed}
         computed = {name: self.computed[name] for name in out if name in self.computed}
@@ -99,13 +93,15 @@ def cut_windows(
     source: SampleSource, options: TargetOptions, sample_size: SizesLike | None
 ) -> View:
     """Cut stored windows in two: the first cells are inputs, later ones are targets."""
-    check_known("to_pred", options.targets, source.variables)
-    check_known("weights", options.scored, source.variables)
+    stored = [name.variable for name in source.variables]
+    check_known("to_pred", options.targets, stored)
+    check_known("weights", options.scored, stored)
     lead = _lead_in_windows(source, options, sample_size)
     inputs = {dim: slice(0, along.input_size) for dim, along in lead.items()}
     targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.items()}
     computed = {name: _cut(source, name, inputs) for name in source.variables}
-    computed |= {target_name(name): _cut(source, name, targets) for name in options.scored}
+    for variable in options.scored:
+        computed[ArrayName(variable, TARGET)] = _cut(source, ArrayName(variable), targets)
     axes = {dim: source.axes.get(source.cube_dim(dim)) for dim in lead}
     warn_of_uneven_steps(lead, {dim: axis for dim, axis in axes.items() if axis is not None})
     view = View(source, computed)
@@ -127,7 +123,7 @@ def _lead_in_windows(
     return options.lead_of(inputs, stored, "a stored window")
 
 
-def _cut(source: SampleSource, name: str, cells: Mapping[str, slice]) -> Computed:
+def _cut(source: SampleSource, name: ArrayName, cells: Mapping[str, slice]) -> Computed:
     """Return a variable as some of its cells, given the slice along each stored dim."""
     sizes, dtype = source.variables[name]
     slices = {dim: cells[dim] for dim in sizes}
@@ -139,7 +135,7 @@ def _indexed(index: tuple[slice | None, ...], chunk: int, values: NDArray[Any]) 
     return values[index]
 
 
-def repeat_along_missing_dims(source: SampleSource, names: Iterable[str]) -> View:
+def repeat_along_missing_dims(source: SampleSource, names: Iterable[ArrayName]) -> View:
     """Repeat static fields and scalars along the dims of the window that they lack."""
     variables = {name: source.variables[name] for name in names}
     window = max((v.sizes for v in variables.values()), key=len)
@@ -154,10 +150,12 @@ def repeat_along_missing_dims(source: SampleSource, names: Iterable[str]) -> Vie
     return View(source, computed)
 
 
-def refuse_inexact_integers(source: SampleSource, dtypes: Mapping[str, np.dtype[Any]]) -> View:
+def refuse_inexact_integers(
+    source: SampleSource, dtypes: Mapping[ArrayName, np.dtype[Any]]
+) -> View:
     """Refuse gaps, fractions and too large numbers that are read as integers, which change them."""
     check = {
-        name: partial(_exact, source, name, dtype)
+        name: partial(_exact, source, name.variable, dtype)
         for name, dtype in dtypes.items()
         if not np.can_cast(source.variables[name].dtype, dtype)
     }
@@ -186,21 +184,22 @@ def _exact(
 def add_weights(
     source: SampleSource,
     weights: str | Mapping[Any, float] | ArrayLike,
-    target: str,
+    target: ArrayName,
     scaling: Mapping[str, Scaling],
 ) -> View:
-    """Add the variable `WEIGHT`: one number per sample, or one per cell of the target."""
+    """Add `WEIGHTS`: one number per sample, or one per cell of the target."""
     sizes: Mapping[str, int] = {}
-    inputs: tuple[str, ...] = ()
+    inputs: tuple[ArrayName, ...] = ()
     if isinstance(weights, str):
-        check_known("weights", [weights], source.variables)
-        inputs, sizes = (weights,), source.variables[weights].sizes
-        compute = partial(_unscaled_weights, source, weights, scaling.get(base_name(weights)))
+        check_known("weights", [weights], [name.variable for name in source.variables])
+        variable_of_weights = ArrayName(weights, target.role)
+        inputs, sizes = (variable_of_weights,), source.variables[variable_of_weights].sizes
+        compute = partial(_unscaled_weights, source, variable_of_weights, scaling.get(weights))
     elif isinstance(weights, Mapping):
-        if base_name(target) in scaling:
+        if target.variable in scaling:
             raise InvalidTypeError(
-                f"weights of classes need a target of classes, but {target!r} was scaled as a "
-                "number; store it as integers, or use scale_fn=None"
+                f"weights of classes need a target of classes, but {target.variable!r} was scaled "
+                "as a number; store it as integers, or use scale_fn=None"
             )
         if not weights:
             raise InvalidValueError("weights={} has no class; give {class: weight}")
@@ -208,7 +207,7 @@ def add_weights(
         inputs, sizes = (target,), source.variables[target].sizes
         classes, order = np.unique(np.array(list(weights)), return_index=True)
         values = _checked(list(weights.values()))[order]
-        compute = partial(_weights_of_classes, source, target, classes, values)
+        compute = partial(_weights_of_classes, source, target.variable, classes, values)
     else:
         values = _checked(weights)
         samples = int(source.starts[-1])
@@ -219,11 +218,11 @@ def add_weights(
             )
         compute = partial(_weights_of_samples, source, values)
     variable = SampleVariable(dict(sizes), np.dtype(np.float32))
-    return View(source, {WEIGHT: Computed(variable, inputs, compute)})
+    return View(source, {WEIGHTS: Computed(variable, inputs, compute)})
 
 
 def _unscaled_weights(
-    source: SampleSource, name: str, scaling: Scaling | None, chunk: int, values: NDArray[Any]
+    source: SampleSource, name: ArrayName, scaling: Scaling | None, chunk: int, values: NDArray[Any]
 ) -> NDArray[np.float32]:
     if scaling is not None:
         values = unscaled(scaling, name, values, source, source.rows(chunk))

@@ -24,11 +24,14 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import ABSENT
-from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.cube.variables import DATE_UNITS, holds_dtype
+from ml4cube.recipe.roles import INPUT, TARGET, Lead
 
 Arrays = dict[str, NDArray[Any]]
 Callback = Callable[[Arrays], Mapping[str, Any]]
+#: Cells of the inputs, and of targets that lie elsewhere, by role.
+CellsByRole = dict[str, Arrays]
 #: Window shape and dtype of every variable of samples.
 Schema = dict[str, tuple[tuple[int, ...], str]]
 
@@ -85,9 +88,17 @@ class Extractor:
     seed: int = 0
     # Variables that hold classes, which are not scaled, although they may be floats.
     classes: frozenset[str] = frozenset()
+    # Where targets lie, if not in the cells of the inputs, and how they are classified and cut.
+    lead: Lead = field(default_factory=dict)
+    targets: Extractor | None = None
+
+    @property
+    def by_role(self) -> dict[str, Extractor]:
+        """The extractor of each role that has cells of its own."""
+        return {INPUT: self} if self.targets is None else {INPUT: self, TARGET: self.targets}
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
-        """Return the cells that a tile's windows cover."""
+        """Return the cells that the inputs of a tile's windows cover."""
         spec = self.spec
         return {
             dim: slice(first * stride, (stop - 1) * stride + size)
@@ -96,14 +107,54 @@ class Extractor:
             )
         }
 
+    def boxes(self, tile: Block) -> dict[str, dict[str, slice]]:
+        """Return the cells that a tile's windows cover, by role."""
+        boxes = {INPUT: self.cells_of(tile)}
+        if self.targets is not None:
+            from_first_target = self.targets.cells_of(tile)
+            boxes[TARGET] = {
+                dim: slice(cells.start + self.lead[dim].offset, cells.stop + self.lead[dim].offset)
+                for dim, cells in from_first_target.items()
+            }
+        return boxes
+
+    def read(
+        self, reader: CubeReader, tile: Block, names: Mapping[str, Iterable[str]]
+    ) -> CellsByRole:
+        """Read some variables of each role; cells of both roles are read once."""
+        boxes = self.boxes(tile)
+        readers = {role: reader.only(names[role]) for role in boxes}
+        if self.targets is None or not _overlap(boxes[INPUT], boxes[TARGET]):
+            return {role: readers[role].read(box) for role, box in boxes.items()}
+        union = {
+            dim: slice(min(s.start, cells.start), max(s.stop, cells.stop))
+            for (dim, s), cells in zip(boxes[INPUT].items(), boxes[TARGET].values(), strict=True)
+        }
+        of_both = [name for name in readers[INPUT].sources if name in readers[TARGET].sources]
+        read_once = reader.only(of_both).read(union)
+        cells: CellsByRole = {}
+        for role, box in boxes.items():
+            others = [name for name in readers[role].sources if name not in read_once]
+            inside = tuple(
+                slice(s.start - union[dim].start, s.stop - union[dim].start)
+                for dim, s in box.items()
+            )
+            cells[role] = {name: values[inside] for name, values in read_once.items()}
+            cells[role] |= reader.only(others).read(box)
+        return cells
+
     @property
     def sample_variables(self) -> tuple[str, ...]:
         """Variables of the cube that `samples` needs."""
         mask = self.spec.filter_var
         return (*self.spec.variables, *([mask] if mask and self.spec.mask_makes_gaps else []))
 
-    def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
-        """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps.
+    def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[str, ...]]:
+        """Variables of the cube that `outcomes` needs, by role."""
+        return {role: of_role._outcome_variables(dtypes) for role, of_role in self.by_role.items()}
+
+    def _outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
+        """Variables that classify windows of one role: the label, the mask, those with gaps.
 
         Among them are the cells of absent chunks, if a variable without gaps has any.
         """
@@ -120,13 +171,27 @@ class Extractor:
 
     def only(self, names: Iterable[str]) -> Extractor:
         """Return an extractor of some variables; of all if a callback needs them, or none fits."""
-        variables = tuple(name for name in self.spec.variables if name in set(names))
+        wanted = set(names)
+        variables = tuple(name for name in self.spec.variables if name in wanted)
         if self.callback is not None or not variables:
             return self
         return replace(self, spec=self.spec.replace(variables=variables))
 
-    def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
-        """Return the outcome code of each window of a tile."""
+    def outcomes(self, cells: CellsByRole, tile: Block) -> NDArray[np.uint8]:
+        """Return the outcome code of each window of a tile.
+
+        Inputs and targets must be samples of the same part; they are dropped together, for the
+        reason of the inputs, else for that of the targets.
+        """
+        inputs = self._outcomes_of_role(cells[INPUT], tile)
+        if self.targets is None:
+            return inputs
+        targets = self.targets._outcomes_of_role(cells[TARGET], tile)
+        pairs = np.where(inputs == targets, inputs, _CODES["straddle"])
+        pairs = np.where(targets >= len(PARTS), targets, pairs)
+        return np.where(inputs >= len(PARTS), inputs, pairs).astype(np.uint8)
+
+    def _outcomes_of_role(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
         codes = self._parts(cells[self.label], tile)
         for reason, dropped in self._dropped_windows(cells):
             is_in_part = codes < len(PARTS)
@@ -331,6 +396,10 @@ def _in_date_units(values: Any) -> NDArray[Any]:
     unit = np.datetime_data(array.dtype)[0]
     target = np.dtype(f"M8[{unit if unit in DATE_UNITS else 's'}]")
     return array.astype(target, copy=False) if np.can_cast(array.dtype, target) else array
+
+
+def _overlap(a: Slices, b: Slices) -> bool:
+    return all(max(s.start, b[d].start) < min(s.stop, b[d].stop) for d, s in a.items())
 
 
 def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:

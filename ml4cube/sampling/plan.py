@@ -27,7 +27,8 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.engine import Engine
 from ml4cube.preprocessing.cubes import check_no_fill_value
-from ml4cube.sampling.counting import agreed_schema, count_tiles, count_train_cells
+from ml4cube.recipe.roles import INPUT
+from ml4cube.sampling.counting import CountJob, agreed_schema, count_tiles, count_train_cells
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
@@ -142,18 +143,18 @@ def make_plan(
     if sampling.spec.fills_from_train:
         extractor = replace(extractor, fill=fill_statistics(sampling, engine, tiles_per_task))
     looks_at_samples = makes_samples(sampling) or not sparing
-    if not looks_at_samples:
-        reader = sampling.reader.only(extractor.outcome_variables(dtypes))
-        sampling = replace(sampling, reader=reader)
+    names = extractor.outcome_variables(dtypes)
+    if looks_at_samples:
+        names[INPUT] = tuple(dict.fromkeys((*names[INPUT], *extractor.sample_variables)))
     ids_by_task = _divide(len(extractor.tiles), sampling, tiles_per_task)
-    tasks = ([(id, sampling.reader_of(id)) for id in ids] for ids in ids_by_task)
+    tasks = ([(id, sampling.readers_of(id, names)) for id in ids] for ids in ids_by_task)
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
     statistics: Statistics | None = None
     schema: Schema | None = None
     filled: set[str] = set()
-    # What all tasks need is sent once; `reader_of` adds what only one of them reads.
-    shared = extractor, sampling.reader.shared(), looks_at_samples
-    for results in engine.run_in_order(count_tiles, shared, tasks):
+    # What all tasks need is sent once; `readers_of` adds what only one of them reads.
+    job = CountJob(extractor, sampling.reader.shared(), names, looks_at_samples)
+    for results in engine.run_in_order(count_tiles, job, tasks):
         for result in results:
             counts[result.id] = result.outcomes
             filled.update(result.filled)
@@ -163,7 +164,7 @@ def make_plan(
                 statistics = of_tile if statistics is None else statistics.merge(of_tile)
         note(len(results))
     outcomes = counts.sum(axis=0)
-    accounting = accounting_of(sampling.spec, outcomes, parts)
+    accounting = accounting_of(sampling.spec.total, outcomes, parts)
     warn_of_nothing_to_fill(sampling.spec, accounting)
     _check_parts(sampling, accounting, outcomes, parts)
     schema = schema or extractor.schema(dtypes)  # nothing was sampled
@@ -242,13 +243,15 @@ def fill_statistics(
     return functools.reduce(Statistics.merge, itertools.chain.from_iterable(results))
 
 
-def accounting_of(
-    spec: SampleSpec, outcomes: NDArray[np.int64], parts: Iterable[str]
-) -> dict[str, int]:
-    """Return the number of all windows, of samples of each part, and of drops by reason."""
+def accounting_of(total: int, outcomes: NDArray[np.int64], parts: Iterable[str]) -> dict[str, int]:
+    """Return the number of all windows, of samples of each part, and of drops by reason.
+
+    `outcomes` are those of all windows inside the cube; the others pass its end.
+    """
     counts = dict(zip(OUTCOMES, outcomes.tolist(), strict=True))
     names = (*parts, *REASONS)
-    return {"total": spec.total, "edge": spec.edge, **{name: counts[name] for name in names}}
+    edge = total - sum(counts.values())
+    return {"total": total, "edge": edge, **{name: counts[name] for name in names}}
 
 
 def _check_parts(

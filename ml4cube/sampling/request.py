@@ -33,7 +33,7 @@ from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics, check_decoded
-from ml4cube.core.time_steps import WindowsOverTime
+from ml4cube.core.time_steps import WindowsOverTime, starts_of
 from ml4cube.cube.absent_chunks import (
     ABSENT,
     CHOICES,
@@ -244,7 +244,7 @@ class Sampling:
         )
         if mask and extractor.spec.mask_makes_gaps:
             _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
-        windows = WindowsOverTime.of(spec.window_starts, axis_values(ds, spec.dims))
+        windows = WindowsOverTime.of(starts_of(spec.windows), axis_values(ds, spec.dims))
         windows.warn()
         sampling = cls(
             ds,
@@ -332,6 +332,11 @@ class Sampling:
     def reader_of(self, tile: int) -> CubeReader:
         """Return a reader of one tile for a worker, which has the shared sources already."""
         return self.reader.unshared(self.extractor.cells_of(self.extractor.tiles.block(tile)))
+
+    def readers_of(self, tile: int, names: Mapping[str, Iterable[str]]) -> dict[str, CubeReader]:
+        """Return a reader of some variables of each role, as `reader_of` does."""
+        boxes = self.extractor.boxes(self.extractor.tiles.block(tile))
+        return {role: self.reader.only(names[role]).unshared(box) for role, box in boxes.items()}
 
 
 def axis_values(ds: xr.Dataset, dims: Iterable[str]) -> dict[str, NDArray[Any]]:

@@ -18,6 +18,7 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.reader import CubeReader
 from ml4cube.ledger.folders import Files, Folder
 from ml4cube.ledger.write_errors import WriteErrors
+from ml4cube.recipe.roles import INPUT
 from ml4cube.sampling.extractor import Arrays, Extractor
 from ml4cube.store.format import StoreLayout, write_shard
 from ml4cube.store.precision import Precision
@@ -87,7 +88,7 @@ def _piece_samples(job: ShardJob, piece: Piece) -> Arrays:
     extractor = job.extractor
     tile = extractor.tiles.block(piece.tile)
     cells = piece.reader.joined(job.shared_reader).read(extractor.cells_of(tile))
-    keep = np.flatnonzero(extractor.outcomes(cells, tile) == PARTS[job.part])
+    keep = np.flatnonzero(extractor.outcomes({INPUT: cells}, tile) == PARTS[job.part])
     if len(keep) != piece.expected:
         raise RunError(
             f"tile {piece.tile} has {len(keep)} {job.part} samples, but had {piece.expected} when "

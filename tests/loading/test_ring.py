@@ -17,8 +17,9 @@ from ml4cube.core.rank_shares import ChunkOrder, ChunkSchedule, TrainShare
 from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.ring.gathering import BatchQueue
 from ml4cube.loading.ring.ring import Ring
+from ml4cube.recipe.roles import ArrayName
 
-FIELD = Field(("a",), (2,), np.dtype("f4"))
+FIELD = Field((ArrayName("a"),), (2,), np.dtype("f4"))
 
 
 class Counting:
@@ -40,7 +41,7 @@ class Counting:
         if chunk == self.broken:
             raise ValueError("no such luck")
         values = np.arange(self.starts[chunk], self.starts[chunk + 1])
-        out["a"][...] = values[:, None]
+        out[ArrayName("a")][...] = values[:, None]
 
     def describe(self, chunk: int) -> str:
         return f"chunk number {chunk}"

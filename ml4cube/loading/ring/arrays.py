@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.rank_shares import Ints
+from ml4cube.recipe.roles import ArrayName
 
 Array = NDArray[Any]
 
@@ -24,7 +26,7 @@ _IDLE = 8
 class Field:
     """One array of a batch: a variable, or several variables stacked as channels."""
 
-    variables: tuple[str, ...]
+    names: tuple[ArrayName, ...]
     # Cells of one sample of one variable.
     window: tuple[int, ...]
     # Dtype of the batch.
@@ -35,7 +37,7 @@ class Field:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
-        return (len(self.variables), *self.window) if self.stacked else self.window
+        return (len(self.names), *self.window) if self.stacked else self.window
 
     @property
     def nbytes(self) -> int:
@@ -46,11 +48,11 @@ class Field:
         """Return an array (samples, [channels,] *window) of undefined values."""
         return np.empty((samples, *self.shape), self.dtype)
 
-    def views(self, array: Array) -> dict[str, Array]:
+    def views(self, array: Array) -> dict[ArrayName, Array]:
         """Return the part of each variable in an array made by `empty`, as views."""
         if not self.stacked:
-            return {self.variables[0]: array}
-        return {name: array[:, channel] for channel, name in enumerate(self.variables)}
+            return {self.names[0]: array}
+        return {name: array[:, channel] for channel, name in enumerate(self.names)}
 
 
 class SampleArray:
@@ -61,7 +63,7 @@ class SampleArray:
 
     def __init__(self, field: Field, samples: int) -> None:
         self._field = field
-        channels = len(field.variables) if field.stacked else 1
+        channels = len(field.names) if field.stacked else 1
         cells = int(np.prod(field.window, dtype=np.int64))
         if channels == 1 or cells * field.dtype.itemsize < _SMALL_BYTES:
             self._samples = field.empty(samples)
@@ -72,11 +74,11 @@ class SampleArray:
             self._rows = self._samples.reshape(channels * samples, cells)
             self._channel_starts = np.arange(channels) * samples
 
-    def views(self, rows: slice) -> dict[str, Array]:
+    def views(self, rows: slice) -> dict[ArrayName, Array]:
         """Return the part (samples, *window) of each variable in some rows, as views."""
         if self._channel_starts is None:
             return self._field.views(self._samples[rows])
-        return dict(zip(self._field.variables, self._samples[:, rows], strict=True))
+        return dict(zip(self._field.names, self._samples[:, rows], strict=True))
 
     def gather(self, rows: Ints, out: Array) -> None:
         """Copy samples into a batch (samples, [channels,] *window)."""
@@ -123,12 +125,12 @@ class Scratch(threading.local):
     """Arrays that each thread uses again; they are not pickled."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, Array] = {}
+        self._arrays: dict[Hashable, Array] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Scratch, ()
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Array:
+    def take(self, name: Hashable, shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Array:
         """Return an array that is valid until the next call for the same name."""
         array = self._arrays.get(name)
         kind = shape[1:], np.dtype(dtype)

@@ -20,6 +20,7 @@ from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.core.rank_shares import ChunkSchedule, Ints
 from ml4cube.loading.ring.arrays import Array, Field, SampleArray
 from ml4cube.loading.ring.gathering import BatchQueue
+from ml4cube.recipe.roles import ArrayName
 
 # Takes positions in an epoch, and returns the numbers of the samples that come there.
 SamplesAt = Callable[[Ints], Ints]
@@ -40,14 +41,14 @@ class ChunkSource(Protocol):
         """The first sample of each chunk, and the number of samples."""
         return np.concatenate([[0], np.cumsum(self.counts)])
 
-    def read(self, chunk: int, out: Mapping[str, Array]) -> None:
+    def read(self, chunk: int, out: Mapping[ArrayName, Array]) -> None:
         """Write the samples of a chunk into one array (samples, ...) per variable."""
 
     def describe(self, chunk: int) -> str:
         """Describe a chunk for an error message."""
 
 
-def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Array]]) -> None:
+def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[ArrayName, Array]]) -> None:
     """Read one chunk, naming it if that fails."""
     by_variable = {name: array for view in views for name, array in view.items()}
     try:

@@ -15,10 +15,11 @@ from ml4cube.core.time_steps import WindowsOverTime
 from ml4cube.cube.coordinates import find_time_dim, role_of
 from ml4cube.cube.variables import cube_dims
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.loading.lead_time import DimLead, warn_of_uneven_steps
+from ml4cube.loading.lead_time import warn_of_uneven_steps
 from ml4cube.prediction.options import PredictionOptions
 from ml4cube.prediction.windows.dates import axis_of, choose_inits, extended
 from ml4cube.prediction.windows.geometry import DimWindows, Windows
+from ml4cube.recipe.roles import DimLead
 from ml4cube.store.format import StoreMetadata
 from ml4cube.training.inputs.rollout import Rollout
 
