@@ -175,7 +175,7 @@ class Save(Callback):
 
     def on_step_end(self, loop: Any) -> None:
         """Ask, and let the loop look at once if that is wanted."""
-        loop._signals.must_save |= loop.state.step == self.step
+        loop.requests.signals.must_save |= loop.state.step == self.step
         if self.meet:
             meet_now(loop)
 
@@ -250,4 +250,4 @@ class Planted:
 
 def meet_now(loop: Any) -> None:
     """Let the ranks look for signals after this step, so that a test says where; all call this."""
-    loop.polls._next_step = 0
+    loop.requests._next_step = 0

@@ -18,6 +18,7 @@ from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, pick_precision
 from ml4cube.training.measure.summary import run_facts, summary_of_run
 from ml4cube.training.ranks.dist import join
+from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import History, best_row, default_monitor
@@ -68,8 +69,6 @@ class AdvancedTrainer(Summarized):
         progress: bool = True,
         **options: Any,
     ) -> None:
-        # As given; later code adds local variables. `Options.choose` takes those it has by name.
-        arguments = dict(locals())
         check_loss("criterion", criterion)
         if not isinstance(early_stopping, EarlyStopping | None):
             raise InvalidTypeError(
@@ -87,9 +86,13 @@ class AdvancedTrainer(Summarized):
             *reporters(progress, loggers),
             *as_callbacks(callbacks),
         ]
-        precision = pick_precision(use_amp, precision, self._world.device)
         self._options = Options.choose(
-            AdvancedTrainer, arguments, train_call="fit(..., epochs)", precision=precision
+            AdvancedTrainer,
+            options,
+            "fit(..., epochs)",
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip=gradient_clip,
+            precision=pick_precision(use_amp, precision, self._world.device),
         )
         self._scheduler, self._metrics = scheduler, metrics
         self.history = History()
@@ -115,13 +118,9 @@ class AdvancedTrainer(Summarized):
         epochs: int = 10,
     ) -> History:
         """Train for a number of epochs; called again, it trains on, and counts from 1."""
-        loop = self._make_loop(
-            self.optimizer,
-            train_loader,
-            val_loader,
-            options=replace(self._options, epochs=epochs),
-            scheduler=self._scheduler,
-            callbacks=self._callbacks,
+        engine = self._make_engine(epochs, self.optimizer, self._scheduler)
+        loop = Loop(
+            engine, train_loader, val_loader, metrics=self._metrics, callbacks=self._callbacks
         )
         try:
             loop.run()
@@ -132,9 +131,9 @@ class AdvancedTrainer(Summarized):
 
     def evaluate(self, loader: Any) -> dict[str, float]:
         """Validate once, exactly on any number of ranks; every rank must call this."""
-        return self._make_loop(options=self._options).evaluate(loader)
+        return Loop(self._make_engine(), metrics=self._metrics).evaluate(loader)
 
-    def _make_loop(self, *parts: Any, **arguments: Any) -> Loop:
+    def _make_engine(self, epochs: int = 1, *stepped: Any) -> Engine:
         # The model and the criterion are read anew, because users may replace them.
-        step = Supervised(self.criterion)
-        return Loop(self.model, step, *parts, world=self._world, metrics=self._metrics, **arguments)
+        step, options = Supervised(self.criterion), replace(self._options, epochs=epochs)
+        return Engine(self.model, step, *stepped, world=self._world, options=options)

@@ -28,7 +28,8 @@ from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, pick_precision
 from ml4cube.training.measure.summary import data_text, run_facts, summary_of_run
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.run.loop import Loop
+from ml4cube.training.run.engine import Engine
+from ml4cube.training.run.loop import Loop, default_column
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import History
 
@@ -217,40 +218,65 @@ class Trainer(Summarized):
         rollout_gradient: int | None = None,
         progress: bool = True,
     ) -> None:
-        arguments = dict(locals())  # as given; later code adds local variables
         if train_data is None:
             raise InvalidTypeError("train_data must be a loader, got None")
         if optimizer is None:
             raise InvalidTypeError("optimizer must be made from model.parameters(), got None")
-        step = Supervised(check_loss("loss", loss))
-        best_path = _pick_best_path(best_model_path, model_path, snapshot_path, create_loss_plot)
-        world = self._make_world(device)
-        options = Options.choose(
-            Trainer, arguments, precision=pick_precision(use_amp, precision, world.device)
-        )
-        monitor = monitor or ("train_loss" if test_data is None else "val_loss")
-        self._best = BestModel(best_path, mode, monitor)
-        default_stopping = EarlyStopping(patience, mode, monitor)
         if not isinstance(early_stopping, bool | EarlyStopping):
             raise InvalidTypeError(
                 f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}"
             )
+        step = Supervised(check_loss("loss", loss))
+        best_path = _pick_best_path(best_model_path, model_path, snapshot_path)
+        if create_loss_plot and best_path is None:
+            raise InvalidTypeError(
+                "create_loss_plot=True saves the plot next to the best model; give best_model_path "
+                "too"
+            )
+        world = self._make_world(device)
+        options = Options(
+            epochs=epochs,
+            max_steps=max_steps,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip=gradient_clip,
+            precision=pick_precision(use_amp, precision, world.device),
+            scheduler_step_on_batch=scheduler_step_on_batch,
+            seed=seed,
+            snapshot_path=snapshot_path,
+            save_every=save_every,
+            find_unused_parameters=find_unused_parameters,
+            max_time=max_time,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            fast_dev_run=fast_dev_run,
+            ema=ema,
+            compile=compile,
+            log_grad_norm=log_grad_norm,
+            strategy=strategy,
+            shard_modules=shard_modules,
+            monitor=monitor,
+            mode=mode,
+            validate_every=validate_every,
+            validate_every_steps=validate_every_steps,
+            rollout=rollout,
+            rollout_gradient=rollout_gradient,
+        )
+        column = monitor or default_column(test_data)
+        self._best = BestModel(best_path, mode, column)
         built_in: list[Callback] = [self._best, *reporters(progress, loggers)]
-        if early_stopping:
-            built_in.append(default_stopping if early_stopping is True else early_stopping)
+        default_stopping = EarlyStopping(patience, mode, column)
+        if isinstance(early_stopping, EarlyStopping):
+            built_in.append(early_stopping)
+        elif early_stopping:
+            built_in.append(default_stopping)
         if validate_parallelism:
             built_in.append(RankReport())
         if create_loss_plot and best_path is not None:
             built_in.append(LossPlot(best_path.with_name(f"{best_path.stem}_loss.png")))
         self._loop = Loop(
-            model,
-            step,
-            optimizer,
+            Engine(model, step, optimizer, scheduler, world=world, options=options),
             train_data,
             test_data,
-            world=world,
-            options=options,
-            scheduler=scheduler,
             metrics=metrics,
             callbacks=[*built_in, *as_callbacks(callbacks)],
         )
@@ -259,9 +285,11 @@ class Trainer(Summarized):
     def _summary(self) -> Summary:
         """Return how far the run is, the next call, and what is trained on what."""
         loop = self._loop
-        next_step = "train() goes on" if loop.state.step else self._first_call
-        if loop.is_over or loop.stop_reason is not None:
+        next_step = self._first_call
+        if loop.is_finished:
             next_step = "predict_cube(trainer.model, ...), evaluate(loader)"
+        elif loop.state.step:
+            next_step = "train() goes on"
         facts = {
             **run_facts(loop.model, loop.world, loop.options, loop.optimizer, loop.scheduler),
             "Loss": one_line(loop.step.loss_parts[0]),
@@ -269,7 +297,7 @@ class Trainer(Summarized):
             "Training": data_text(loop.feed.loader),
             "Validation": data_text(loop.val_loader),
             "Best model": self._best.path,
-            "Stopped": loop.stop_reason,
+            "Stopped": loop.run_state.stop_reason,
         }
         progress = f"{loop.state.epoch} of {counted(loop.options.epochs, 'epoch')}"
         return summary_of_run(
@@ -369,34 +397,27 @@ class Trainer(Summarized):
 
 
 def _pick_best_path(
-    best_model_path: PathLike | None,
-    model_path: PathLike | None,
-    snapshot_path: PathLike | None,
-    create_loss_plot: bool,
+    best_model_path: PathLike | None, model_path: PathLike | None, snapshot_path: PathLike | None
 ) -> Path | None:
     """Return the path of the best model, which has two names, or refuse the paths of a run."""
-    best_paths = {"best_model_path": best_model_path, "model_path": model_path}
     paths = {
-        name: absolute_path(name, path)
-        for name, path in {**best_paths, "snapshot_path": snapshot_path}.items()
-        if path is not None
+        "best_model_path": best_model_path,
+        "model_path": model_path,
+        "snapshot_path": snapshot_path,
     }
-    for name, path in paths.items():
+    absolute = {n: absolute_path(n, path) for n, path in paths.items() if path is not None}
+    for name, path in absolute.items():
         if path.is_dir():
             raise InvalidValueError(f"{name}={str(path)!r} is a folder; give the path of a file")
-    snapshot = paths.pop("snapshot_path", None)
-    given = set(paths.values())
-    if len(given) > 1:
+    snapshot = absolute.pop("snapshot_path", None)
+    best_paths = set(absolute.values())
+    if len(best_paths) > 1:
         raise InvalidTypeError(
             f"best_model_path={str(best_model_path)!r} and model_path={str(model_path)!r} are the "
             "same argument and differ; give one of them"
         )
-    if snapshot in given:
+    if snapshot in best_paths:
         raise InvalidValueError(
             f"best_model_path and snapshot_path are both {str(snapshot_path)!r}; give two files"
         )
-    if create_loss_plot and not given:
-        raise InvalidTypeError(
-            "create_loss_plot=True saves the plot next to the best model; give best_model_path too"
-        )
-    return next(iter(given), None)
+    return next(iter(best_paths), None)

@@ -6,7 +6,6 @@ in the Trainer (`TrainerState`), and the next loop continues from there.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from ml4cube.training.inputs.options import Options, check_count, pick_precision
 from ml4cube.training.inputs.rollout import refuse_several_steps
 from ml4cube.training.ranks.dist import World, join
 from ml4cube.training.ranks.environment import pick_of
+from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.run.trainer_state import ProgressChecker, TrainerState
@@ -167,29 +167,25 @@ class Trainer(TrainerState):
         web_logger: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        # As given; later code adds local variables. `Options.choose` takes those it has by name.
-        arguments = dict(locals())
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
         loggers = [*as_list(loggers), *web_loggers(web_logger, self.add_ons)]
         world = join(_device_of_this_rank(device))
         _warn_of_unused_devices(device, world)
+        chosen = Options.choose(
+            Trainer,
+            options,
+            "run(n_epoch, ...)",
+            gradient_clip=gradient_clip or None,
+            mode={"max": "max"}.get(mode, "min"),
+            precision=self._pick_precision(use_amp, precision, world.device),
+        )
+        loss_step = None
+        if loss is not None:
+            loss_step = Supervised(check_loss("loss", loss))
+        self.mode = {"test": "test"}.get(mode, "train")
         super().__init__(
-            model,
-            optimizer,
-            scheduler,
-            mode="test" if mode == "test" else "train",
-            loss_step=None if loss is None else Supervised(check_loss("loss", loss)),
-            metrics=metrics,
-            world=world,
-            options=Options.choose(
-                Trainer,
-                arguments,
-                train_call="run(n_epoch, ...)",
-                gradient_clip=gradient_clip or None,
-                mode="max" if mode == "max" else "min",
-                precision=self._pick_precision(use_amp, precision, world.device),
-            ),
+            model, optimizer, scheduler, loss_step, metrics=metrics, world=world, options=chosen
         )
         self._check_step(f"{self.mode}_step")
         if self.mode == "train":
@@ -383,8 +379,6 @@ class Trainer(TrainerState):
         if self._is_sharded:
             raise InvalidTypeError("strategy='fsdp' trains in run() only; call run()")
         loop = self._make_loop([batch], wrapped=())
-        if loop.ema is not None:
-            loop.ema.apply(False)  # The model gets its own weights, which the step changes.
         result = loop.train_batch(batch)
         self._keep_state_of(loop)
         numbers: dict[str, Any] = {"loss": result.loss, **result.logs}
@@ -438,7 +432,7 @@ class Trainer(TrainerState):
             refuse_several_steps({"loader": loader}, "predict_cube(..., rollout=) predicts them")
         was_training = self.model.training
         try:
-            predictions = self._make_loop().predict(loader, self.predict_step)
+            predictions = self._make_loop().engine.predict(loader, self.predict_step)
             return _concatenate([_to_cpu(prediction) for prediction in predictions])
         finally:
             self.model.train(was_training)
@@ -489,7 +483,8 @@ class Trainer(TrainerState):
         goal = self._goal + epochs
         loop = self._make_loop(loader, valid_loader, goal, wrapped=wrapped)
         # An epoch that `max_time` has interrupted is finished from its snapshot.
-        is_interrupted = self._state.batch > 0 and self._options.snapshot_path is not None
+        is_inside_epoch = self._run_state.counters.batch > 0
+        is_interrupted = is_inside_epoch and self._options.snapshot_path is not None
         resume = is_interrupted or not self._started
         self._started, self._loop = True, loop
         self._follower.monitor = loop.monitor
@@ -525,49 +520,24 @@ class Trainer(TrainerState):
 
         `wrapped` are the methods whose overrides the loop calls around its own passes or batches.
         """
-        loop = Loop(
+        parts = (self.optimizer, self.scheduler)
+        if train is None:
+            parts = (None, None)
+        engine = Engine(
             self.model,
             UserStep(self, wrapped),
-            None if train is None else self.optimizer,
-            train,
-            val,
+            *parts,
             world=self._world,
             options=replace(self._options, epochs=epochs),
-            scheduler=None if train is None else self.scheduler,
-            metrics=self._metrics,
-            callbacks=self._callbacks,
+            run_state=self._run_state,
         )
-        loop.state, loop.history = self._state, self.history
-        if self._scaler_state:
-            loop.scaler.load_state_dict(self._scaler_state)
-        if loop.ema is not None and self._has_weights_of_last_run():
-            # The last loop has left the average in the model, of which the new `Ema` is a copy.
-            # Restored, the model has its own weights again, until the average is applied.
-            average = dict(loop.ema.average)
-            loop.ema.load_state_dict({"updates": self._ema_state["updates"], "average": average})
-            self.model.load_state_dict(self._ema_state["unaveraged"])
-            loop.ema.apply(True)
-        return loop
-
-    def _has_weights_of_last_run(self) -> bool:
-        """Return False if there was no run, or the user has changed the parameters since."""
-        # Buffers are left out: an evaluation gives those of rank 0 to all ranks.
-        left, now = self._ema_state.get("left", {}), dict(self.model.named_parameters())
-        return left.keys() == now.keys() and all(
-            torch.equal(left[name].to(now[name].device), now[name]) for name in now
-        )
+        return Loop(engine, train, val, metrics=self._metrics, callbacks=self._callbacks)
 
     def _keep_state_of(self, loop: Loop) -> None:
         """Keep what the next loop needs."""
-        self._state, self.history = loop.state, loop.history
-        self._scaler_state = loop.scaler.state_dict()
+        self._run_state = loop.run_state.left()
         if loop.ema is not None and not self._is_sharded:
-            loop.ema.apply(False)
-            unaveraged = copy.deepcopy(self.model.state_dict())
-            loop.ema.apply(True)
-            left = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-            updates = loop.ema.updates
-            self._ema_state = {"updates": updates, "unaveraged": unaveraged, "left": left}
+            self._run_state.average = loop.ema.leave()
         self.progress_checker.follow(loop.state)
 
     def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:

@@ -169,7 +169,7 @@ def test_a_run_may_change_to_checks_inside_epochs(tmp_path):
 
 def test_a_run_out_of_time_before_its_first_check_leaves_its_snapshot(tmp_path, caplog):
     def end_time(loop):
-        loop._deadline_s = 0.0 if loop.state.step == 11 else loop._deadline_s
+        loop.requests.deadline_s = 0.0 if loop.state.step == 11 else loop.requests.deadline_s
 
     arguments = {"epochs": 4, "validate_every": 3, "snapshot_path": tmp_path / "snapshot.pt"}
     run = trained(callbacks=hooks(on_step_end=end_time), max_time=100, **arguments)

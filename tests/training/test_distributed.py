@@ -39,11 +39,10 @@ from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import dist_train
 from ml4cube.training.ranks import dist as ranks_dist
-from ml4cube.training.ranks import world
+from ml4cube.training.ranks import requests, world
 from ml4cube.training.ranks.dist import World, ddp_init, pick_device
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.unshared_data import find_unshared
-from ml4cube.training.run import loop
 from ml4cube.training.trainer import Trainer as AddonTrainer
 from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks, on_ranks
 from tests.samplestores import write_store
@@ -390,7 +389,7 @@ def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
             return trainer(ranks=True, train=train, **more)
 
         def save_again(loop):
-            loop._signals.must_save |= loop.feed.position is not None
+            loop.requests.signals.must_save |= loop.feed.position is not None
 
         path = f"{folder}/{kind}.pt"
         saves = [Save(3, meet=False), hooks(on_epoch_start=save_again)]
@@ -655,7 +654,7 @@ def a_run_that_failed_on_all_ranks_is_over_for_the_next(folder):
     gaps = torch.full((4, 3), torch.nan if dist.get_rank() == 1 else 1.0)
     val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "PERIOD_S", 0.0)  # every batch of a validation is a moment to look
+        patch.setattr(requests, "PERIOD_S", 0.0)  # every batch of a validation is a moment to look
         with pytest.raises(RunError, match="training loss is nan on rank 1, epoch 1, step 1"):
             trainer(ranks=True, train=[(gaps, torch.ones(4, 1))] * 3).train()
         trainer(ranks=True, val=val, epochs=2).train()

@@ -288,7 +288,7 @@ def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
 
 def save_soon(loop):
     """Ask for a snapshot; a validation that was begun is then made again."""
-    loop._signals.must_save = True
+    loop.requests.signals.must_save = True
 
 
 SAVE_IN_VALIDATION = hooks(on_validation_start=save_soon)
@@ -351,7 +351,7 @@ def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
 
 def test_no_epoch_begins_if_time_was_over_in_validation():
     def end_time(loop, row):
-        loop._deadline_s = 0.0
+        loop.requests.deadline_s = 0.0
 
     run = trained(max_time=100, callbacks=hooks(on_validation_end=end_time))
     assert len(run.history) == 1
@@ -710,7 +710,7 @@ class Reads(Callback):
 
     def on_epoch_start(self, loop):
         self.before = self.count
-        real = loop.polls.is_due
+        real = loop.requests.are_due
 
         def is_due(step):
             self.per_step.append(self.count - self.before)
@@ -718,7 +718,7 @@ class Reads(Callback):
             self.asked.append(due)
             return due
 
-        loop.polls.is_due = is_due
+        loop.requests.are_due = is_due
 
     def on_step_end(self, loop):
         if self.asked and self.asked[-1]:

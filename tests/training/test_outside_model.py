@@ -91,8 +91,8 @@ def test_a_resumed_run_has_the_learned_weights_of_the_loss(tmp_path, kind, step)
     path = tmp_path / "snapshot.pt"
 
     def save(loop):
-        loop._signals.must_save |= loop.state.step == step
-        loop.polls._next_step = 0
+        loop.requests.signals.must_save |= loop.state.step == step
+        loop.requests._next_step = 0
 
     callbacks = [hooks(on_step_end=save), At(step + 1)]
     with pytest.raises(Interrupt):

@@ -111,6 +111,18 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
     return None  # neither drop_last=True nor False gives that many batches
 
 
+def named_sets(loader: Any) -> dict[str, Any]:
+    """Return validation sets by name; the name of a single one is empty."""
+    return dict(loader) if isinstance(loader, Mapping) else {"": loader}
+
+
+def sets_by_argument(argument: str, loader: Any) -> dict[str, Any]:
+    """Return validation sets by the expression that messages name them with: ``loader['sea']``."""
+    if not isinstance(loader, Mapping):
+        return {argument: loader}
+    return {f"{argument}[{name!r}]": batches for name, batches in loader.items()}
+
+
 def batch_limit(loader: Any, limit: float | None, name: str) -> int | None:
     """Return the largest number of batches to use; a float limit is a fraction of the loader."""
     if loader is None:

@@ -16,8 +16,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.loading.loaders import EpochLoader
 from ml4cube.training.files.checkpoint import to_plain
+from ml4cube.training.inputs.batches import sets_by_argument
+from ml4cube.training.inputs.options import Options
 
 
 def check_trainable(
@@ -129,6 +132,15 @@ def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
             f"{argument} must be a loss function such as torch.nn.MSELoss(), got {one_line(loss)}"
         )
     return cast(Callable[..., torch.Tensor], loss)
+
+
+def check_loaders(train: Any, val: Any, options: Options) -> None:
+    """Refuse data that cannot train a model, or that do not fit together."""
+    for name, loader in (("train_data", train), ("test_data", val)):
+        if loader is not None:
+            check_loader(name, loader)
+    refuse_kept_workers(train, options.snapshot_path)
+    check_same_scaling({"train_data": train, **sets_by_argument("test_data", val)})
 
 
 def refuse_kept_workers(loader: Any, snapshot_path: Any) -> None:

@@ -147,24 +147,23 @@ class Options:
 
     @classmethod
     def choose(
-        cls, trainer: type, arguments: Mapping[str, Any], train_call: str = "", **replaced: Any
+        cls, trainer: type, keywords: Mapping[str, Any], train_call: str, **settled: Any
     ) -> Options:
-        """Make the options of a trainer from its constructor's arguments, some of them replaced.
+        """Make the options of a trainer from further keywords of its constructor.
 
         `train_call` is the call that takes the number of epochs, for an error message.
         """
-        names = [field.name for field in fields(cls)]
-        keywords = arguments.get("options", {})  # what the constructor's **options took
-        unknown = [name for name in keywords if name not in names or name == "epochs"]
-        for name in unknown:
-            known = {*inspect.signature(trainer).parameters, *names} - {"options", "epochs"}
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(known))}"
+        names = {field.name for field in fields(cls)} - {"epochs"}
+        for name in keywords.keys() - names:
+            taken = {*inspect.signature(trainer).parameters, *names} - {"options"}
+            near = difflib.get_close_matches(name, taken, n=1)
+            hint = f"it takes {', '.join(sorted(taken))}"
             if "epoch" in name:
                 hint = f"give the number of epochs to {train_call}"
+            elif near:
+                hint = f"did you mean {near[0]!r}?"
             raise InvalidTypeError(f"{trainer.__name__}() has no argument {name!r}; {hint}")
-        given = {**arguments, **keywords, **replaced}
-        return cls(**{name: given[name] for name in names if name in given})
+        return cls(**settled, **keywords)
 
     @property
     def max_seconds(self) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ml4cube.core.errors import EmptyPartError
+from ml4cube.core.errors import EmptyPartError, RunError
 from ml4cube.training.inputs.steps import Portion, StepResult
 from ml4cube.training.measure.scores import (
     Meter,
@@ -126,6 +126,25 @@ def mean_over_ranks(world: World, meter: Meter, data: str) -> float:
             "the target and the weights"
         )
     return total / weight
+
+
+def refuse_non_finite(
+    world: World, bad: NonFiniteLoss | None, what: str, epoch: int, unit: str
+) -> None:
+    """Raise on all ranks when a loss is not finite on any; every rank must call this."""
+    for rank, of_rank in enumerate(world.gather_objects(bad)):
+        if of_rank is None:
+            continue
+        advice = "Look for gaps in that batch, or lower the learning rate"
+        if of_rank.target_has_gaps:
+            advice = (
+                "The targets of that batch have gaps (NaN); MaskedLoss of "
+                "ml4cube.training.losses leaves them out: loss=MaskedLoss(your_loss)"
+            )
+        raise RunError(
+            f"the {what} loss is {of_rank.loss} on rank {rank}, epoch {epoch}, {unit} "
+            f"{of_rank.number + 1}; training stopped, the best model is as it was. {advice}"
+        )
 
 
 def rank_columns(

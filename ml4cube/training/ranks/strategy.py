@@ -32,21 +32,6 @@ def broadcast_model(model: nn.Module, world: World) -> None:
         model.load_state_dict({**state, **world.broadcast(to_plain(extra_state))})
 
 
-def check_same_model(tensors: Mapping[str, torch.Tensor], world: World) -> None:
-    """Refuse models that differ between ranks, which would wait for one another; every rank."""
-    own = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for rank, shapes in enumerate(world.gather_objects(own)):
-        differing = [n for n in {**own, **shapes} if own.get(n) != shapes.get(n)]
-        if differing:
-            name, *others = differing
-            more = f", and {len(others)} more" if others else ""
-            raise InvalidValueError(
-                f"the model must be the same on all ranks, but {name} has the shape "
-                f"{own.get(name)} on rank {world.rank} and {shapes.get(name)} on rank {rank}{more} "
-                "(None: there is none); make it by the same arguments everywhere"
-            )
-
-
 class Strategy:
     """Every rank has the whole model, and gradients are averaged over ranks."""
 
@@ -69,6 +54,22 @@ class Strategy:
     def unshard(self, model: nn.Module) -> nn.Module:
         """Return the user's model, with the trained weights; every rank."""
         return model
+
+    def check_same(self, tensors: Mapping[str, Any]) -> None:
+        """Refuse models that differ between ranks, which would wait for one another; every rank."""
+        own = {n: tuple(t.shape) for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+        for rank, shapes in enumerate(self.world.gather_objects(own)):
+            differing = [n for n in {**own, **shapes} if own.get(n) != shapes.get(n)]
+            if differing:
+                name, *others = differing
+                more = ""
+                if others:
+                    more = f", and {len(others)} more"
+                raise InvalidValueError(
+                    f"the model must be the same on all ranks, but {name} has the shape "
+                    f"{own.get(name)} on rank {self.world.rank} and {shapes.get(name)} on rank "
+                    f"{rank}{more} (None: there is none); make it by the same arguments everywhere"
+                )
 
     def trainable_flags(self, parameters: Sequence[nn.Parameter]) -> list[bool]:
         """Return for each parameter of the model to train whether it is trained on this rank."""

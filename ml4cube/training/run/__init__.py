@@ -1,6 +1,7 @@
 """The loop: the only code that runs an epoch.
 
-`loop` runs epochs over the `engine`, which runs steps; `feed` gives batches, `supervised_step` is
-the usual step, `snapshot` saves and resumes (`resume_changes`: what may differ then).
+A `loop` has an `engine`, which takes optimizer steps, and one `run_state`, which says how far the
+run is. `feed` gives training batches, `validation` passes over validation data, `supervised_step`
+is the usual step, `snapshot` saves and resumes (`resume_changes`: what may differ then).
 `trainer_state` and `user_steps` serve `training.trainer`.
 """

@@ -33,6 +33,7 @@ class Ema:
             )
         self.decay, self.updates = decay, 0
         self._strategy = strategy
+        self._parameters = dict(model.named_parameters()).keys()
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._weights = strategy.local_shards(tensors)
         self.average = {name: tensor.clone() for name, tensor in self._weights.items()}
@@ -74,6 +75,26 @@ class Ema:
             tensor.copy_(self.average[name])
             self.average[name].copy_(previous)
         self._is_applied = on
+
+    def leave(self) -> dict[str, Any]:
+        """Leave the average in the model; return what `continue_from` takes."""
+        with self.applied(False):
+            own = {name: tensor.clone() for name, tensor in self._weights.items()}
+        self.apply(True)
+        left = {name: self._weights[name].clone() for name in self._parameters}
+        return {"updates": self.updates, "own": own, "left": left}
+
+    def continue_from(self, left: Mapping[str, Any]) -> None:
+        """Go on with an average, if the model still has the parameters that `leave` left."""
+        # Buffers are left out: an evaluation gives those of rank 0 to all ranks.
+        parameters = left.get("left", {})
+        device = next(iter(self._weights.values())).device
+        if parameters.keys() == self._parameters and all(
+            torch.equal(parameters[name].to(device), self._weights[name]) for name in parameters
+        ):
+            self.updates, self._is_applied = left["updates"], left["updates"] > 0
+            for name, tensor in left["own"].items():
+                self.average[name].copy_(tensor)
 
     def restart(self) -> None:
         """Start a new average from the current weights of the model."""

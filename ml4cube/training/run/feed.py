@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,18 +14,16 @@ from typing import Any
 
 import torch
 
-from ml4cube.loading.handover import BatchCopy
 from ml4cube.training.inputs.batches import (
     batch_limit,
     fixed_sizes,
     loader_generator,
     set_epoch,
 )
-from ml4cube.training.inputs.options import Options
-from ml4cube.training.inputs.steps import Portion, Step, Weight
-from ml4cube.training.ranks.dist import World
+from ml4cube.training.inputs.steps import Portion, Weight
 from ml4cube.training.ranks.unshared_data import share_out
-from ml4cube.training.run.data_wait import DataWait
+from ml4cube.training.run.engine import Engine
+from ml4cube.training.run.run_state import RunState
 from ml4cube.training.state import TrainState, capture_rng, restore_rng
 
 logger = logging.getLogger(__name__)
@@ -35,11 +32,11 @@ logger = logging.getLogger(__name__)
 class Feed:
     """The training loader, the position of the run in it, and the weights of its batches."""
 
-    def __init__(self, loader: Any, world: World, options: Options, step: Step) -> None:
-        self.loader = loader
-        self.is_even = world.size == 1  # all ranks have batches of the same number and sizes
-        # Waiting for batches, and for other ranks, in this epoch.
-        self.data_wait, self.rank_wait_s = DataWait(world.device), 0.0
+    def __init__(self, loader: Any, engine: Engine) -> None:
+        self.loader, self._engine = loader, engine
+        self._world, self._options = engine.world, engine.options
+        # All ranks have batches of the same number and sizes.
+        self.is_even = engine.world.size == 1
         self.epoch_rng: dict[str, Any] = {}  # the state of all generators when the epoch began
         self.position: Mapping[str, Any] | None = None  # from a snapshot: where to open the loader
         # Set during a validation: what a snapshot that is saved then holds, because the loader may
@@ -47,15 +44,19 @@ class Feed:
         self.position_before_validation: Mapping[str, Any] | None = None
         self.ended = False  # the epoch is over: some rank has no more batches
         self.used_up = False  # this rank's loader has no more batches
-        self.max_steps = math.inf if options.max_steps is None else options.max_steps
-        self._world, self._step, self._options = world, step, options
-        self._to_device = BatchCopy(world.device)
+        self._max_steps = self._options.max_steps or sys.maxsize
         self._set_max_batches()
 
     def share_out(self) -> None:
         """Share the training samples out among ranks; every rank."""
         if share_out(self.loader, self._world):
             self._set_max_batches()  # which may be a fraction of the loader
+        self.compare_sizes()
+
+    @property
+    def is_out_of_steps(self) -> bool:
+        """True if all optimizer steps of the run are done."""
+        return self._engine.run_state.counters.step >= self._max_steps
 
     @property
     def steps(self) -> int | None:
@@ -69,7 +70,7 @@ class Feed:
 
     def compare_sizes(self) -> None:
         """Compare the number and sizes of batches on all ranks; every rank must call this."""
-        own_sizes = None if self._step.counts_itself else self._used_sizes()
+        own_sizes = None if self._engine.step.counts_itself else self._used_sizes()
         sizes = self._world.gather_objects(own_sizes)
         self.is_even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
         if not self.is_even and None not in sizes:
@@ -79,23 +80,22 @@ class Feed:
                 sizes,
             )
 
-    def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
+    def open(self, run_state: RunState) -> Iterator[tuple[list[Portion], Weight]]:
         """Yield the batches of each step and their total weight; start at `position` if set."""
-        self.data_wait.restart()
-        self.rank_wait_s = 0.0
-        with self.data_wait.counted():
+        state, times = run_state.counters, run_state.times
+        with times.data_wait.counted():
             # Loaders may start workers, and skip the batches that a resumed epoch has had.
             batches = self._open_loader(state)
         if self.ended:
             return
         batches_per_step = self._options.gradient_accumulation_steps
         needs_equal_counts = self._options.strategy == "fsdp" and not self.is_even
-        while state.step < self.max_steps:
+        while not self.is_out_of_steps:
             portions = []
-            with self.data_wait.counted():
+            with times.data_wait.counted():
                 for batch in batches:
                     state.batch += 1
-                    portion = self.weigh(batch)
+                    portion = self._engine.weigh(batch)
                     if portion.samples:
                         portions.append(portion)
                         if len(portions) == batches_per_step:
@@ -109,23 +109,11 @@ class Feed:
                 (most_missing,) = self._world.maximum([batches_per_step - len(portions)])
                 portions = portions[: batches_per_step - int(most_missing)]
             total = self.total_weight(portions)
-            self.rank_wait_s += time.perf_counter() - drawn
+            times.rank_wait_s += time.perf_counter() - drawn
             if total is None:
                 self.ended = True
                 return
             yield portions, total
-
-    def weigh(self, batch: Any, training: bool = True) -> Portion:
-        """Return a batch on the device, with its weight."""
-        batch = self._to_device(batch)
-        samples = self._step.count(batch, training)
-        if not samples:
-            return Portion(batch, 0, 0.0)
-        weight = self._step.weigh(batch, training)
-        if weight is None:
-            return Portion(batch, samples, samples)
-        # A loss of a user may return a number, which would be taken for a number of samples.
-        return Portion(batch, samples, torch.as_tensor(weight, device=self._world.device))
 
     def total_weight(self, portions: list[Portion]) -> Weight | None:
         """Return the mean over ranks of the weight of a step's batches; every rank.
@@ -195,7 +183,7 @@ class Feed:
         self.restore_rng(self.epoch_rng)
         self.ended, self.used_up = position["ended"], position["used_up"]
         remaining = max(0, self._max_batches - state.batch)
-        if self.ended or self.used_up or state.step >= self.max_steps:
+        if self.ended or self.used_up or self.is_out_of_steps:
             remaining = 0
         if position["loader"] is None:
             batches = iter(loader)

@@ -1,59 +1,258 @@
 """The loop: the only code that runs epochs.
 
-`Engine` runs the steps, `Feed` gives the batches, `Strategy` spreads the model over ranks,
-`PollSchedule` decides when ranks communicate, `TrainMeasures` and `ValidationMeasures` measure,
-`Snapshot` saves and resumes. The faces of the package translate arguments into a `Loop`; callbacks
-follow it. Methods marked "every rank" exchange something, so all ranks must call them.
+A `Loop` has an `Engine`, which runs the steps, and one `RunState`, which says how far the run is.
+`Feed` gives the training batches, `Validation` runs validation passes, `Requests` are what ranks
+tell one another, `Snapshot` saves and resumes. The faces of the package translate arguments into a
+`Loop`; callbacks follow it. Methods marked "every rank" exchange something, so all ranks must call
+them.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ml4cube.core.errors import InvalidTypeError, RunError
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
 from ml4cube.training.events import HOOKS, Callback, monitored
-from ml4cube.training.inputs.batches import kept_generators
-from ml4cube.training.measure.validation import TrainMeasures, ValidationMeasures, rank_columns
-from ml4cube.training.ranks.clock import StepClock
-from ml4cube.training.ranks.failures import CUT, FAILURE, reporting_errors
-from ml4cube.training.ranks.polling import PERIOD_S
-from ml4cube.training.ranks.signals import Signals
-from ml4cube.training.run.engine import Engine, named_sets
+from ml4cube.training.inputs.batches import sets_by_argument
+from ml4cube.training.inputs.checks import check_loaders
+from ml4cube.training.measure.validation import ValidationMeasures, rank_columns, refuse_non_finite
+from ml4cube.training.ranks.failures import reporting_errors
+from ml4cube.training.ranks.requests import Requests
+from ml4cube.training.run.engine import Engine
+from ml4cube.training.run.feed import Feed
 from ml4cube.training.run.snapshot import Snapshot
-from ml4cube.training.state import kept_rng
+from ml4cube.training.run.validation import Validation
+from ml4cube.training.state import History, TrainState, kept_rng
 
 logger = logging.getLogger(__name__)
 
 _OUT_OF_TIME = "max_time is over"
 
 
-class Loop(Engine):
+class Loop:
     """Train a model, validate it, and call the callbacks."""
 
-    snapshot: Snapshot | None = None
-    resumed = False  # True if this call of `run` started from a snapshot
-    stop_reason: str | None = None  # set if training ends after this epoch
-    step_loss: torch.Tensor | None = None  # the loss of the latest step's last batch
-    _deadline_s = math.inf  # on the clock of time.monotonic
-    _epoch_is_cut = False  # True if no further step is taken in this epoch
-    # On the clock of time.perf_counter. Each validation moves it by its own time, so that the time
-    # since then is the time of training.
-    _epoch_started_s = 0.0
-    _validation_started_s: float | None = None  # of one that is under way
-    _resumed_s = 0.0  # the training time of this epoch that a snapshot held
-    _messages_read_s = 0.0  # when messages were last looked for, on the clock of time.perf_counter
-    _signals = Signals(active=False)
+    def __init__(
+        self,
+        engine: Engine,
+        train: Any = None,
+        val: Any = None,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        callbacks: Iterable[Callback] = (),
+    ) -> None:
+        options = engine.options
+        check_loaders(train, val, options)
+        engine.step.prepare(options, {"train_data": train, **sets_by_argument("test_data", val)})
+        self.engine, self.run_state = engine, engine.run_state
+        self.world, self.options, self.step = engine.world, options, engine.step
+        self.strategy, self.scheduler = engine.strategy, engine.scheduler
+        self.feed = Feed(train, engine)
+        self.validation = Validation(engine, val, metrics)
+        self.requests = Requests(engine.world)
+        self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
+        self.snapshot: Snapshot | None = None
+
+    # ------------------------------------------------------ what callbacks may use
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, without wrappers."""
+        return self.engine.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer."""
+        return self.engine.optimizer
+
+    @property
+    def scaler(self) -> Any:
+        """The scaler of gradients in fp16."""
+        return self.run_state.scaler
+
+    @property
+    def state(self) -> TrainState:
+        """Epochs and steps so far."""
+        return self.run_state.counters
+
+    @state.setter
+    def state(self, counters: TrainState) -> None:
+        self.run_state.counters = counters
+
+    @property
+    def history(self) -> History:
+        """The rows of the epochs so far."""
+        return self.run_state.history
+
+    @history.setter
+    def history(self, history: History) -> None:
+        self.run_state.history = history
+
+    @property
+    def resumed(self) -> bool:
+        """True if this call of `run` started from a snapshot."""
+        return self.run_state.resumed
+
+    @property
+    def step_loss(self) -> torch.Tensor | None:
+        """The loss of the latest step's last batch."""
+        return self.run_state.step_loss
+
+    @property
+    def monitor(self) -> str:
+        """The column of the History that judges the run."""
+        return self.options.monitor or default_column(self.val_loader)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps of an epoch; None if the loader has no length."""
+        return self.feed.steps
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of this epoch that are done."""
+        return self.feed.steps_of(self.state.batch)
+
+    def outside(self) -> dict[str, torch.Tensor]:
+        """Return by name the tensors that the optimizer trains besides the model."""
+        return self.engine.outside()
+
+    def load_weights(
+        self, weights: Mapping[str, Any] | None, outside: Mapping[str, Any] | None = None
+    ) -> None:
+        """Load weights that rank 0 holds into the model of all ranks; every rank."""
+        self.engine.load_weights(weights, outside)
+
+    def stop(self, reason: str) -> None:
+        """End training after this epoch, or its next validation between steps; on any rank."""
+        self.run_state.stop_reason = self.run_state.stop_reason or reason
+
+    def save_snapshot(self) -> None:
+        """Write the snapshot, if the run has one that is older than its state; every rank."""
+        if self.snapshot is not None and not self.snapshot.is_current:
+            self._save()
+
+    # ------------------------------------------------------------------- a call
+
+    @property
+    def val_loader(self) -> Any:
+        """The loader of the validation data, or several by name; None without any."""
+        return self.validation.loader
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics by name."""
+        return self.validation.metrics
+
+    @property
+    def ema(self) -> Any:
+        """The moving average of the weights, if there is one."""
+        return self.engine.ema
+
+    @property
+    def is_over(self) -> bool:
+        """True if all epochs or steps have been trained."""
+        out_of_steps = self.feed.is_out_of_steps and self.state.batch == 0
+        return self.state.epoch >= self.options.epochs or out_of_steps
+
+    def run(self, *, resume: bool = True) -> nn.Module:
+        """Train to the end, from the snapshot if there is one; return the model in eval mode."""
+        if self.feed.loader is None:
+            raise InvalidTypeError("train_data must be a loader, got None")
+        if self.optimizer is None:
+            raise InvalidTypeError("training needs an optimizer, got None")
+        options, run_state, engine = self.options, self.run_state, self.engine
+        run_state.stop_reason, run_state.is_cut = None, False
+        saves = options.snapshot_path is not None
+        with ExitStack() as stack:
+            if options.seed is not None:
+                stack.enter_context(kept_rng(self.world.device))
+                torch.manual_seed(options.seed + self.world.rank)
+            # Signals are handled until an error is explained, because a launcher ends all other
+            # ranks as soon as one fails.
+            self.requests.listen(stack, options.max_seconds, to_signals=saves)
+            stack.enter_context(reporting_errors(self.world))
+            stack.callback(self._call_hooks, "on_close")
+            engine.check_models()
+            engine.shard()
+            self.feed.share_out()
+            run_state.resumed = False
+            if options.snapshot_path is not None:
+                self.snapshot = Snapshot(self, options.snapshot_path)
+                stack.callback(self.snapshot.leave)
+                run_state.resumed = resume and self.snapshot.resume()
+            engine.use_average(False)
+            self._call_hooks("on_train_start")
+            self._warn_if_complete()
+            with suppress(_OutOfTime):
+                while not self.is_finished:
+                    self._run_epoch()
+            if run_state.stop_reason is not None:
+                epochs = self.state.epoch
+                logger.info("training ended after %d epochs: %s", epochs, run_state.stop_reason)
+            engine.unwrap()
+            self.save_snapshot()
+            engine.use_average(True)  # in the model to return, unless a callback loads others
+            self._call_hooks("on_train_end")
+            model = self.strategy.unshard(self.model)
+        return model.eval()
+
+    def train_batch(self, batch: Any) -> Any:
+        """Take one optimizer step on one batch, outside any epoch; every rank."""
+        engine = self.engine
+        engine.check_models()
+        self.feed.compare_sizes()
+        engine.prepare()
+        engine.use_average(False)  # the step changes the model's own weights
+        engine.module.train()
+        portion = engine.weigh(batch)
+        total = self.feed.total_weight([portion] if portion.samples else [])
+        if total is None:
+            raise EmptyPartError("the batch to train on must have samples, got none")
+        return engine.take_step([portion], total)
+
+    def evaluate(self, loader: Any = None) -> dict[str, float]:
+        """Validate once, outside any epoch, exactly on any number of ranks; every rank."""
+        return self.validation.evaluate(loader, self.feed.loader)
+
+    def _warn_if_complete(self) -> None:
+        if not self.world.is_main or not self.is_finished:
+            return
+        path, options = self.options.snapshot_path, self.options
+        why = f"epochs={options.epochs}, max_steps={options.max_steps}"
+        text = (
+            f"training is already complete: {self.state.epoch} epochs, {self.state.step} steps "
+            f"({self.run_state.stop_reason or why}). The model is that of the earlier run. To "
+            "continue, ask for more epochs"
+        )
+        if path:
+            text += f"; to start over, give another snapshot_path or delete {path}"
+        warnings.warn(text, stacklevel=2)
+
+    @property
+    def is_finished(self) -> bool:
+        """True if nothing is left to train in this call."""
+        return self.run_state.stop_reason is not None or self.is_over
+
+    def _save(self) -> None:
+        """Write the snapshot, with the weights that are not averaged; every rank."""
+        self.run_state.keep_sums()
+        if self.snapshot is not None:
+            with self.engine.with_average(False):
+                self.snapshot.save()
+
+    def _call_hooks(self, hook: str, *args: Any) -> None:
+        for method in self._hooks[hook]:
+            method(self, *args)
 
     @cached_property
     def _hooks(self) -> dict[str, list[Callable[..., None]]]:
@@ -67,137 +266,113 @@ class Loop(Engine):
             for name in HOOKS
         }
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Optimizer steps of an epoch; None if the loader has no length."""
-        return self.feed.steps
-
-    @property
-    def steps_done(self) -> int:
-        """Optimizer steps of this epoch that are done."""
-        return self.feed.steps_of(self.state.batch)
-
-    def stop(self, reason: str) -> None:
-        """End training after this epoch, or its next validation between steps; on any rank."""
-        self.stop_reason = self.stop_reason or reason
-
-    def run(self, *, resume: bool = True) -> nn.Module:
-        """Train to the end, from the snapshot if there is one; return the model in eval mode."""
-        if self.feed.loader is None:
-            raise InvalidTypeError("train_data must be a loader, got None")
-        self.stop_reason, self._epoch_is_cut = None, False
-        limit = self.options.max_seconds
-        self._deadline_s = math.inf if limit is None else time.monotonic() + limit
-        with ExitStack() as stack:
-            if self.options.seed is not None:
-                stack.enter_context(kept_rng(self.world.device))
-                torch.manual_seed(self.options.seed + self.world.rank)
-            # Signals are handled until an error is explained, because a launcher ends all other
-            # ranks as soon as one fails.
-            self._signals = stack.enter_context(
-                Signals(active=self.options.snapshot_path is not None)
-            )
-            stack.enter_context(reporting_errors(self.world))
-            stack.callback(self._call_hooks, "on_close")
-            self.check_models()
-            self._shard()
-            self.feed.share_out()
-            self.resumed = False
-            if self.options.snapshot_path is not None:
-                self.snapshot = Snapshot(self, self.options.snapshot_path)
-                stack.callback(self.snapshot.leave)
-                self.resumed = resume and self.snapshot.resume()
-            if self.ema is not None:
-                self.ema.apply(False)
-            self._call_hooks("on_train_start")
-            self._warn_if_complete()
-            with suppress(_OutOfTime):
-                while not self._is_finished():
-                    self._run_epoch()
-            if self.stop_reason is not None:
-                logger.info(
-                    "training ended after %d epochs: %s", self.state.epoch, self.stop_reason
-                )
-            self.module, self._wrapped = self.compiled, None
-            self.save_snapshot()
-            if self.ema is not None:
-                self.ema.apply(True)  # the model to return, unless a callback loads other weights
-            self._call_hooks("on_train_end")
-            model = self.strategy.unshard(self.model)
-        return model.eval()
-
-    def _warn_if_complete(self) -> None:
-        if not self.world.is_main or not self._is_finished():
-            return
-        path, options = self.options.snapshot_path, self.options
-        why = self.stop_reason or f"epochs={options.epochs}, max_steps={options.max_steps}"
-        warnings.warn(
-            f"training is already complete: {self.state.epoch} epochs, {self.state.step} steps "
-            f"({why}). The model is that of the earlier run. To continue, ask for more epochs"
-            + (f"; to start over, give another snapshot_path or delete {path}" if path else ""),
-            stacklevel=2,
-        )
-
-    def save_snapshot(self) -> None:
-        """Write the snapshot, if the run has one that is older than its state; every rank."""
-        if self.snapshot is not None and not self.snapshot.is_current:
-            self._save()
-
-    def _save(self) -> None:
-        """Write the snapshot, with the weights that are not averaged; every rank."""
-        if self.state.batch:
-            self.state.sums = self.measures.state_dict()
-            self.state.sums["seconds"] = self._resumed_s + self._train_seconds()
-        if self.snapshot is not None:
-            with self._with_average(False):
-                self.snapshot.save()
-
     # ------------------------------------------------------------------ an epoch
 
     def _run_epoch(self) -> None:
         """Train for one epoch, or for what is left of it, and validate; every rank."""
-        self.step.epoch = self.state.epoch + 1
+        state = self.state
+        self.step.epoch = state.epoch + 1
         self._call_hooks("on_epoch_start")
-        self._prepare()
-        self._epoch_started_s = time.perf_counter()
-        self._validation_started_s = None  # also after a validation that failed
+        self.engine.prepare()
+        if self.feed.position is None:
+            state.start_epoch()
+        self.engine.begin_measures()
         self.step.around_pass(self._train, self.feed.loader, training=True)
         validates = self._validates_now()
-        with self._with_average():
+        with self.engine.with_average():
             row = self._record_row(validates)
-            self.state.epoch += 1
-            self.state.start_epoch()
+            state.epoch += 1
+            state.start_epoch()
             self._step_scheduler()
             if validates or self.val_loader is None:
-                self._step_plateau(row)
-                self._call_hooks("on_check", row)
+                self._check(row)
             self._call_hooks("on_epoch_end", row)
-        if self._is_out_of_time():
+        if self.requests.is_out_of_time:
             self.stop(_OUT_OF_TIME)
         if self._is_stopped():
             self.stop("another rank asked to stop")
-        if self.state.epoch % self.options.save_every == 0:
+        if state.epoch % self.options.save_every == 0:
             self.save_snapshot()
+
+    def _train(self, loader: Any) -> None:
+        """Train for the rest of an epoch, on the loader or what an override passes instead."""
+        original, self.feed.loader = self.feed.loader, loader
+        try:
+            self._take_steps()
+        finally:
+            self.feed.loader = original
+
+    def _take_steps(self) -> None:
+        engine, state, run_state, requests = self.engine, self.state, self.run_state, self.requests
+        first_step, clock = state.step, run_state.times.step_clock
+        self.feed.position_before_validation = None  # also after a validation that failed
+        engine.module.train()
+        requests.start_epoch(first_step)
+        self._validate_between_steps()  # if the snapshot was saved before this validation
+        for portions, total in self.feed.open(run_state):
+            if not engine.model.training:
+                engine.module.train()
+            with clock.timed(engine.model, state.step - first_step):
+                run_state.step_loss = engine.take_step(portions, total).loss.detach()
+            for hook in self._hooks["on_step_end"]:
+                hook(self)
+            self._validate_between_steps()
+            if self.world.size > 1:
+                engine.wrap()
+            if requests.are_due(state.step):
+                self._exchange_requests()
+            if run_state.is_cut:
+                break
+        self._exchange_requests()  # about the steps since the last time
 
     def _record_row(self, validates: bool) -> dict[str, Any]:
         """Validate, if `validates`, and add a row to the History; every rank."""
-        times = self._times()
-        validation = None
+        run_state = self.run_state
+        times, measures = run_state.times.columns(), run_state.measures
+        row: dict[str, Any] = {"epoch": self.state.epoch + 1}
+        row |= measures.columns(self.world, log_grad_norm=self.options.log_grad_norm)
+        val_loss = None
         if validates:
-            self._validation_started_s = time.perf_counter()
-            self._call_hooks("on_validation_start")
-            validation = self._validate()
-            self._epoch_started_s += time.perf_counter() - self._validation_started_s
-            self._validation_started_s = None
-        row = {"epoch": self.state.epoch + 1} | self._columns(validation)
-        val_loss = None if validation is None else validation.loss
-        row |= rank_columns(self.world, self.measures.loss, val_loss, times)
+            with run_state.times.paused():
+                self._call_hooks("on_validation_start")
+                validation = self._validate()
+            row |= validation.columns(self.world)
+            val_loss = validation.loss
+        row |= self._settings() | rank_columns(self.world, measures.loss, val_loss, times)
         row = self.world.broadcast(row)
         self._call_hooks("on_row", row)
         self.history.append(row)
         if validates:
             self._call_hooks("on_validation_end", row)
         return row
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the columns that tell where the run is: the step, and the learning rates."""
+        groups = self.optimizer.param_groups
+        columns: dict[str, Any] = {}
+        if self.options.validate_every_steps is not None:
+            columns["step"] = self.state.step
+        columns["lr"] = float(groups[0]["lr"])
+        if len(groups) > 1:
+            columns |= {f"lr/{g.get('name', n)}": float(g["lr"]) for n, g in enumerate(groups)}
+        return columns
+
+    def _check(self, row: dict[str, Any]) -> None:
+        """Judge the run by a row of the History."""
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(monitored(row, self.monitor))
+        self._call_hooks("on_check", row)
+
+    def _step_scheduler(self) -> None:
+        by_epoch = self.scheduler is not None and not self.options.scheduler_step_on_batch
+        if by_epoch and not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+
+    def _is_stopped(self) -> bool:
+        """Return True if any rank called `stop`; every rank."""
+        return any(self.world.maximum([self.run_state.stop_reason is not None]))
+
+    # -------------------------------------------------------------- validation
 
     def _validates_now(self) -> bool:
         """Return True if the epoch that was just trained is validated."""
@@ -206,7 +381,7 @@ class Loop(Engine):
         options, epoch = self.options, self.state.epoch + 1
         if options.validate_every_steps is None and epoch % options.validate_every == 0:
             return True
-        is_last = epoch >= options.epochs or self._is_out_of_steps() or self._is_stopped()
+        is_last = epoch >= options.epochs or self.feed.is_out_of_steps or self._is_stopped()
         return is_last and self.state.checked != self.state.step
 
     def _validate_between_steps(self) -> None:
@@ -217,185 +392,70 @@ class Loop(Engine):
         # If no batch of this epoch was read, the step count is that of the epoch before.
         if state.checked == state.step or not state.batch:
             return
-        self._poll_ranks()  # a training loss that is not finite is reported first
-        with self._with_average():
+        self._exchange_requests()  # a training loss that is not finite is reported first
+        with self.engine.with_average():
             row = self._record_row(validates=True)
             state.checked = state.step
-            self._step_plateau(row)
-            self._call_hooks("on_check", row)
-        self._epoch_is_cut = self._epoch_is_cut or self._is_stopped()
-
-    def _is_stopped(self) -> bool:
-        """Return True if any rank called `stop`; every rank."""
-        return any(self.world.maximum([self.stop_reason is not None]))
-
-    def _is_finished(self) -> bool:
-        return self.stop_reason is not None or self.is_over
-
-    def _columns(self, validation: ValidationMeasures | None) -> dict[str, Any]:
-        """Return the columns of an epoch besides its number and the ranks; every rank."""
-        columns = self.measures.columns(self.world, log_grad_norm=self.options.log_grad_norm)
-        if validation is not None:
-            columns |= validation.columns(self.world)
-        if self.options.validate_every_steps is not None:
-            columns["step"] = self.state.step
-        groups = self.optimizer.param_groups
-        columns["lr"] = float(groups[0]["lr"])
-        if len(groups) > 1:
-            columns |= {f"lr/{g.get('name', n)}": float(g["lr"]) for n, g in enumerate(groups)}
-        return columns
-
-    def _train_seconds(self) -> float:
-        """Return the time spent on training in this epoch by this process."""
-        return (self._validation_started_s or time.perf_counter()) - self._epoch_started_s
-
-    def _times(self) -> dict[str, float | None]:
-        """Return how this rank spent the epoch's training: its columns in the table of ranks.
-
-        The fractions add up to 1. Without a step that was timed, the last two are None.
-        """
-        seconds = self._train_seconds()
-        whole = max(seconds, 1e-9)
-        data_wait, rank_wait = self.feed.data_wait.seconds / whole, 0.0
-        if self.world.size > 1:
-            rank_wait = (self.feed.rank_wait_s + self.polls.polling_s) / whole
-        waiting_in_steps = self.clock.waiting_fraction()
-        communicate = compute = None
-        if waiting_in_steps is not None:
-            communicate = rank_wait + waiting_in_steps * (1 - data_wait - rank_wait)
-            compute = max(0.0, 1 - data_wait - communicate)
-        return {
-            "seconds": self._resumed_s + seconds,
-            "data_wait": data_wait,
-            "communicate": communicate,
-            "compute": compute,
-        }
-
-    def _step_scheduler(self) -> None:
-        by_epoch = self.scheduler is not None and not self.options.scheduler_step_on_batch
-        if by_epoch and not isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step()
-
-    def _step_plateau(self, row: dict[str, Any]) -> None:
-        """Step a ReduceLROnPlateau by the monitored value."""
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(monitored(row, self.monitor))
-
-    # ---------------------------------------------------------------- training
-
-    def _train(self, loader: Any) -> None:
-        """Train for the rest of an epoch, on the loader or what an override passes instead."""
-        original, self.feed.loader = self.feed.loader, loader
-        try:
-            self._train_pass()
-        finally:
-            self.feed.loader = original
-
-    def _train_pass(self) -> None:
-        state, polls, step_end = self.state, self.polls, self._hooks["on_step_end"]
-        if self.feed.position is None:
-            state.start_epoch()
-        self.measures, first_step = TrainMeasures(state), state.step
-        self._resumed_s = state.sums.get("seconds", 0.0)
-        self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
-        self.feed.position_before_validation = None  # also after a validation that failed
-        self.module.train()
-        polls.start_epoch(state.step)
-        self._validate_between_steps()  # if the snapshot was saved before this validation
-        for portions, total in self.feed.open(state):
-            if not self.model.training:
-                self.module.train()
-            with self.clock.timed(self.model, state.step - first_step):
-                self.step_loss = self.take_step(portions, total).loss.detach()
-            for hook in step_end:
-                hook(self)
-            self._validate_between_steps()
-            if self.world.size > 1:
-                self._wrap()
-            if polls.is_due(state.step):
-                self._poll_ranks()
-            if self._epoch_is_cut:
-                break
-        self._poll_ranks()  # about the steps since the last poll
-
-    # -------------------------------------------------------------- validation
+            self._check(row)
+        self.run_state.is_cut = self.run_state.is_cut or self._is_stopped()
 
     def _validate(self) -> ValidationMeasures:
         """Evaluate the validation data; every rank."""
-        passes: list[tuple[ValidationMeasures, bool]] = []
-
-        def evaluate(loader: Any) -> None:
-            passes.append(self._evaluate(loader, self._must_cut_pass))
-
-        self.sync_buffers()
-        sets = named_sets(self.val_loader).values()
+        self.engine.sync_buffers()
         self.feed.position_before_validation = self.feed.current_position(self.state)
+        must_cut = partial(self.requests.must_cut, can_save=self.snapshot is not None)
         any_cut = True
         while any_cut:  # a pass cut off to save a snapshot is restarted, from the same generators
-            with kept_rng(self.world.device), kept_generators(sets):
-                self.step.around_pass(evaluate, self.val_loader, training=False)
-            measures, cut = passes[-1]
-            any_cut = self._poll_ranks(cut=cut)
-        self._raise_if_not_finite(measures.loss.flush(), "validation", "batch")
+            measures, cut = self.validation.measure(self._around_validation, must_cut)
+            any_cut = self._exchange_requests(cut=cut)
+        self.validation.refuse_non_finite(measures)
         self.feed.position_before_validation = None
         return measures
 
-    def _must_cut_pass(self) -> bool:
-        """Return True if a signal came or time is over, on any rank; without waiting."""
-        if not self._signals.must_save and time.perf_counter() - self._messages_read_s < PERIOD_S:
-            return False
-        self._messages_read_s = time.perf_counter()
-        if self._signals.must_save or (self._is_out_of_time() and self.snapshot is not None):
-            self.world.post(CUT, "a signal came, or time is over")
-            return True
-        return any(self.world.message(topic) is not None for topic in (CUT, FAILURE))
+    def _around_validation(self, run_pass: Callable[[Any], None]) -> None:
+        self.step.around_pass(run_pass, self.val_loader, training=False)
 
-    # ------------------------------------------------------- communication of ranks
+    # ---------------------------------------------------------------- requests
 
-    def _poll_ranks(self, *, cut: bool = False) -> bool:
+    def _exchange_requests(self, *, cut: bool = False) -> bool:
         """Exchange losses, signals and time with all ranks; return True if any cut its pass off."""
-        bad = self.measures.bad_step(self.options.gradient_accumulation_steps)
-        signals = self._signals
-        broken, save, stop, late, any_cut = self.polls.poll(
-            self.state.step,
-            [bad is not None, signals.must_save, signals.must_stop, self._is_out_of_time(), cut],
-        )
-        if broken:
-            self._raise_if_not_finite(bad, "training", "step")
-        if save:
-            self._save_for_signal(stop=stop)
-        if late:
+        state, times = self.state, self.run_state.times
+        bad = self.run_state.measures.bad_step(self.options.gradient_accumulation_steps)
+        with times.waiting():
+            answers = self.requests.exchange(state.step, bad_loss=bad is not None, cut=cut)
+        if answers.bad_loss:
+            refuse_non_finite(self.world, bad, "training", state.epoch + 1, "step")
+        if answers.save:
+            self._save_for_signal(stop=answers.stop)
+        if answers.out_of_time:
             self._end_early()
-        return any_cut
-
-    def _is_out_of_time(self) -> bool:
-        return time.monotonic() > self._deadline_s
+        return answers.cut
 
     def _end_early(self) -> None:
         """Save the epoch and end the run, or without a snapshot take no more steps in the epoch."""
         self.stop(_OUT_OF_TIME)
-        self._epoch_is_cut = True
+        self.run_state.is_cut = True
         if self.snapshot is not None:
             self._save_for_signal(stop=False)
             raise _OutOfTime
 
     def _save_for_signal(self, *, stop: bool) -> None:
         """Write the snapshot at once; end the run with an error if `stop`; every rank."""
-        if self.world.is_main:
-            self.world.remove(CUT)
+        self.requests.forget_cut()
         self._save()
-        self._signals.deliver()
+        self.requests.signals.deliver()
         if stop:
             raise RunError(
                 f"stopped by SIGTERM; {self.options.snapshot_path} holds epoch "
                 f"{self.state.epoch + 1} up to step {self.state.step}; run it again to continue"
             )
-        self._signals.must_save = False
-
-    def _call_hooks(self, hook: str, *args: Any) -> None:
-        for method in self._hooks[hook]:
-            method(self, *args)
+        self.requests.signals.must_save = False
 
 
 class _OutOfTime(Exception):
     """Time is over within an epoch, and a snapshot holds what was trained of it."""
+
+
+def default_column(val: Any) -> str:
+    """Return the column that judges a run with such validation data, unless another is chosen."""
+    return "train_loss" if val is None else "val_loss"

@@ -21,9 +21,8 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.training.files.checkpoint import to_plain
-from ml4cube.training.inputs.batches import loader_seed
+from ml4cube.training.inputs.batches import loader_seed, named_sets
 from ml4cube.training.inputs.identity import class_name, data_identity, identity
-from ml4cube.training.run.engine import Engine, named_sets
 
 _COMPARED_OPTIONS = (
     "gradient_accumulation_steps",
@@ -77,7 +76,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     return Changes(refused, changed, reset)
 
 
-def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
+def describe(run: Any, requested: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a run, in values that a snapshot can hold and `compare` compares."""
     loader, options = run.feed.loader, run.options
     losses = ", ".join(map(identity, run.step.loss_parts))
@@ -130,7 +129,7 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
     return description
 
 
-def _monitors(run: Engine) -> dict[str, tuple[str, str]]:
+def _monitors(run: Any) -> dict[str, tuple[str, str]]:
     """Return column and mode of all that monitor a column, by name."""
     monitors = {
         name: (callback.monitor, getattr(callback, "mode", "min"))
@@ -153,7 +152,7 @@ def named_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
     return named
 
 
-def group_names(run: Engine) -> list[list[str]]:
+def group_names(run: Any) -> list[list[str]]:
     """Name the parameters of each group of the optimizer."""
     tensors = {**run.outside(), **dict(run.model.named_parameters())}
     names = {tensor: name for name, tensor in tensors.items()}
@@ -163,7 +162,7 @@ def group_names(run: Engine) -> list[list[str]]:
 # ---------------------------------------------- optimizer, scheduler, trained parameters
 
 
-def current_settings(run: Engine) -> dict[str, Any]:
+def current_settings(run: Any) -> dict[str, Any]:
     """Return what optimizer, scheduler and parameters, which users make, are set to now."""
     groups = [_options_of(group) for group in run.optimizer.param_groups]
     scheduler = None if run.scheduler is None else run.scheduler.state_dict()
@@ -186,7 +185,7 @@ def new_requests(
 
 
 def apply_requests(
-    run: Engine, requested: Mapping[str, Any], content: Mapping[str, Any], changes: Changes
+    run: Any, requested: Mapping[str, Any], content: Mapping[str, Any], changes: Changes
 ) -> None:
     """Apply what users request now to parameter groups, scheduler and frozen parameters."""
     old, groups = content["run"]["requested"], run.optimizer.param_groups

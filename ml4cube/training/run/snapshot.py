@@ -17,7 +17,6 @@ from ml4cube.training.files.checkpoint import read_file, stored_digest, to_plain
 from ml4cube.training.files.paths import check_writable
 from ml4cube.training.inputs.batches import data_facts
 from ml4cube.training.inputs.outside_model import load_outside
-from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.resume_changes import (
     POSITION_SETTINGS,
     Changes,
@@ -43,7 +42,9 @@ _LAST_RUNS = WeakKeyDictionary()
 class Snapshot:
     """The file that a run saves its state to, and resumes from."""
 
-    def __init__(self, run: Engine, path: str | Path) -> None:
+    # `run` is a Loop, which cannot be named here, because it makes its Snapshot.
+
+    def __init__(self, run: Any, path: str | Path) -> None:
         self.path = Path(path)
         if run.world.is_main:
             check_writable(self.path)
@@ -205,7 +206,7 @@ class Snapshot:
                 run.model.get_buffer(name).copy_(value)
         if run.state.step:
             # So that torch knows that the optimizer stepped before the scheduler does.
-            run.optimizer._opt_called = True  # type: ignore[attr-defined]
+            run.optimizer._opt_called = True
         restarts = run.state.batch > 0 and bool(changes.changed.keys() & POSITION_SETTINGS)
         if restarts:
             run.state.start_epoch()

@@ -25,6 +25,7 @@ from ml4cube.training.measure.summary import run_facts, summary_of_run
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import broadcast_model
 from ml4cube.training.run.loop import Loop
+from ml4cube.training.run.run_state import RunState
 from ml4cube.training.run.supervised_step import Supervised
 from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights, default_monitor
 
@@ -32,16 +33,13 @@ Log = defaultdict[str, list[Any]]
 # The attributes that training changes. Model, optimizer, scheduler and callbacks have a state_dict;
 # that of `FollowTrainer` holds the best epoch and its weights.
 _PACKED = (
-    "history",
     "log_test",
     "log_train",
     "mode",
     "progress_checker",
-    "_ema_state",
     "_goal",
-    "_scaler_state",
+    "_run_state",
     "_started",
-    "_state",
 )
 
 
@@ -82,27 +80,26 @@ class TrainerState(Summarized, metaclass=Combinable):
     count_samples: Callable[[Any], int | None]
     metric_on_epoch_end: Callable[[], Mapping[str, float] | None]
     _overrides: Callable[[str], bool]
+    mode: str  # "train" or "test"
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer | None,
         scheduler: Any,
-        *,
-        mode: str,
         loss_step: Supervised | None,
+        *,
         metrics: Mapping[str, Any] | None,
         world: World,
         options: Options,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.mode, self.loss_step = mode, loss_step
+        self.loss_step = loss_step
         self._metrics, self._world, self._options = metrics, world, options
         self._callbacks: list[Callback] = []
         self.progress_checker = ProgressChecker()
         self.log_train: Log = defaultdict(list)
         self.log_test: Log = defaultdict(list)
-        self.history = History()
         self.best_epoch: int | None = None
         self.best_loss: float | None = None
         self.best_weights: dict[str, torch.Tensor] | None = None
@@ -112,12 +109,7 @@ class TrainerState(Summarized, metaclass=Combinable):
         self.pending: dict[str, Callable[[Any], None]] = {}
         self._goal = 0  # the number of epochs at which training is to end
         self._started = False  # True once it has trained: a snapshot is then no longer resumed
-        # The state that the last loop has left, from which the next one continues.
-        self._state = TrainState()
-        self._scaler_state: dict[str, Any] = {}
-        # "updates": their number; "unaveraged": the weights before averaging; "left": the
-        # parameters as the last run has left them, by which changes of the user are noticed
-        self._ema_state: dict[str, Any] = {}
+        self._run_state = RunState()  # as the last loop has left it; the next continues from it
 
     def _summary(self) -> Summary:
         """Return how far training is, the next call, and what is trained with what."""
@@ -132,12 +124,17 @@ class TrainerState(Summarized, metaclass=Combinable):
             next_step = "run(1, loader), which tests"
         elif self.best_epoch is not None:
             next_step += " trains on, apply_weights() loads those of the best epoch"
-        epochs = counted(self._state.epoch, "epoch")
+        epochs = counted(self._run_state.counters.epoch, "epoch")
         best = None
         if self.best_epoch is not None and self.best_loss is not None:
             best = self.best_epoch, self.best_loss
         monitor = options.monitor or default_monitor(self.history)
         return summary_of_run(epochs, monitor, best, next_step, facts, self.history)
+
+    @property
+    def history(self) -> History:
+        """What every epoch gave."""
+        return self._run_state.history
 
     @property
     def is_main(self) -> bool:
@@ -270,15 +267,15 @@ class TrainerState(Summarized, metaclass=Combinable):
 
     def _start_from_loaded_weights(self) -> None:
         """Let the next run average from here on, and leave an interrupted epoch unfinished."""
-        self._ema_state = {}
-        # Replaced, because a loop that is running has the same object.
-        self._state = replace(self._state, batch=0, sums={})
+        # Replaced, because a loop that is running has the same objects.
+        counters = replace(self._run_state.counters, batch=0, sums={})
+        self._run_state = RunState(counters, self.history, self._run_state.scaler)
 
     # ---------------------------------------------------------------------- state
 
     def start_at(self, state: TrainState) -> None:
         """Continue from the epoch and step of a state that was loaded."""
-        self._state, self._goal, self._started = state, state.epoch, True
+        self._run_state.counters, self._goal, self._started = state, state.epoch, True
         self.progress_checker.follow(state)
 
     def pack(self) -> dict[str, Any]:
