@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from pathlib import Path
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -12,6 +14,8 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ml4cube.core.metric_registry import METRICS, PAIR_METRICS, SCORECARD_METRICS, Cells
+from ml4cube.core.sums.pairs import Groups, merged_along, without
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.evaluation import evaluate
 from ml4cube.evaluation.metrics import (
@@ -21,44 +25,13 @@ from ml4cube.evaluation.metrics import (
     PairSums,
     score_cube,
 )
-from ml4cube.evaluation.pair_sums import FORMULAS
+from tests import oracle_metrics
 from tests.cubes import cell_id_cube
 from tests.oracle import band_areas
 
-CLASSES = Metric.__subclasses__()
-
-
-def oracle(prediction, truth, weights) -> dict[str, float]:
-    """Every metric by its textbook formula, in exact sums, cell by cell."""
-    rows = [
-        (float(p), float(t), float(w))
-        for p, t, w in zip(prediction.ravel(), truth.ravel(), weights.ravel(), strict=True)
-        if math.isfinite(p) and math.isfinite(t)
-    ]
-    total = math.fsum(w for *_, w in rows)
-    if total == 0:
-        return {"max_error": max((abs(p - t) for p, t, _ in rows), default=math.nan)}
-
-    def mean(values):
-        return math.fsum(w * v for v, (_, _, w) in zip(values, rows, strict=True)) / total
-
-    p_mean, t_mean = mean([p for p, *_ in rows]), mean([t for _, t, _ in rows])
-    p_var = mean([(p - p_mean) ** 2 for p, *_ in rows])
-    t_var = mean([(t - t_mean) ** 2 for _, t, _ in rows])
-    mse = mean([(p - t) ** 2 for p, t, _ in rows])
-    scores = {
-        "mse": mse,
-        "rmse": math.sqrt(mse),
-        "mae": mean([abs(p - t) for p, t, _ in rows]),
-        "bias": mean([p - t for p, t, _ in rows]),
-        "max_error": max(abs(p - t) for p, t, _ in rows),
-    }
-    if t_var > 0:
-        scores |= {"r2": 1 - mse / t_var, "std_ratio": math.sqrt(p_var / t_var)}
-        if p_var > 0:
-            product = mean([(p - p_mean) * (t - t_mean) for p, t, _ in rows])
-            scores["correlation"] = product / math.sqrt(p_var * t_var)
-    return scores
+COUNTS = {"count", "gaps", "unpredicted"}
+OF_PAIRS = sorted({*PAIR_METRICS} - COUNTS)
+OF_SCORECARDS = sorted({*OF_PAIRS} & {*SCORECARD_METRICS})
 
 
 # Whole numbers over a power of two, so that the variance of a constant is exactly 0 in the
@@ -74,26 +47,81 @@ arrays = st.integers(1, 30).flatmap(
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
-@given(arrays, st.lists(st.integers(0, 30), max_size=4), st.sampled_from([0.0, 2.0**20]))
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays,
+    st.lists(st.integers(0, 30), max_size=4),
+    # 1e8 takes the digits of the spread from a sum of squares of the values
+    st.sampled_from([0.0, 2.0**20, 1e8]),
+)
 def test_merged_parts_equal_the_whole_and_the_oracle(pair, cuts, offset):
+    """Of every metric in the registry, so a new one needs an oracle and keeps its digits."""
     prediction, truth, weights = pair[0] + offset, pair[1] + offset, pair[2]
-    expected = oracle(prediction, truth, weights)
     bounds = [0, *sorted(min(cut, len(truth)) for cut in cuts), len(truth)]
-    for metric_class in CLASSES:
-        whole = metric_class()
+    for name in OF_PAIRS:
+        wanted = oracle_metrics.score(name, prediction, truth, weights)
+        whole = Metric(name)
         whole.update(prediction, truth, weights)
-        merged = metric_class()
+        merged = Metric(name)
         for a, b in itertools.pairwise(bounds):
-            part = metric_class()
+            part = Metric(name)
             part.update(prediction[a:b], truth[a:b], weights[a:b])
             merged = merged.merge(part)
-        wanted = expected.get(metric_class.name, math.nan)
-        assert whole.compute() == pytest.approx(wanted, rel=1e-9, abs=1e-9, nan_ok=True)
-        assert merged.compute() == pytest.approx(wanted, rel=1e-9, abs=1e-9, nan_ok=True)
+        for metric in (whole, merged):
+            assert metric.compute() == pytest.approx(wanted, rel=1e-6, abs=1e-6, nan_ok=True), name
         assert merged.sums.count == whole.sums.count
         assert merged.sums.gaps == np.isnan(truth).sum()
         assert merged.sums.unpredicted == (np.isnan(prediction) & ~np.isnan(truth)).sum()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:scores have no intervals")
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**16), st.sampled_from([0.0, 1e8]), st.sampled_from([None, "season"]))
+def test_scorecards_and_cubes_give_the_same_metrics_as_the_oracle(seed, offset, by):
+    rng = np.random.default_rng(seed)
+    time = xr.date_range("2001-01-01", periods=40, freq="9D")
+    truth, errors = (rng.integers(-40, 40, (40, 3, 2)) / 8 for _ in range(2))
+    truth[rng.random(truth.shape) < 0.1] = np.nan
+    dims = ("time", "lat", "lon")
+    true = xr.DataArray(truth + offset, {"time": time, "lat": [-60.0, 0, 60]}, dims, "t")
+    predicted = true + errors
+    weights = xr.DataArray([1.0, 2.0, 0.5], dims="lat")
+    options = {"weights": weights, "by": by and time_label(true)}
+    card = evaluate(predicted, true, metrics=OF_SCORECARDS, progress=False, **options)
+    cube = score_cube(predicted, true, metrics=OF_PAIRS, **options)
+    weights = weights.broadcast_like(true).transpose(*dims).values
+    for label in ["DJF", "MAM", "JJA", "SON"] if by else [None]:
+        used = np.full(40, True) if label is None else time_label(true).values == label
+        cells = [a[used] for a in (predicted.values, true.values, weights)]
+        at = {} if label is None else {"season": label}
+        for name in OF_PAIRS:
+            wanted = oracle_metrics.score(name, *cells)
+            scores = [cube[name].sel(at).item()]
+            if name in OF_SCORECARDS:
+                scores.append(card.scores[name].sel(at).item())
+            assert scores == pytest.approx([wanted] * len(scores), rel=1e-6, abs=1e-6), name
+
+
+def time_label(array):
+    return array.time.dt.season.rename("season")
+
+
+@pytest.mark.parametrize("metric", OF_SCORECARDS)
+def test_a_date_left_out_of_a_scorecard_leaves_the_others(metric):
+    """The intervals follow from scores without each date, also of sums that are no plain sums."""
+    rng = np.random.default_rng(0)
+    groups = Groups(np.repeat(np.arange(9), 5), rng.random(45), 9)
+    cells = Cells(rng.normal(size=45) + 1e8, rng.normal(size=45) + 1e8)
+    names = METRICS[metric].sums
+    by_date = groups.sums(cells, names)
+    rest = without(merged_along(by_date, 0), by_date)
+    for date in range(9):
+        used = groups.of_cell != date
+        one = Groups(np.zeros(40, int), groups.weights[used], 1)
+        expected = one.sums(Cells(cells.prediction[used], cells.truth[used]), names)
+        for name in expected:
+            assert rest[name][date] == pytest.approx(expected[name][0], rel=1e-6, abs=1e-6)
 
 
 @settings(max_examples=60)
@@ -104,8 +132,14 @@ def test_groups_are_scored_as_if_alone(pair, n_groups, seed):
     sums = PairSums.of(prediction, truth, weights, groups, n_groups)
     for group in range(n_groups):
         alone = PairSums.of(*(a[groups == group] for a in pair))
-        for name in vars(alone):
-            assert getattr(sums, name)[group] == pytest.approx(getattr(alone, name)[0], abs=1e-9)
+        for name in alone.arrays:
+            assert sums[name][group] == pytest.approx(alone[name][0], abs=1e-9)
+    together = sums.of_all_groups()
+    inside = PairSums.of(*(a[groups >= 0] for a in pair))
+    again = PairSums.from_json(together.to_json())
+    for name in inside.arrays:
+        assert together[name] == pytest.approx(inside[name], abs=1e-9)
+        np.testing.assert_array_equal(again[name], together[name])
 
 
 @settings(max_examples=60)
@@ -124,8 +158,8 @@ def test_a_constant_has_no_spread_whatever_it_and_its_weights_round_to(constant,
     for cells in (slice(n // 2), slice(n // 2, n)):
         arrays = (a[cells] for a in (prediction, truth, weights, groups))
         sums = sums.merge(PairSums.of(*arrays, n_groups))
-    assert not sums.truth_m2.any()
-    assert not sums.product_m2.any()
+    assert not sums["truth_m2"].any()
+    assert not sums["product_m2"].any()
 
 
 def test_unpredicted_and_infinite_predictions_are_counted():
@@ -181,6 +215,12 @@ def test_bad_input_is_refused_by_name():
         RMSE().update(np.zeros(2), np.zeros(2), np.array([1.0, -1.0]))
     with pytest.raises(InvalidTypeError, match="cannot merge RMSE with MAE"):
         RMSE().merge(MAE())
+    with pytest.raises(InvalidTypeError, match="cannot merge mae with rmse"):
+        Metric("mae").merge(Metric("rmse"))
+    with pytest.raises(InvalidValueError, match=r"name must be .* got 'rsme'; did you mean 'rmse'"):
+        Metric("rsme")
+    with pytest.raises(InvalidValueError, match="cannot merge sums with the names"):
+        PairSums.empty(names=["error"]).merge(PairSums.empty(names=["squared_error"]))
     with pytest.raises(InvalidValueError, match="of 1 and 2 groups"):
         PairSums.empty(1).merge(PairSums.empty(2))
 
@@ -197,13 +237,13 @@ def sphere(time=3, lat=4, lon=5, seed=0) -> xr.DataArray:
 def test_score_cube_is_area_weighted_whatever_the_chunks_and_dim_order(chunks, order):
     truth, prediction = sphere(seed=1), sphere(seed=2)
     weights = np.broadcast_to(band_areas(truth.lat)[:, None], truth.shape)
-    wanted = oracle(prediction.values, truth.values, weights)
+    arrays = prediction.values, truth.values, weights
     given_truth = truth.transpose(*order)
     if chunks:
         prediction, given_truth = prediction.chunk(chunks), given_truth.chunk(chunks)
     scores = score_cube(prediction, given_truth, metrics=["rmse", "bias", "r2", "correlation"])
     for name in scores:
-        assert scores[name].item() == pytest.approx(wanted[name], rel=1e-4)
+        assert scores[name].item() == pytest.approx(oracle_metrics.score(name, *arrays), rel=1e-4)
 
 
 def test_score_cube_by_time_and_region_equals_each_cell_group_alone():
@@ -217,14 +257,12 @@ def test_score_cube_by_time_and_region_equals_each_cell_group_alone():
         for label in "ab":
             inside = (region == label).values
             weights = band_areas(truth.lat)[:, None] * inside
-            wanted = oracle(
-                prediction.sel(time=step).values,
-                np.where(inside, truth.sel(time=step).values, np.nan),
-                weights,
-            )
+            true = np.where(inside, truth.sel(time=step).values, np.nan)
+            arrays = prediction.sel(time=step).values, true, weights
             cell = scores.sel(variable="t", time=step, region=label)
-            assert cell.rmse.item() == pytest.approx(wanted["rmse"], rel=1e-4)
-            assert cell.r2.item() == pytest.approx(wanted["r2"], rel=1e-4)
+            for name in ("rmse", "r2"):
+                wanted = oracle_metrics.score(name, *arrays)
+                assert cell[name].item() == pytest.approx(wanted, rel=1e-4)
 
 
 def test_labels_with_gaps_leave_cells_out_and_months_are_labels():
@@ -314,9 +352,9 @@ def test_packed_integers_are_refused():
 def test_scoring_reads_in_blocks_that_fit(monkeypatch):
     monkeypatch.setattr("ml4cube.evaluation.cube_scores.BLOCK_CELLS", 7)
     truth, prediction = sphere(seed=1), sphere(seed=2)
-    whole = oracle(prediction.values, truth.values, np.ones(truth.shape))
+    whole = oracle_metrics.score("rmse", prediction.values, truth.values, np.ones(truth.shape))
     scores = score_cube(prediction, truth, weights=None)
-    assert scores.rmse.item() == pytest.approx(whole["rmse"], rel=1e-12)
+    assert scores.rmse.item() == pytest.approx(whole, rel=1e-12)
 
 
 def test_dims_need_not_be_texts():
@@ -334,13 +372,26 @@ def test_weights_of_zeros_are_refused():
                 score(truth, truth, weights=weights)
 
 
-def test_every_metric_has_a_formula_and_an_oracle():
-    names = {metric_class.name for metric_class in CLASSES}
-    assert names == FORMULAS.keys() - {"count", "gaps", "unpredicted"}
-    prediction, truth = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 2.0])
-    assert oracle(prediction, truth, np.ones(3)).keys() == names
-    cubes = (xr.DataArray(values, dims="x") for values in (prediction, truth))
-    scores = score_cube(*cubes, metrics=list(FORMULAS))
-    assert scores.data_vars.keys() == FORMULAS.keys()
-    for name, value in oracle(prediction, truth, np.ones(3)).items():
-        assert scores[name].item() == pytest.approx(value)
+def test_every_metric_has_an_oracle():
+    assert {*OF_PAIRS} == {*oracle_metrics.ORACLES, "max_error"}
+
+
+def test_the_docs_list_every_metric():
+    page = (Path(__file__).parent.parent / "docs" / "how_to" / "evaluation.md").read_text()
+    for name, metric in METRICS.items():
+        scored = ", ".join(metric.predictions)
+        row = f"| `{name}` | {metric.long_name} | {metric.unit} | {scored} |"
+        assert row in page, f"add this row to the table of metrics:\n{row}"
+
+
+def test_a_metric_of_batches_has_the_name_of_its_class_or_that_in_the_registry():
+    for metric_class in Metric.__subclasses__():
+        metric = metric_class()
+        assert metric.name == re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric_class.__name__).lower()
+        metric.update(PREDICTION, TRUTH)
+        same = Metric(metric.name)
+        same.update(PREDICTION, TRUTH)
+        assert metric.compute() == same.compute()
+
+
+PREDICTION, TRUTH = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 2.0])

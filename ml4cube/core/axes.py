@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 
+_LIKE_NUMPY = ("standard", "gregorian", "proleptic_gregorian")
+
 
 def rounding_of(axis: NDArray[Any]) -> float:
     """Return the rounding error of coordinates stored in, or computed in, float32."""
@@ -73,3 +75,17 @@ def is_time(coord: Any) -> bool:
 def has_distances(coord: Any) -> bool:
     """Return True for dates and numbers; texts, periods and intervals have no distances."""
     return is_time(coord) or coord.dtype.kind in "fiu"
+
+
+def date_keys(dates: NDArray[Any]) -> tuple[NDArray[Any], str]:
+    """Return dates as numbers that are equal where the dates are, and the kind of dates."""
+    if dates.dtype.kind == "M":
+        return dates.astype("M8[us]").astype(np.int64), "dates of the standard calendar"
+    if dates.dtype.kind in "fiu":
+        return dates.astype(np.float64), "numbers"
+    first = dates.flat[0] if dates.size else None
+    if not isinstance(first, cftime.datetime):
+        raise InvalidValueError(f"times must be dates or numbers, got dtype {dates.dtype}")
+    calendar = "standard" if first.calendar in _LIKE_NUMPY else first.calendar
+    ticks = cftime.date2num(dates, "microseconds since 1970-01-01", first.calendar)
+    return np.asarray(ticks, np.int64), f"dates of the {calendar} calendar"

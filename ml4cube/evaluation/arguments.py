@@ -9,6 +9,7 @@ from typing import Any
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
+from ml4cube.core.metric_registry import METRICS, SCORECARD_METRICS
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import check_left_out, data_variables, split_label
@@ -16,8 +17,6 @@ from ml4cube.evaluation.cells.baselines import BASELINES, DAMPED, FROM_CLIMATOLO
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
-from ml4cube.evaluation.scores.tables import METRICS
-from ml4cube.evaluation.sums.block_sums import FIELDS, class_fields
 from ml4cube.evaluation.sums.named_sums import PREDICTION
 from ml4cube.ledger.locations import store_and_path
 from ml4cube.preprocessing.cubes import cells_of_part
@@ -93,7 +92,7 @@ def read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
 def read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
     wanted = names_of("metrics", metrics)
     for metric in wanted:
-        check_choice("metrics", metric, list(METRICS))
+        check_choice("metrics", metric, list(SCORECARD_METRICS))
     return list(wanted)
 
 
@@ -124,24 +123,24 @@ def climatology_options(
             f"{list(options.given.data_vars)}"
         )
     wanted = list(wanted)
-    needing = [name for name in wanted if name in (*FROM_CLIMATOLOGY, "acc")]
+    metrics = [METRICS[name] for name in wanted if name in METRICS]
+    needing = [name for name in wanted if name in FROM_CLIMATOLOGY]
+    needing += [metric.name for metric in metrics if metric.needs_climatology]
     lacks = not options.is_known or (DAMPED in needing and not options.train.steps.size)
     if needing and lacks:
         raise InvalidValueError(
             f"{needing} need train cells, but truth has no split label and no date before those of "
             "the prediction; add a label, as with assign_time_split, or give climatology="
         )
-    has_metrics = any(name in METRICS for name in wanted)  # by default, acc if it can be had
-    if lacks or (has_metrics and not needing):
+    if lacks or (metrics and not needing):  # by default, acc if it can be had
         return None
     warn_of_train_cells(options, truth, timing, given)
     return options
 
 
-def check_size(n_models: int, timing: Timing, labels: Labels, n_classes: int) -> None:
+def check_size(n_sums: int, timing: Timing, labels: Labels) -> None:
     """Refuse labels of so many cells that the sums by date do not fit."""
-    n_fields = len(FIELDS) + len(class_fields(n_classes))
-    n_bytes = 8 * n_fields * n_models * timing.valid_steps.size * labels.n_of_cells
+    n_bytes = 8 * n_sums * timing.valid_steps.size * labels.n_of_cells
     if n_bytes > _MOST_BYTES:
         raise InvalidValueError(
             f"by must have fewer labels of cells: sums for {labels.n_of_cells:,} of them at "

@@ -9,25 +9,24 @@ from typing import Any
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, caller_level
+from ml4cube.core.metric_registry import METRICS, defaults_of
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.areas import Weights
 from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation import arguments
 from ml4cube.evaluation.arguments import Baselines
 from ml4cube.evaluation.cells.baselines import FROM_CLIMATOLOGY
-from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_years
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import matching_steps, own_steps
-from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS, MEMBER, QUANTILE
+from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.scorecard import Scorecard
 from ml4cube.evaluation.scores.intervals import Intervals
+from ml4cube.evaluation.sums.block_sums import sums_to_keep
 from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
-from ml4cube.evaluation.sums.scoring import Scored
+from ml4cube.evaluation.sums.scoring import ScoredVariable
 from ml4cube.progress import Stage
-
-_QUANTITY, _PROBABILITY = "quantity", "probability"
 
 
 def evaluate(
@@ -82,10 +81,9 @@ def evaluate(
         `score_cube`. Cells whose label is NaN are left out. Several are combined. Default: one
         score over all.
     metrics : str or sequence of str, optional
-        Any of ``rmse``, ``mse``, ``mae``, ``bias``, ``acc``, ``crps``, ``spread_ratio``,
-        ``count``, ``unpredicted``, ``gaps``; of classes ``accuracy``, ``balanced_accuracy``,
-        ``kappa``, ``brier``, ``log_loss``, see Notes. Default: those that apply, but ``mse`` and
-        ``gaps``. Skill over each baseline is always added.
+        Names such as ``rmse``, ``mae``, ``bias``, ``acc``, ``crps``; of classes ``accuracy``,
+        ``brier``. The error for an unknown name lists all, and the page on evaluation says which
+        apply to what, and are shown by default. Skill over each baseline is always added.
     climatology : str, int, slice, Dataset or DataArray, optional
         The climatology: ``"month"`` or ``"season"``: a mean of each; ``"dayofyear"``: three
         harmonics of the year; ``"dayofyear_hour"``: two of the day as well, which change with the
@@ -222,15 +220,17 @@ def evaluate(
         of_baseline = [name for name in names if name in baseline]
         baseline = heed_absent_chunks(baseline, of_baseline, missing_chunks).cube
         cubes[name] = baseline, matching_steps(name, baseline, timing, time_dim)
-    variables = [Scored.of(name, cubes, truth, timing, weights) for name in names]
+    variables = [ScoredVariable.of(name, cubes, truth, timing, weights) for name in names]
     models = [*cubes, *named]
-    most_classes = max(one.n_classes for one in variables)
-    arguments.check_size(len(models) * len(names), timing, labels, most_classes)
+    kept = sums_to_keep(wanted)
+    n_of_classes = max(one.n_sums_of_classes for one in variables)
+    n_sums = len(models) * len(names) * (len(kept) + n_of_classes)
+    arguments.check_size(n_sums, timing, labels)
 
     of_climatology = 0 if options is None else options.numbers_of_cell
     total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(of_climatology))
     with Stage("evaluate", total, "blocks", show=progress) as stage:
-        sums = [one.sum_up(named, options, part, labels, stage) for one in variables]
+        sums = [one.sum_up(named, options, part, labels, kept, stage) for one in variables]
     attrs: dict[str, Any] = {
         "weights": "; ".join(dict.fromkeys(one.described_weights for one in variables)),
         "climatology": "none" if options is None else options.described,
@@ -249,7 +249,8 @@ def evaluate(
                 f"which needs {LEAST_LEVELS} or more; compare it with that of the same levels only",
                 stacklevel=caller_level(),
             )
-    if options is not None and {"acc", *FROM_CLIMATOLOGY} & {*wanted, *named}:
+    needs_climatology = any(METRICS[metric].needs_climatology for metric in wanted)
+    if options is not None and (needs_climatology or {*FROM_CLIMATOLOGY} & {*named}):
         warn_of_years(options)
     if card.why_no_interval:
         warnings.warn(
@@ -260,29 +261,16 @@ def evaluate(
     return card
 
 
-def _applicable_metrics(variables: Iterable[Scored], has_climatology: bool) -> list[str]:
-    """Return the metrics that any of the variables has."""
-    kinds = set()
-    for variable in variables:
-        kinds |= {one.outputs.dim for one in variable.predicted.values() if one.outputs is not None}
-        kinds |= {CLASS} if variable.n_classes else {_QUANTITY}
-        kinds |= {_PROBABILITY} if variable.n_classes and not variable.is_map else set()
-    applies = {
-        "rmse": _QUANTITY in kinds,
-        "mae": _QUANTITY in kinds,
-        "bias": _QUANTITY in kinds,
-        "acc": has_climatology and _QUANTITY in kinds,
-        "crps": bool(kinds & {MEMBER, QUANTILE}),
-        "spread_ratio": MEMBER in kinds,
-        "accuracy": CLASS in kinds,
-        "balanced_accuracy": CLASS in kinds,
-        "kappa": CLASS in kinds,
-        "brier": _PROBABILITY in kinds,
-        "log_loss": _PROBABILITY in kinds,
-        "count": True,
-        "unpredicted": True,
-    }
-    return [name for name, is_known in applies.items() if is_known]
+def _applicable_metrics(variables: Iterable[ScoredVariable], has_climatology: bool) -> list[str]:
+    """Return the usual metrics that any of the variables has."""
+    predictions = set[str]().union(*(variable.predictions for variable in variables))
+    names = []
+    for name in defaults_of("evaluate"):
+        metric = METRICS[name]
+        is_known = has_climatology or not metric.needs_climatology
+        if is_known and not predictions.isdisjoint(metric.predictions):
+            names.append(name)
+    return names
 
 
 def _warn_of_cells_left_out(card: Scorecard, options: ClimatologyOptions | None) -> None:

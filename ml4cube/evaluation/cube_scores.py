@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid
+from ml4cube.core.metric_registry import PAIR_METRICS, defaults_of, sums_of
 from ml4cube.core.statistics import check_decoded
+from ml4cube.core.sums.pairs import PairSums
 from ml4cube.cube import areas, masks_and_labels
 from ml4cube.cube.absent_chunks import heed_in_array
 from ml4cube.cube.areas import Weights, find_latitudes
 from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.reader import reading
 from ml4cube.cube.variables import check_left_out, data_variables
-from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 
 Cube = xr.Dataset | xr.DataArray
 
-_DEFAULT_METRICS = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted")
 BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
 
 
@@ -88,7 +88,7 @@ def score_cube(
     prediction: xr.Dataset | xr.DataArray,
     truth: xr.Dataset | xr.DataArray,
     *,
-    metrics: str | Sequence[str] = _DEFAULT_METRICS,
+    metrics: str | Sequence[str] = defaults_of("score_cube"),
     by: str | xr.DataArray | Sequence[str | xr.DataArray] | None = None,
     weights: Weights = "area",
     missing_chunks: str = "warn",
@@ -101,8 +101,8 @@ def score_cube(
         Cubes on the same grid, with any order of dims. The data variables that both have are
         scored; a DataArray is one variable.
     metrics : str or sequence of str, optional
-        Any of ``rmse``, ``mse``, ``mae``, ``bias``, ``r2``, ``correlation``, ``std_ratio``,
-        ``max_error``, ``count``, ``gaps``, ``unpredicted``.
+        Metrics of single values, such as ``rmse``, ``mae``, ``bias``, ``r2``, ``correlation``; the
+        error for an unknown name lists all, and so does the page on evaluation.
     by : str, DataArray or sequence of these, optional
         Separate scores for each step of a dim (``"time"``), or for each label of an array along
         dims of the cube (a map of regions; ``ds.time.dt.month``) or of a coordinate, given by
@@ -142,7 +142,7 @@ def score_cube(
     """
     metrics = names_of("metrics", metrics)
     for metric in metrics:
-        check_choice("metrics", metric, list(FORMULAS))
+        check_choice("metrics", metric, list(PAIR_METRICS))
     for argument, cube in (("prediction", prediction), ("truth", truth)):
         if not isinstance(cube, xr.Dataset | xr.DataArray):
             raise InvalidTypeError(
@@ -164,13 +164,13 @@ def score_cube(
     for name, pair in pairs.items():
         predicted, true = (heed_in_array(array, missing_chunks) for array in pair)
         of_cells, descriptions[name], _ = areas.cell_weights(weights, true, variables).warn()
-        sums.append(_sum_variable(predicted, true, groupings, of_cells))
+        sums.append(_sum_variable(predicted, true, groupings, of_cells, sums_of(metrics)))
     coords = {grouping.name: grouping.labels for grouping in groupings}
     shape = [len(labels) for labels in coords.values()]
     scores = {
         metric: (
             ("variable", *coords),
-            np.stack([FORMULAS[metric](variable).reshape(shape) for variable in sums]),
+            np.stack([variable.score(metric).reshape(shape) for variable in sums]),
         )
         for metric in metrics
     }
@@ -257,6 +257,7 @@ def _sum_variable(
     truth: xr.DataArray,
     groupings: list[Grouping],
     weights: xr.DataArray | None,
+    names: Sequence[str],
 ) -> PairSums:
     """Sum over a variable, one block at a time, in a fixed order."""
     arrays = [grouping.codes for grouping in groupings] + ([] if weights is None else [weights])
@@ -266,7 +267,7 @@ def _sum_variable(
         check_aligned("weights", weights, prediction)
         areas.check_not_zero(weights)
     n_groups = math.prod(len(grouping.labels) for grouping in groupings)
-    sums = PairSums.empty(n_groups)
+    sums = PairSums.empty(n_groups, names)
     for slices in blocks(prediction):
         w = None if weights is None else in_block(weights, prediction.dims, slices)
         # the combined code of several groupings: labels of the last one vary fastest
@@ -277,7 +278,7 @@ def _sum_variable(
             group = np.where((group < 0) | (code < 0), -1, combined)
         with reading(str(truth.name), {str(dim): along for dim, along in slices.items()}):
             p, t = prediction.isel(slices).values, truth.isel(slices).values
-        sums = sums.merge(PairSums.of(p, t, w, group, n_groups))
+        sums = sums.merge(PairSums.of(p, t, w, group, n_groups, names))
     return sums
 
 

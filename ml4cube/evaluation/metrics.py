@@ -5,22 +5,28 @@ Every metric is a function of a few sums that merge, see `PairSums`.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+import copy
+from typing import Self
 
 from numpy.typing import ArrayLike
 
-from ml4cube.core.errors import InvalidTypeError
+from ml4cube.core.errors import InvalidTypeError, check_choice
+from ml4cube.core.metric_registry import METRICS, PAIR_METRICS
+from ml4cube.core.sums.pairs import PairSums as PairSums
 from ml4cube.evaluation.cube_scores import area_weights as area_weights
 from ml4cube.evaluation.cube_scores import score_cube as score_cube
-from ml4cube.evaluation.pair_sums import FORMULAS
-from ml4cube.evaluation.pair_sums import PairSums as PairSums
 
 
 class Metric:
-    """Base class of scores that are updated batch by batch.
+    """A score that is updated batch by batch.
 
     Call `update` for each batch, `merge` across ranks, then `compute`. A pair of cells counts if
     both are finite, see `PairSums`.
+
+    Parameters
+    ----------
+    name : str
+        Any of the metrics of `score_cube`; the usual ones have a class of their own.
 
     Attributes
     ----------
@@ -30,7 +36,7 @@ class Metric:
     Examples
     --------
     >>> import numpy as np
-    >>> whole, left, right = RMSE(), RMSE(), RMSE()
+    >>> whole, left, right = Metric("rmse"), Metric("rmse"), Metric("rmse")
     >>> prediction, truth = np.array([1.0, 2.0, 6.0]), np.array([1.0, 4.0, 2.0])
     >>> whole.update(prediction, truth)
     >>> left.update(prediction[:2], truth[:2])
@@ -39,10 +45,10 @@ class Metric:
     (2.581989, 2.581989)
     """
 
-    name: ClassVar[str]
-
-    def __init__(self) -> None:
-        self.sums = PairSums.empty()
+    def __init__(self, name: str) -> None:
+        check_choice("name", name, list(PAIR_METRICS))
+        self.name = name
+        self.sums = PairSums.empty(names=METRICS[name].sums)
 
     def update(
         self, prediction: ArrayLike, truth: ArrayLike, weights: ArrayLike | None = None
@@ -63,7 +69,8 @@ class Metric:
         InvalidTypeError
             If values are not real numbers.
         """
-        self.sums = self.sums.merge(PairSums.of(prediction, truth, weights))
+        batch = PairSums.of(prediction, truth, weights, names=METRICS[self.name].sums)
+        self.sums = self.sums.merge(batch)
 
     def merge(self, other: Self) -> Self:
         """Return the metric over the pairs of both.
@@ -71,7 +78,7 @@ class Metric:
         Parameters
         ----------
         other : Metric
-            A metric of the same class, over other pairs.
+            The same metric, over other pairs.
 
         Returns
         -------
@@ -81,19 +88,17 @@ class Metric:
         Raises
         ------
         InvalidTypeError
-            If the classes differ.
+            If it is another metric.
         """
-        if type(other) is not type(self):
-            raise InvalidTypeError(
-                f"cannot merge {type(self).__name__} with {type(other).__name__}"
-            )
-        merged = type(self)()
+        if type(other) is not type(self) or other.name != self.name:
+            raise InvalidTypeError(f"cannot merge {self._title} with {other._title}")
+        merged = copy.copy(self)
         merged.sums = self.sums.merge(other.sums)
         return merged
 
     def reset(self) -> None:
         """Remove all pairs, as at the start of an epoch."""
-        self.sums = PairSums.empty()
+        self.sums = PairSums.empty(names=METRICS[self.name].sums)
 
     def compute(self) -> float:
         """Return the score over every pair so far.
@@ -103,10 +108,14 @@ class Metric:
         float
             NaN if no pair counts, or if the score is undefined (the correlation with a constant).
         """
-        return float(FORMULAS[self.name](self.sums)[0])
+        return float(self.sums.score(self.name)[0])
+
+    @property
+    def _title(self) -> str:
+        return self.name if type(self) is Metric else type(self).__name__
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.compute():.6g} over {self.sums.count.item()} pairs)"
+        return f"{self._title}({self.compute():.6g} over {self.sums.count.item()} pairs)"
 
 
 class RMSE(Metric):
@@ -120,7 +129,8 @@ class RMSE(Metric):
     5.0
     """
 
-    name = "rmse"
+    def __init__(self) -> None:
+        super().__init__("rmse")
 
 
 class MSE(Metric):
@@ -134,7 +144,8 @@ class MSE(Metric):
     25.0
     """
 
-    name = "mse"
+    def __init__(self) -> None:
+        super().__init__("mse")
 
 
 class MAE(Metric):
@@ -148,7 +159,8 @@ class MAE(Metric):
     2.0
     """
 
-    name = "mae"
+    def __init__(self) -> None:
+        super().__init__("mae")
 
 
 class Bias(Metric):
@@ -162,7 +174,8 @@ class Bias(Metric):
     3.0
     """
 
-    name = "bias"
+    def __init__(self) -> None:
+        super().__init__("bias")
 
 
 class R2(Metric):
@@ -176,7 +189,8 @@ class R2(Metric):
     0.5
     """
 
-    name = "r2"
+    def __init__(self) -> None:
+        super().__init__("r2")
 
 
 class Correlation(Metric):
@@ -190,7 +204,8 @@ class Correlation(Metric):
     1.0
     """
 
-    name = "correlation"
+    def __init__(self) -> None:
+        super().__init__("correlation")
 
 
 class StdRatio(Metric):
@@ -204,7 +219,8 @@ class StdRatio(Metric):
     0.5
     """
 
-    name = "std_ratio"
+    def __init__(self) -> None:
+        super().__init__("std_ratio")
 
 
 class MaxError(Metric):
@@ -218,4 +234,5 @@ class MaxError(Metric):
     3.0
     """
 
-    name = "max_error"
+    def __init__(self) -> None:
+        super().__init__("max_error")

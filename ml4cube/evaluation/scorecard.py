@@ -13,6 +13,7 @@ import xarray as xr
 
 from ml4cube.core.display import Summarized, Summary, Table
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.metric_registry import SKILLS, squared
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS, QUANTILE, reliability_table
@@ -20,7 +21,6 @@ from ml4cube.evaluation.cells.timing import span
 from ml4cube.evaluation.scores.intervals import Intervals
 from ml4cube.evaluation.scores.tables import (
     ENDINGS,
-    SKILLS,
     class_scores,
     samples_and_leads,
     score_rows,
@@ -80,9 +80,8 @@ class Scorecard(Summarized):
         missing = int(self.sums.rows["has_truth"].size - self.sums.rows["has_truth"].sum())
         dates = self._dates if set(self.by) <= {LEAD} else "the dates of a score"
         interval = interval_text(scores, dates, self.intervals)
-        if "crps" in scores:
-            few, whole = "weighted quantile loss", "continuous ranked probability score"
-            scores["crps"].attrs["long_name"] = few if self.few_levels else whole
+        if "crps" in scores and self.few_levels:
+            scores["crps"].attrs["long_name"] = "weighted quantile loss"
         if self.point_baselines:
             scores = scores.assign_attrs(point_baselines=self.point_baselines)
         return scores.assign_attrs(interval=interval, dates_without_truth=missing)
@@ -203,7 +202,7 @@ class Scorecard(Summarized):
             weight = sums["power_weight"]
             power = sums["power"] / weight.where(weight > 0)
             power = power.assign_coords(wavenumber=np.arange(power.sizes["wavenumber"]))
-            units = _squared(sums.attrs.get("units", ""))
+            units = squared(sums.attrs.get("units", ""))
             found[name] = power.assign_attrs(units=units, rows_along=sums.attrs["rows_along"])
         spectrum = xr.Dataset(found)
         has_leads = LEAD in self.sums.rows.coords or LEAD not in spectrum.dims
@@ -377,10 +376,3 @@ class Scorecard(Summarized):
             columns = [*(str(name) for name in frame if name not in models), *models]
             tables[title] = Table(columns, frame[columns].values.tolist())
         return tables
-
-
-def _squared(units: str) -> str:
-    """Return squared units, as in "K²" and "(m s-1)²"."""
-    if not units:
-        return ""
-    return f"{units}²" if units.isalpha() else f"({units})²"

@@ -14,17 +14,20 @@ from numpy.typing import NDArray
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.core.grid import Grid
+from ml4cube.core.metric_registry import defaults_of, sums_of
 from ml4cube.core.missing import find_gaps
+from ml4cube.core.sums.pairs import PairSums
 from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.coordinates import find_time_dim, map_dims
 from ml4cube.cube.reader import CubeReader
-from ml4cube.evaluation.cells.climatology import flags_along
-from ml4cube.evaluation.pair_sums import PairSums
 from ml4cube.gap_filling.artificial import LENGTHS, REACH, ArtificialGaps, Flags, length_classes
 from ml4cube.gap_filling.methods import Floats, Method
-from ml4cube.preprocessing.cubes import as_flags, cells_of_part
+from ml4cube.preprocessing.cubes import all_over_other_dims, as_flags, cells_of_part
 
 Box = dict[str, slice]
+#: Errors on artificial gaps, and the sums that they follow from.
+SCORES = defaults_of("fill_gaps")
+SUMS = sums_of(SCORES)
 #: Variables of a filler's reader: the values, and flags and weights of cells.
 ALLOWED, USED = "may be filled", "used by climatology"
 SCORED, WEIGHT = "may be scored", "weight of cells"
@@ -64,8 +67,8 @@ class GapFiller:
         variables = {
             name: array.variable,
             ALLOWED: everywhere if mask is None else _allowed(cube, array, mask),
-            USED: everywhere if used is None else _along(used, array),
-            SCORED: everywhere if train is None else _along(~train, array),
+            USED: everywhere if used is None else all_over_other_dims(used, array.dims),
+            SCORED: everywhere if train is None else all_over_other_dims(~train, array.dims),
             WEIGHT: xr.Variable((), 1.0) if weights is None else weights.variable,
         }
         # cells of a map come last
@@ -122,11 +125,11 @@ class GapFiller:
         counts = np.bincount(real_lengths[real], minlength=len(LENGTHS))
         scored = hidden & cells[SCORED]
         if not scored.any():
-            return PairSums.empty(len(LENGTHS)), counts
+            return PairSums.empty(len(LENGTHS), SUMS), counts
         known = np.where(hidden, np.nan, values)
         found = method.estimate(known, scored, cells[USED], box)[scored]
         weight, group = cells[WEIGHT][scored], lengths[scored]
-        return PairSums.of(found, values[scored], weight, group, len(LENGTHS)), counts
+        return PairSums.of(found, values[scored], weight, group, len(LENGTHS), SUMS), counts
 
     def _with_artificial(
         self, box: Box
@@ -191,10 +194,4 @@ def _allowed(cube: xr.Dataset, array: xr.DataArray, mask: xr.DataArray | str) ->
     if not isinstance(mask, xr.DataArray):
         raise InvalidTypeError(f"mask must be a DataArray or a name, got {type(mask).__name__}")
     check_aligned("mask", mask, cube)
-    return _along(as_flags(mask.variable), array)
-
-
-def _along(flags: xr.Variable, array: xr.DataArray) -> xr.Variable:
-    """Return where flags are set at all steps of the dims that a variable lacks."""
-    along: xr.Variable = flags_along(xr.DataArray(flags), [str(dim) for dim in array.dims]).variable
-    return along
+    return all_over_other_dims(as_flags(mask.variable), array.dims)

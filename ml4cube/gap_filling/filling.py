@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import FILLED_ATTR
+from ml4cube.core.sums.pairs import PairSums
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.chunks.blocks import chunk_sizes
@@ -29,16 +30,13 @@ from ml4cube.cube.masks_and_labels import NAME_ATTR, ROLE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import split_label
-from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 from ml4cube.gap_filling.artificial import LENGTHS, ArtificialGaps
-from ml4cube.gap_filling.blocks import GapFiller
+from ml4cube.gap_filling.blocks import SCORES, SUMS, GapFiller
 from ml4cube.gap_filling.methods import METHODS, Method, MethodOptions, Predicted
 from ml4cube.preprocessing.statistics import chosen_variables
 
 # Values of the flag variable.
 _FLAGS = {"known": 0, "filled": 1, "gap": 2}
-_METRICS = ("rmse", "mae", "bias", "count", "unpredicted")
-
 
 _ASSUMES = (
     "gaps do not depend on the values that they hide; where they do, the true errors are larger, "
@@ -376,7 +374,7 @@ def _score(
     filler: GapFiller, method: Method, array: xr.DataArray
 ) -> tuple[PairSums, NDArray[np.int64]]:
     """Return the errors on artificial gaps, and the cells in real ones, by length."""
-    total, gaps = PairSums.empty(len(LENGTHS)), np.zeros(len(LENGTHS), np.int64)
+    total, gaps = PairSums.empty(len(LENGTHS), SUMS), np.zeros(len(LENGTHS), np.int64)
     for block in filler.blocks(chunk_sizes(array.variable), method.whole):
         found, counts = filler.score(method, block.slices)
         total, gaps = total.merge(found), gaps + counts
@@ -385,15 +383,11 @@ def _score(
 
 def _scores(cube: xr.Dataset, sums: Mapping[str, tuple[PairSums, NDArray[np.int64]]]) -> xr.Dataset:
     """Return the scores of all variables, over all gaps and by their length."""
-    by_metric: dict[str, list[Any]] = {metric: [] for metric in (*_METRICS, "gaps")}
-    for found, gaps in sums.values():
-        classes = [
-            PairSums(**{key: values[[i]] for key, values in vars(found).items()})
-            for i in range(len(LENGTHS))
-        ]
-        overall = reduce(PairSums.merge, classes)
-        for metric in _METRICS:
-            scores = [FORMULAS[metric](one).item() for one in (overall, *classes)]
+    by_metric: dict[str, list[Any]] = {metric: [] for metric in (*SCORES, "gaps")}
+    for by_length, gaps in sums.values():
+        overall = by_length.of_all_groups()
+        for metric in SCORES:
+            scores = np.concatenate([overall.score(metric), by_length.score(metric)])
             by_metric[metric].append(scores)
         by_metric["gaps"].append([gaps.sum(), *gaps])
     units = [str(cube[name].attrs.get("units", "")) for name in sums]

@@ -10,11 +10,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import date_keys
 from ml4cube.core.climatology import Cycle, Design, Sums
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import dates_along
 from ml4cube.cube.reader import CubeReader
-from ml4cube.evaluation.cells.timing import date_keys
 from ml4cube.gap_filling.artificial import Flags, known_neighbours
 from ml4cube.gap_filling.places import map_points
 

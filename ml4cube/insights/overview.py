@@ -13,12 +13,12 @@ from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.sums.fields import Moments
+from ml4cube.core.sums.pairs import PairSums
 from ml4cube.core.sums.quantiles import Histogram
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.chunks.blocks import chunk_sizes
 from ml4cube.cube.coordinates import dates_along, find_time_dim, is_category
 from ml4cube.cube.opening import as_dataset
-from ml4cube.evaluation.pair_sums import FORMULAS, PairSums
 from ml4cube.insights.chunks import window_reads
 from ml4cube.insights.classes import class_fractions
 from ml4cube.insights.sums import Floats, Pair, VariableSums, sum_up
@@ -316,7 +316,7 @@ def _correlations(
     for pair, found in pair_sums.items():
         if set(pair) <= set(numbers):
             i, j = (names.index(name) for name in pair)
-            correlation[[i, j], [j, i]] = FORMULAS["correlation"](found).item()
+            correlation[[i, j], [j, i]] = found.score("correlation").item()
             pairs[[i, j], [j, i]] = found.count.item()
     dims = ("variable", "other_variable")
     return {

@@ -19,17 +19,19 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, caller_level, prefixed
+from ml4cube.core.metric_registry import METRICS
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.sums.fields import Moments, slabs
+from ml4cube.core.sums.pairs import PairSums
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.coordinates import find_time_dim
-from ml4cube.evaluation.pair_sums import PairSums
 from ml4cube.preprocessing.blocks import Slices, each_block
 from ml4cube.preprocessing.fields import block_histogram
 
 Floats = NDArray[np.float64]
 Pair = tuple[str, str]
+_SUMS_OF_PAIRS = METRICS["correlation"].sums
 # Name of the weights beside the names of variables, which have none with spaces in netCDF.
 _WEIGHTS = "weights of cells"
 
@@ -113,7 +115,7 @@ def _sum_group(
         for name in own
     }
     pairs = [*combinations(own, 2), *((one, other) for one in own for other in fewer)]
-    pair_sums |= {pair: PairSums.empty() for pair in pairs}
+    pair_sums |= {pair: PairSums.empty(names=_SUMS_OF_PAIRS) for pair in pairs}
     others = {name: cube.variables[name] for name in (*own[1:], *fewer)}
     if weights is not None:
         others[_WEIGHTS] = weights.variable
@@ -166,8 +168,8 @@ def _sum_block(
 
 def _pair_sums(one: NDArray[Any], other: NDArray[Any], weights: Floats | None) -> PairSums:
     """Sum up two variables in parts that stay in cache, which is four times as fast."""
-    total = PairSums.empty()
+    total = PairSums.empty(names=_SUMS_OF_PAIRS)
     for slab in slabs(one.shape, tuple(range(one.ndim))):
         here = None if weights is None else weights[slab]
-        total = total.merge(PairSums.of(one[slab], other[slab], here))
+        total = total.merge(PairSums.of(one[slab], other[slab], here, names=_SUMS_OF_PAIRS))
     return total

@@ -6,7 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 Opened = xr.Dataset | xr.DataArray | Mapping[str, Any]
 Cube = Opened | str | os.PathLike[str]
+Flags = TypeVar("Flags", xr.Variable, xr.DataArray)
 
 
 def opened(ds: Any) -> Opened:
@@ -186,6 +187,15 @@ def any_over_other_dims(flags: xr.Variable, dims: Sequence[Hashable]) -> xr.Vari
     """Return where any flag is set along the dims that are not in `dims`."""
     others = [dim for dim in flags.dims if dim not in dims]
     return flags.any(others) if others else flags
+
+
+def all_over_other_dims(flags: Flags, dims: Sequence[Hashable]) -> Flags:
+    """Return where flags are set at all steps of the dims that are not in `dims`.
+
+    So that no cell of a variable is in two parts, if the levels of another are.
+    """
+    others = [dim for dim in flags.dims if dim not in dims]
+    return flags.all(others) if others else flags
 
 
 def broadcast_to(variable: xr.Variable, sizes: Mapping[Any, int]) -> xr.Variable:

@@ -13,16 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from ml4cube.core.metric_registry import MEMBER, METRICS, SCORECARD_METRICS, VALUE
 from ml4cube.errors import InvalidValueError
 from ml4cube.evaluation import Scorecard, arguments, evaluate
 from ml4cube.evaluation.cells.baselines import BASELINES
-from ml4cube.evaluation.scores import tables
+from ml4cube.evaluation.scores import row_groups
 from ml4cube.evaluation.sums import scoring
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
 
 LAGS = [1, 2, 5]
-METRICS = ["rmse", "mse", "mae", "bias", "acc", "count", "unpredicted"]
+WITH_ORACLE = ["rmse", "mse", "mae", "bias", "acc", "count", "unpredicted"]
 
 
 def group(date, cycle):
@@ -103,7 +104,7 @@ def test_scores_equal_a_loop_over_pairs(
             given_truth,
             baselines=oracle.BASELINES,
             by=["lead_time", region] if by_region else "lead_time",
-            metrics=METRICS,
+            metrics=WITH_ORACLE,
             climatology=None if cycle == "month" else cycle,
             progress=False,
         )
@@ -239,7 +240,7 @@ def test_labels_of_dates_and_cells(truth, forecast):
             truth,
             baselines=oracle.BASELINES,
             by=["lead_time", by],
-            metrics=METRICS,
+            metrics=WITH_ORACLE,
         )
         labels = {label_of(row) for row in rows}
         known = {label for label in labels if label is not None and label == label}
@@ -336,7 +337,7 @@ def test_times_may_be_numbers():
         {"t": (("init_time", "lead_time", "lat", "lon"), values + 1)},
         {"init_time": [80.0, 100.0, 120.0], "lead_time": [2.0, 6.0], "lat": truth.lat},
     )
-    options = {"by": "lead_time", "metrics": METRICS}
+    options = {"by": "lead_time", "metrics": WITH_ORACLE}
     card = card_of(forecast, truth, baselines="damped_persistence", **options)
     np.testing.assert_allclose(card.scores.bias.sel(model="prediction"), 1)
     rows = oracle.all_pairs(
@@ -449,7 +450,7 @@ def test_starts_may_be_in_any_order(truth, forecast):
 def test_intervals_do_not_depend_on_how_many_labels_fit(truth, forecast, monkeypatch):
     options = {"baselines": oracle.BASELINES, "by": ["month", "lat", "lead_time"]}
     card = card_of(forecast, truth, **options)
-    monkeypatch.setattr(tables, "_MOST_NUMBERS", 20_000)
+    monkeypatch.setattr(row_groups, "_MOST_NUMBERS", 200_000)
     xr.testing.assert_allclose(card_of(forecast, truth, **options).scores, card.scores)
 
 
@@ -493,11 +494,11 @@ def test_every_baseline_has_an_oracle():
     assert set(oracle.BASELINES) == set(BASELINES)
 
 
-@pytest.mark.parametrize("metric", tables.METRICS)
+@pytest.mark.parametrize("metric", SCORECARD_METRICS)
 def test_every_metric_is_scored_alone_if_it_applies(metric):
-    """A quantity has no scores of classes; the CRPS of a single value is its absolute error."""
+    """A quantity has no scores of classes, but those of members: a value is one member."""
     truth = truth_cube(120)
     forecast = forecast_cube(truth, range(60, 100), LAGS)
     card = evaluate(forecast, truth, metrics=metric, progress=False)
-    applies = metric in (*METRICS, "gaps", "crps", "spread_ratio")
+    applies = not {VALUE, MEMBER}.isdisjoint(METRICS[metric].predictions)
     assert (metric in card.scores and bool(card.scores[metric].notnull().any())) == applies

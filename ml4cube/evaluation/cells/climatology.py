@@ -29,7 +29,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import split_label
 from ml4cube.evaluation.cells.cell_reader import CellReader, Floats, Steps, Tile, at_steps
 from ml4cube.evaluation.cells.timing import Timing, positions, span
-from ml4cube.preprocessing.cubes import cells_of_part
+from ml4cube.preprocessing.cubes import all_over_other_dims, cells_of_part
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,9 @@ class ClimatologyOptions:
 
     def along(self, dims: Sequence[str]) -> ClimatologyOptions:
         """Return the same for a variable with some of the dims of the train cells."""
-        return replace(self, train=replace(self.train, flags=flags_along(self.train.flags, dims)))
+        return replace(
+            self, train=replace(self.train, flags=all_over_other_dims(self.train.flags, dims))
+        )
 
     @property
     def why_unknown(self) -> str:
@@ -100,15 +102,6 @@ def _scored_steps(timing: Timing) -> Steps:
     """Return the steps of the truth that are predicted."""
     steps = np.unique(timing.valid_steps)
     return steps[steps >= 0]
-
-
-def flags_along(flags: xr.DataArray, dims: Sequence[str]) -> xr.DataArray:
-    """Return where flags are set at all steps of the dims that a variable lacks.
-
-    So that none of its cells is in two parts, if the levels of another variable are.
-    """
-    others = [dim for dim in flags.dims if dim not in dims]
-    return flags.all(others) if others else flags
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,14 +10,14 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import check_aligned
+from ml4cube.core.axes import check_aligned, date_keys
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Floats, LoadedCells, Steps, Tile
 from ml4cube.evaluation.cells.classes import in_order, refuse_logits
 from ml4cube.evaluation.cells.probabilities import MEMBER, QUANTILE, Outputs
-from ml4cube.evaluation.cells.timing import Timing, date_keys, positions, valid_times
+from ml4cube.evaluation.cells.timing import Timing, positions, valid_times
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import cftime
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import date_keys
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import INIT, LEAD
 
-_LIKE_NUMPY = ("standard", "gregorian", "proleptic_gregorian")
 Steps = NDArray[np.intp]
 
 
@@ -149,20 +148,6 @@ def valid_times(forecast: xr.Dataset) -> NDArray[Any]:
         if inits.dtype.kind == "O":
             leads = leads.astype("m8[us]").astype(object)
     return np.asarray(inits[:, None] + leads[None, :])
-
-
-def date_keys(dates: NDArray[Any]) -> tuple[NDArray[Any], str]:
-    """Return dates as numbers that are equal where the dates are, and the kind of dates."""
-    if dates.dtype.kind == "M":
-        return dates.astype("M8[us]").astype(np.int64), "dates of the standard calendar"
-    if dates.dtype.kind in "fiu":
-        return dates.astype(np.float64), "numbers"
-    first = dates.flat[0] if dates.size else None
-    if not isinstance(first, cftime.datetime):
-        raise InvalidValueError(f"times must be dates or numbers, got dtype {dates.dtype}")
-    calendar = "standard" if first.calendar in _LIKE_NUMPY else first.calendar
-    ticks = cftime.date2num(dates, "microseconds since 1970-01-01", first.calendar)
-    return np.asarray(ticks, np.int64), f"dates of the {calendar} calendar"
 
 
 def positions(wanted: NDArray[Any], known: NDArray[Any]) -> Steps:

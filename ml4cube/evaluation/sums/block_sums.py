@@ -1,8 +1,8 @@
-"""`VariableSums`: all sums from which the scores of one variable follow."""
+"""`ScoreSums`: all sums from which the scores of one variable follow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,38 +10,22 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.metric_registry import CLASS_SUMS, MOMENTS, SUMMANDS, Cells, defaults_of, sums_of
+from ml4cube.core.sums.pairs import COUNTS, Groups, merged
 from ml4cube.evaluation.cells.cell_reader import Floats, Steps, Tile
 from ml4cube.evaluation.cells.probabilities import Outputs, reliability_sums
 from ml4cube.evaluation.sums.spectrum import add_power
 
-# Of classes: the score -log(probability of the true one), and by class the weight of cells where it
-# is true, is predicted, and both.
-LOG_SCORE, TRUE, PREDICTED, HITS = "log_score", "true", "predicted", "hits"
-#: Sums by model, sample, lead and label. All are weighted, except for the three numbers of cells.
-FIELDS = (
-    "count",
-    "unpredicted",
-    "gaps",
-    "weight",
-    "error",
-    "absolute_error",
-    "squared_error",
-    "predicted_anomaly",
-    "true_anomaly",
-    "anomaly_product",
-    "crps",
-    "variance",
-)
 
-
-def class_fields(n_classes: int) -> tuple[str, ...]:
-    """Return the further sums of a variable with so many classes."""
-    of_each = (f"{what}_{k}" for what in (TRUE, PREDICTED, HITS) for k in range(n_classes))
-    return (LOG_SCORE, *of_each) if n_classes else ()
+def sums_to_keep(metrics: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the sums by date of all variables: of the usual metrics, and these."""
+    of_metrics = sums_of((*defaults_of("evaluate"), *metrics))
+    of_cells = [name for name in of_metrics if name in SUMMANDS or name in MOMENTS]
+    return (*COUNTS, "weight", *of_cells)
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class ScoreBlock:
     """Values of some samples in one tile, arrays of shape (samples, leads, *cells)."""
 
     samples: Steps
@@ -57,11 +41,12 @@ class Block:
     has_rows: bool
 
 
-class VariableSums:
+class ScoreSums:
     """Sums over all blocks of one variable."""
 
     def __init__(
         self,
+        names: Sequence[str],
         n_models: int,
         shape: tuple[int, int, int],
         cells: Mapping[str, int],
@@ -69,10 +54,13 @@ class VariableSums:
         reliability: xr.DataArray | None,
         n_classes: int = 0,
     ) -> None:
-        self.fields = (*FIELDS, *class_fields(n_classes))
         self.n_classes = n_classes
-        # (fields, models, samples, leads, labels)
-        self.rows = np.zeros((len(self.fields), n_models, *shape))
+        # by name, (models, samples, leads, labels), those of classes with a last axis of these
+        self.rows = {name: np.zeros((n_models, *shape)) for name in names}
+        if n_classes:
+            self.rows["log_score"] = np.zeros((n_models, *shape))
+            by_class = (n_models, *shape, n_classes)
+            self.rows |= {name: np.zeros(by_class) for name in CLASS_SUMS}
         # weights by true and by predicted class
         self.confusion = np.zeros((n_models, n_classes, n_classes))
         # over samples and leads, for each cell
@@ -86,29 +74,28 @@ class VariableSums:
         # what the several numbers of models for one cell are
         self.outputs: dict[str, Outputs] = {}
 
-    def add(self, block: Block) -> None:
+    def add(self, block: ScoreBlock) -> None:
         """Add a block: cells where the truth and all models have a value, the same for all."""
         truth, shape = block.truth, block.truth.shape
         self.outputs |= {name: outputs for name, (outputs, _) in block.several.items()}
         labels = np.broadcast_to(block.labels, shape)
         weights = np.broadcast_to(block.weights, shape)
-        has_truth = (labels >= 0) & np.isfinite(truth)
-        has_value = {name: np.isfinite(point) for name, point in block.points.items()}
-        scored = np.logical_and.reduce([has_truth, *has_value.values()])
+        has_label = labels >= 0
+        has_truth = has_label & np.isfinite(truth)
+        has_value = [np.isfinite(point) for point in block.points.values()]
+        scored = np.logical_and.reduce([has_truth, *has_value])
         row = np.arange(shape[0] * shape[1]).reshape(*shape[:2], *(1,) * (truth.ndim - 2))
-        group = row * self.rows.shape[-1] + labels
-        once: Any = np.s_[:, :, :1] if self.n_classes else ...  # cells, not classes, are counted
-        self._add("gaps", block, group[once][((labels >= 0) & ~has_truth)[once]])
-        self._add("count", block, group[once][scored[once]])
-        for i, name in enumerate(block.points):
-            unpredicted = (has_truth & ~has_value[name])[once]
-            self._add("unpredicted", block, group[once][unpredicted], model=i)
-        self._add_errors(block, scored, group[scored], weights[scored])
+        group = row * self.rows["weight"].shape[-1] + labels
+        self._count("gaps", slice(None), block, group, has_label & ~has_truth)
+        self._count("count", slice(None), block, group, scored)
+        for model, is_predicted in enumerate(has_value):
+            self._count("unpredicted", model, block, group, has_truth & ~is_predicted)
+        self._add_errors(block, scored, group, weights)
         box: tuple[Any, ...] = tuple(block.tile.values())
         self.cell_count[box] += scored.sum((0, 1))
-        for i, point in enumerate(block.points.values()):
+        for model, point in enumerate(block.points.values()):
             errors = np.where(scored, (point - truth) ** 2, 0.0).sum((0, 1))
-            self.cell_errors[(i, *box)] += errors
+            self.cell_errors[(model, *box)] += errors
         if block.has_rows:
             prediction = next(iter(block.points.values()))
             shown = np.where(has_truth, np.stack([prediction, truth]), np.nan)
@@ -117,76 +104,71 @@ class VariableSums:
         if self.n_classes:
             self._add_classes(block, scored, group, weights)
 
+    def _count(
+        self,
+        name: str,
+        model: int | slice,
+        block: ScoreBlock,
+        group: Steps,
+        flags: NDArray[np.bool_],
+    ) -> None:
+        """Add the numbers of cells that have a flag; a cell counts once, not for each class."""
+        if self.n_classes:
+            group, flags = group[:, :, 0], flags[:, :, 0]
+        at = _of_samples(block)
+        entries = self.rows[name][0, at].shape
+        numbers = np.bincount(group[flags], minlength=self._n_groups(block)).reshape(entries)
+        self.rows[name][model, at] += numbers
+
+    def _n_groups(self, block: ScoreBlock) -> int:
+        """Return the number of samples, leads and labels of a block, combined."""
+        return self.rows["weight"][0, _of_samples(block)].size
+
     def _add_errors(
-        self, block: Block, scored: NDArray[np.bool_], group: Steps, weights: Floats
+        self, block: ScoreBlock, scored: NDArray[np.bool_], group: Steps, weights: Floats
     ) -> None:
         """Add the weighted sums of the scored cells."""
+        groups = Groups(group[scored], weights[scored], self._n_groups(block))
         true = block.truth[scored]
         normal = None if block.climatology is None else block.climatology[scored]
-        self._add("weight", block, group, weights)
-        if normal is not None:
-            true_anomaly = np.nan_to_num(true - normal)  # cells without a climatology add nothing
-            self._add("true_anomaly", block, group, weights * true_anomaly**2)
-        for i, (name, point) in enumerate(block.points.items()):
+        for model, (name, point) in enumerate(block.points.items()):
             predicted = point[scored]
-            error = predicted - true
-            found = {"error": error, "absolute_error": np.abs(error), "squared_error": error**2}
-            if normal is not None:
-                anomaly = np.nan_to_num(predicted - normal)
-                found["predicted_anomaly"] = anomaly**2
-                found["anomaly_product"] = anomaly * true_anomaly
-            found["crps"] = found["absolute_error"]  # of one value
+            crps, variance = np.abs(predicted - true), None
             if name in block.several:
-                outputs, outcomes = block.several[name]
-                of_cells = np.moveaxis(outcomes, 2, -1)[scored]
-                found["crps"] = outputs.crps(of_cells, true, 1)
-                found["variance"] = outputs.variance(of_cells, 1)
-            for field, values in found.items():
-                self._add(field, block, group, weights * values, model=i)
+                outputs, values = block.several[name]
+                of_cells = np.moveaxis(values, 2, -1)[scored]
+                crps = outputs.crps(of_cells, true, 1)
+                variance = outputs.variance(of_cells, 1)
+            cells = Cells(predicted, true, normal, crps, variance)
+            self._merge(model, block, groups.sums(cells, self.rows))
 
-    def _add(
-        self,
-        field: str,
-        block: Block,
-        group: Steps,
-        values: Floats | None = None,
-        *,
-        model: int | None = None,
-    ) -> None:
-        """Add values, or the number of cells, by group to the sums of a model, or of all."""
-        models = slice(None) if model is None else model
-        n, n_leads = block.truth.shape[:2]
-        n_labels = self.rows.shape[-1]
-        sums = np.bincount(group, values, n * n_leads * n_labels).reshape(n, n_leads, n_labels)
-        first = block.samples[0]  # the samples of a block follow one another
-        self.rows[self.fields.index(field), models, first : first + n] += sums
+    def _merge(self, model: int, block: ScoreBlock, sums: Mapping[str, Floats]) -> None:
+        """Merge sums of the samples of a block, by group, with those of earlier blocks."""
+        at = _of_samples(block)
+        ours = {name: self.rows[name][model, at] for name in sums}
+        theirs = {name: values.reshape(ours[name].shape) for name, values in sums.items()}
+        for name, values in merged(ours, theirs).items():
+            self.rows[name][model, at] = values
 
     def _add_classes(
-        self, block: Block, scored: NDArray[np.bool_], group: Steps, weights: Floats
+        self, block: ScoreBlock, scored: NDArray[np.bool_], group: Steps, weights: Floats
     ) -> None:
         """Add what the scores of labels, and of the true class's probability, follow from."""
         n, cells = self.n_classes, scored.all(2)
-        truth = np.moveaxis(block.truth, 2, -1)[cells]  # (cells, classes), 1 for the true one
-        true, group = truth.argmax(1), group[:, :, 0][cells]
+        # (cells, classes), 1 for the true one
+        true = np.moveaxis(block.truth, 2, -1)[cells].argmax(1)
         weights = np.moveaxis(weights, 2, -1)[cells]  # which may differ between classes
         weight = np.take_along_axis(weights, true[:, None], 1)[:, 0]
-        for k in range(n):
-            self._add(f"{TRUE}_{k}", block, group[true == k], weight[true == k])
-        for i, point in enumerate(block.points.values()):
+        groups = Groups(group[:, :, 0][cells], weight, self._n_groups(block))
+        for model, point in enumerate(block.points.values()):
             probabilities = np.moveaxis(point, 2, -1)[cells]
-            predicted = probabilities.argmax(1)
-            of_true = np.take_along_axis(probabilities, true[:, None], 1)[:, 0]
-            score = -np.log(of_true.clip(np.finfo(np.float64).eps, 1))  # as in scikit-learn
-            self._add(LOG_SCORE, block, group, weight * score, model=i)
-            pairs = np.bincount(true * n + predicted, weight, n * n)
-            self.confusion[i] += pairs.reshape(n, n)
-            for k in range(n):
-                is_here = predicted == k
-                self._add(f"{PREDICTED}_{k}", block, group[is_here], weight[is_here], model=i)
-                is_here &= true == k
-                self._add(f"{HITS}_{k}", block, group[is_here], weight[is_here], model=i)
+            self._merge(model, block, groups.class_sums(probabilities, true, n))
+            pairs = np.bincount(true * n + probabilities.argmax(1), weight, n * n)
+            self.confusion[model] += pairs.reshape(n, n)
 
-    def _add_reliability(self, block: Block, scored: NDArray[np.bool_], weights: Floats) -> None:
+    def _add_reliability(
+        self, block: ScoreBlock, scored: NDArray[np.bool_], weights: Floats
+    ) -> None:
         """Add what is known about the prediction's probabilities."""
         if self.reliability is None:
             return
@@ -203,3 +185,9 @@ class VariableSums:
             here = scored[:, :, i]
             of_class = (array[:, :, i][here] for array in (prediction, block.truth, weights))
             self.reliability.values[:, first + i] += reliability_sums(*of_class)
+
+
+def _of_samples(block: ScoreBlock) -> slice:
+    """Return the position of the samples of a block, which follow one another."""
+    first = int(block.samples[0])
+    return slice(first, first + len(block.samples))

@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ml4cube.core.axes import date_keys
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.metric_registry import CLASS_SUMS
 from ml4cube.core.sums.fields import decoded, encoded
 from ml4cube.cube.classes import as_text, class_names
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.labels import Labels
-from ml4cube.evaluation.cells.timing import date_keys
-from ml4cube.evaluation.sums.block_sums import VariableSums
-from ml4cube.evaluation.sums.scoring import Scored
+from ml4cube.evaluation.sums.block_sums import ScoreSums
+from ml4cube.evaluation.sums.scoring import ScoredVariable
 
 #: Ending of the variable with the label of each sample and lead, as an index.
 CODE = "_code"
+#: Dim of the classes in sums of these; variables with fewer have zeros.
+CLASS_NUMBER = "class_number"
 #: Name of the prediction among the models.
 PREDICTION = "prediction"
 
@@ -41,8 +44,8 @@ class NamedSums:
     @classmethod
     def of(
         cls,
-        variables: Sequence[Scored],
-        sums: Sequence[VariableSums],
+        variables: Sequence[ScoredVariable],
+        sums: Sequence[ScoreSums],
         models: Sequence[str],
         labels: Labels,
         attrs: Mapping[str, str],
@@ -51,12 +54,7 @@ class NamedSums:
         timing = variables[0].timing
         sizes = {one.name: len(one.labels) for one in labels.of_cells}
         dims = ("variable", "model", timing.sample_dim, LEAD, *sizes)
-        fields = max((one.fields for one in sums), key=len)
-        stacked = np.zeros((len(fields), len(sums), *sums[0].rows.shape[1:]))
-        for i, one in enumerate(sums):  # fields of fewer classes, or of none, are 0
-            stacked[[fields.index(field) for field in one.fields], i] = one.rows
-        shaped = stacked.reshape(*stacked.shape[:-1], *sizes.values())
-        rows: dict[str, Any] = {field: (dims, shaped[i]) for i, field in enumerate(fields)}
+        rows: dict[str, Any] = _stacked(sums, dims, tuple(sizes.values()))
         coords: dict[str, Any] = {one.name: one.labels for one in labels.of_cells}
         for name, (of_dates, codes) in labels.of_dates.items():
             coords[name] = of_dates
@@ -109,6 +107,26 @@ class NamedSums:
         return cls(_from_dict(raw["rows"]), others)
 
 
+def _stacked(
+    sums: Sequence[ScoreSums], dims: tuple[str, ...], labels: tuple[int, ...]
+) -> dict[str, xr.Variable]:
+    """Return the sums of all variables by name; those that a variable lacks are 0."""
+    most_classes = max(one.n_classes for one in sums)
+    names = dict.fromkeys(name for one in sums for name in one.rows)
+    stacked = {}
+    for name in names:
+        of_classes = (CLASS_NUMBER,) if name in CLASS_SUMS else ()
+        shape = (*sums[0].rows["weight"].shape[:3], *labels, *(most_classes for _ in of_classes))
+        values = np.zeros((len(sums), *shape))
+        for i, one in enumerate(sums):
+            if name in one.rows:
+                array = one.rows[name]
+                part = values[i, ..., : array.shape[-1]] if of_classes else values[i]
+                part[...] = array.reshape(part.shape)
+        stacked[name] = xr.Variable((*dims, *of_classes), values)
+    return stacked
+
+
 def _check_same(ours: xr.Dataset, theirs: xr.Dataset) -> None:
     """Refuse sums of other variables, models, cells, lead times or labels."""
     names = {*ours.variables, *theirs.variables}
@@ -122,7 +140,7 @@ def _check_same(ours: xr.Dataset, theirs: xr.Dataset) -> None:
 
 
 def _described_outputs(
-    sums: Sequence[VariableSums], models: Sequence[str]
+    sums: Sequence[ScoreSums], models: Sequence[str]
 ) -> tuple[xr.Variable, xr.Variable]:
     """Return the dim and the number of the values for a cell, by variable and model; "" if one."""
     dims, numbers = np.zeros((2, len(sums), len(models)), object)
@@ -136,7 +154,7 @@ def _described_outputs(
     return xr.Variable(along, dims.astype(str)), xr.Variable(along, numbers.astype(np.int64))
 
 
-def _others(scored: Scored, sums: VariableSums, models: Sequence[str]) -> xr.Dataset:
+def _others(scored: ScoredVariable, sums: ScoreSums, models: Sequence[str]) -> xr.Dataset:
     """Name the sums that are not by date."""
     dims = tuple(scored.sizes)
     array = scored.truth.array

@@ -1,4 +1,4 @@
-"""`Scored`: one variable with its truth and predictions, summed up tile by tile, block by block."""
+"""`ScoredVariable`: one variable with its truth and predictions, summed up block by block."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.climatology import Climatology
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
+from ml4cube.core.metric_registry import CLASS_SUMS, LABEL, PROBABILITY, VALUE
 from ml4cube.core.sums.fields import check_weights
 from ml4cube.cube.areas import cell_weights, check_not_zero
 from ml4cube.evaluation.cells.baselines import CLIMATOLOGY, DAMPED, baseline_values
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile, at_steps
 from ml4cube.evaluation.cells.classes import class_labels, known_in_all, most_likely
-from ml4cube.evaluation.cells.climatology import ClimatologyOptions, TrainTile, flags_along
+from ml4cube.evaluation.cells.climatology import ClimatologyOptions, TrainTile
 from ml4cube.evaluation.cells.climatology_distribution import Distribution
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import Predicted
 from ml4cube.evaluation.cells.probabilities import Outputs, empty_reliability
 from ml4cube.evaluation.cells.timing import Timing
 from ml4cube.evaluation.cube_scores import in_block
-from ml4cube.evaluation.sums.block_sums import Block, VariableSums
+from ml4cube.evaluation.sums.block_sums import ScoreBlock, ScoreSums
 from ml4cube.evaluation.sums.spectrum import spectrum_dim
+from ml4cube.preprocessing.cubes import all_over_other_dims
 from ml4cube.progress import Stage
 
 # Cells of one array that are computed with at a time, and that are read at a time, in a tile of at
@@ -36,7 +38,7 @@ _BLOCK_CELLS, _READ_CELLS, _TILE_BYTES = 2**20, 2**24, 2**27
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredVariable:
     """One variable, and how its cells are weighted."""
 
     name: str
@@ -60,7 +62,7 @@ class Scored:
         truth: xr.Dataset,
         timing: Timing,
         weights: Any,
-    ) -> Scored:
+    ) -> ScoredVariable:
         """Check one variable of the prediction and of given baselines against the truth."""
         array, time_dim = truth[name], timing.time_dim
         if lacking := [model for model, (cube, _) in cubes.items() if name not in cube]:
@@ -101,6 +103,21 @@ class Scored:
     def n_classes(self) -> int:
         """Number of classes, 0 for a quantity."""
         return 0 if self.truth.classes is None else len(self.truth.classes)
+
+    @property
+    def n_sums_of_classes(self) -> int:
+        """Sums of each row that classes add to those of quantities."""
+        return 1 + len(CLASS_SUMS) * self.n_classes if self.n_classes else 0
+
+    @property
+    def predictions(self) -> set[str]:
+        """What the models predict: a value, members, quantiles, labels, probabilities."""
+        if self.is_map:
+            return {LABEL}
+        if self.n_classes:
+            return {LABEL, PROBABILITY}
+        several = [one.outputs for one in self.predicted.values() if one.outputs is not None]
+        return {VALUE, *(outputs.dim for outputs in several)}
 
     @property
     def numbers_of_cell(self) -> int:
@@ -144,12 +161,13 @@ class Scored:
         options: ClimatologyOptions | None,
         part: xr.DataArray | None,
         labels: Labels,
+        kept: Sequence[str],
         stage: Stage,
-    ) -> VariableSums:
+    ) -> ScoreSums:
         """Return the sums of all cells of a part, for the prediction and baselines by name."""
         first = next(iter(self.predicted.values()))
         dims = (self.timing.time_dim, *self.sizes)
-        part = None if part is None else flags_along(part, dims)
+        part = None if part is None else all_over_other_dims(part, dims)
         options = None if options is None else options.along(dims)
         for one in labels.of_cells:
             if lacking := [dim for dim in one.codes.dims if dim not in dims]:
@@ -163,7 +181,7 @@ class Scored:
         reliability = empty_reliability(first.outputs, self.truth.classes)
         if self.is_map:
             reliability = None
-        sums = VariableSums(n_models, shape, self.sizes, row_length, reliability, self.n_classes)
+        sums = ScoreSums(kept, n_models, shape, self.sizes, row_length, reliability, self.n_classes)
         for tile in self.tiles(0 if options is None else options.numbers_of_cell):
             scored_tile = _Tile(self, tile, names, options, part, labels)
             for samples in self.blocks(tile):
@@ -178,7 +196,7 @@ class _Tile:
 
     def __init__(
         self,
-        scored: Scored,
+        scored: ScoredVariable,
         tile: Tile,
         names: Sequence[str],
         options: ClimatologyOptions | None,
@@ -221,7 +239,7 @@ class _Tile:
         of_outputs: int = 4 * _BLOCK_CELLS // (self._cells * numbers)
         return max(1, min(of_cells, of_outputs))
 
-    def blocks(self, samples: Steps) -> Iterator[Block]:
+    def blocks(self, samples: Steps) -> Iterator[ScoreBlock]:
         """Read some samples, and yield them in smaller blocks to compute with."""
         scored, timing, tile = self._scored, self._scored.timing, self._tile
         time_dim, dims = timing.time_dim, tuple(scored.sizes)
@@ -254,7 +272,7 @@ class _Tile:
             if self._part is not None:
                 is_part = at_steps(self._part, steps, time_dim, dims, tile)
                 labels = np.where(is_part, labels, -1)
-            yield Block(
+            yield ScoreBlock(
                 samples=some,
                 tile=tile,
                 truth=truth.at({time_dim: steps}),
