@@ -6,6 +6,7 @@ It shows what is missing or damaged, and which files at a location are ours to r
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,8 @@ from ml4cube.ledger.locations import Location, folder_of
 
 #: File that holds the list.
 MANIFEST = "manifest/zarr.json"
+# Written into every folder that they show; nothing of a user's is in them.
+_OF_FILE_BROWSERS = {".DS_Store", "Thumbs.db", "desktop.ini"}
 
 
 class NoStoreError(StoreError):
@@ -107,6 +110,8 @@ def find_foreign(location: Location) -> list[str]:
     A file that is missing is not among them. Raises StoreError where there is no intact list.
     """
     files = read_manifest(location)
-    existing = folder_of(location).list().keys() - {MANIFEST}
+    names = folder_of(location).list()
+    existing = {path for path in names if os.path.basename(path) not in _OF_FILE_BROWSERS}
+    existing.discard(MANIFEST)
     listed = {path: files[path] for path in files if path in existing}
     return [*sorted(existing - files.keys()), *find_faults(location, listed)]

@@ -34,6 +34,16 @@ def _numbered(n: int) -> list[list[str]]:
     return [[f"Column_{i}" for i in range(n)], [str(i) for i in range(n)]]
 
 
+def refuse_method(model: Any) -> None:
+    """Refuse a method of an estimator that was fitted on named columns."""
+    owner = getattr(model, "__self__", None)
+    if hasattr(owner, "fit") and fitted_columns(owner) is not None:
+        raise InvalidValueError(
+            f"the model must be the estimator itself, so that it gets its columns by name, got its "
+            f"method {model.__name__}"
+        )
+
+
 def check_columns(estimator: Any, channels: Sequence[str], cells_per_window: int) -> None:
     """Refuse an estimator that was fitted on other columns than it will be given."""
     columns = fitted_columns(estimator)

@@ -26,7 +26,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.prediction.block import BlockPredictor
-from ml4cube.prediction.columns import check_columns
+from ml4cube.prediction.columns import check_columns, refuse_method
 from ml4cube.prediction.identity import call_id, source_state
 from ml4cube.prediction.models import (
     Model,
@@ -248,6 +248,8 @@ def predict_cube(
     )
     spec = PredictionSpec.of(cube, store_or_stats, options)
     expected = _expected(spec, models, outputs, reduce)
+    for member in models:
+        refuse_method(member)
     for member in filter(is_estimator, models):
         check_columns(member, spec.channels, math.prod(spec.windows.input_window.values()))
     has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)

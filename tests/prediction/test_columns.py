@@ -102,6 +102,8 @@ def test_columns_that_do_not_match_are_refused_before_any_work():
             "features=, after ds.rename",
         ):
             predict_cube(model, ds, features=features, targets="y")
+    with pytest.raises(InvalidValueError, match=r"the estimator itself.*got its method predict"):
+        predict_cube(model.predict, ds, features=["a", "b"], targets="y")
     with pytest.raises(InvalidValueError, match=r"named columns \['b', 'a'\], and windows of 2 ce"):
         predict_cube(model, ds, features=["a", "b"], targets="y", sample_size={"lat": 2})
     with pytest.raises(InvalidValueError, match="features must be the columns"):

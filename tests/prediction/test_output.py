@@ -278,6 +278,15 @@ def test_a_zarr_store_gets_the_same_bytes(tmp_path, model, expected, kind):
         assert {key: value.to_bytes() for key, value in session._store_dict.items()} == expected
 
 
+def test_files_that_show_a_folder_do_not_keep_it_from_being_replaced(tmp_path, model):
+    path = tmp_path / "cube.zarr"
+    predict_cube(model, source(), out=path, progress=False)
+    for folder in (path, path / "t"):
+        (folder / ".DS_Store").write_bytes(b"positions of icons")
+    predict_cube(model, source(), out=path, overwrite=True, progress=False)
+    assert not list(path.rglob(".DS_Store"))
+
+
 def test_a_foreign_store_is_not_replaced(tmp_path, model):
     store = MemoryStore()
     predict_cube(model, source(), out=store, progress=False)

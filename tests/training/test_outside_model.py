@@ -370,10 +370,27 @@ def test_parameters_that_no_optimizer_holds_are_a_warning(held, change, names):
         epochs=2,
     )
     change(model)
-    match = f"does not hold 2 of the model's 4 trainable parameters.*: {re.escape(names)}; make"
+    match = f"does not hold 2 of the 4 trainable parameters of the.*: {re.escape(names)}; make"
     with pytest.warns(UserWarning, match=match) as caught:
         run.train()
     assert len([w for w in caught if "does not hold" in str(w.message)]) == 1  # not every epoch
+
+
+class Weighed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, output, target):
+        return ((output - target) ** 2).mean() * torch.exp(-self.log_scale) + self.log_scale
+
+
+def test_parameters_of_a_loss_that_no_optimizer_holds_are_a_warning():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = pytorch.Trainer(model, *data(), optimizer, loss=Weighed(), device="cpu", epochs=1)
+    with pytest.warns(UserWarning, match=r"hold 1 of the 5 trainable .*: 'loss\.log_scale'; make"):
+        run.train()
 
 
 def test_frozen_parameters_are_no_warning():

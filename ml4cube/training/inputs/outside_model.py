@@ -32,11 +32,13 @@ def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
     return list(dict.fromkeys([*of_model, *held]))
 
 
-def untrained_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
-    """Return the names of trainable parameters of a model that an optimizer does not hold."""
-    held = set(held_parameters(optimizer))
-    parameters = model.named_parameters()
-    return [name for name, p in parameters if p.requires_grad and p not in held]
+def trainable(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the trainable parameters of a model and of its loss among `modules`, by name."""
+    named = dict(model.named_parameters())
+    for prefix, module in modules.items():
+        if prefix.split(".")[0] == "loss":
+            named |= module.named_parameters(prefix)
+    return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
 
 
 def outside_model(

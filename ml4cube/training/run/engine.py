@@ -23,10 +23,11 @@ from ml4cube.training.inputs.batches import describe_batch
 from ml4cube.training.inputs.checks import bad_loss, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.outside_model import (
+    held_parameters,
     load_outside,
     outside_model,
+    trainable,
     trained_parameters,
-    untrained_names,
 )
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.ranks.fsdp import make_strategy
@@ -162,16 +163,16 @@ class Engine:
 
     def _warn_of_untrained(self) -> None:
         """Warn of trainable parameters that the optimizer does not hold, when they change."""
-        names = untrained_names(self.model, self.optimizer)
+        every, held = trainable(self.model, self.step.modules), set(held_parameters(self.optimizer))
+        names = [name for name, parameter in every.items() if parameter not in held]
         if names and names != self._untrained and self.world.is_main:
-            of_all = sum(p.requires_grad for p in self._parameters)
             shown = listed(names[:3])
             if len(names) > 3:
                 shown += " and others"
             warnings.warn(
-                f"the optimizer does not hold {len(names)} of the model's {of_all} trainable "
-                f"parameters, which so are not trained: {shown}; make the optimizer when the model "
-                "is complete, or freeze them by requires_grad_(False)",
+                f"the optimizer does not hold {len(names)} of the {len(every)} trainable "
+                f"parameters of the model and its loss, which so are not trained: {shown}; make "
+                "the optimizer when the model is complete, or freeze them by requires_grad_(False)",
                 stacklevel=caller_level(),
             )
         self._untrained = names
