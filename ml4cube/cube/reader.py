@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
+from ml4cube.cube.chunks.blocks import chunks_behind
 from ml4cube.cube.chunks.disk import StoredChunks, stored_chunks
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
 from ml4cube.cube.variables import repeats_dim
@@ -83,6 +84,18 @@ class _DaskSource(_MemorySource):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _HeldSource(_DaskSource):
+    """Cells that a dask cluster holds, as after `persist`; fetched from there by this process."""
+
+    def read(self, slices: Slices) -> NDArray[Any]:
+        return np.asarray(self._part(slices).compute())
+
+    def narrow(self, slices: Slices) -> Source:
+        cells, origin = self.read(slices), _starts(slices, self.dims)
+        return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _LazySource(Source):
     """Cells of one of xarray's lazily indexed file arrays."""
 
@@ -107,9 +120,19 @@ class _ZarrSource(Source):
     """Cells of `stored` that need no CF decoding, read without xarray, which is slow to import."""
 
     stored: StoredChunks
+    # Along each axis of `stored` the first cell, and whether it is the only one: then the source
+    # has no such dim.
+    first: tuple[int, ...]
+    is_single: tuple[bool, ...]
 
     def read(self, slices: Slices) -> NDArray[Any]:
-        return self.stored.read([slices[dim] for dim in self.dims])
+        dims = iter(self.dims)
+        box, pick = [], []
+        for first, is_single in zip(self.first, self.is_single, strict=True):
+            cells = slice(0, 1) if is_single else slices[next(dims)]
+            box.append(slice(first + cells.start, first + cells.stop))
+            pick.append(0 if is_single else slice(None))
+        return self.stored.read(box)[tuple(pick)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,26 +160,38 @@ def _source(variable: xr.Variable) -> Source:
     data: Any = variable._data  # because `data` would load a lazily indexed file
     file = file_behind(data) if is_dask_collection(data) else data
     if file is None:
-        return _DaskSource(dims=dims, dtype=dtype, array=data, origin=origin)
+        kind = _HeldSource if _is_persisted(data) else _DaskSource
+        return kind(dims=dims, dtype=dtype, array=data, origin=origin)
     return _file_source(dims, file, dtype)
 
 
 def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Source:
     """Return a source of a lazily indexed file: zarr itself where xarray adds nothing."""
     zarr = LazyZarr.behind(file, dtype)
-    if zarr.is_whole and zarr.is_undecoded and not zarr.in_this_process:
-        return _ZarrSource(dims=dims, dtype=dtype, stored=stored_chunks(zarr.array))
+    if zarr.box is not None and zarr.is_undecoded and not zarr.in_this_process:
+        first, is_single = [], []
+        for key, n in zip(zarr.box, zarr.array.shape, strict=True):
+            is_single.append(not isinstance(key, slice))
+            cells = range(n)[key if isinstance(key, slice) else slice(key, key + 1)]
+            first.append(cells.start)
+        stored = stored_chunks(zarr.array)
+        return _ZarrSource(
+            dims=dims,
+            dtype=dtype,
+            stored=stored,
+            first=tuple(first),
+            is_single=tuple(is_single),
+        )
     return _LazySource(dims=dims, dtype=dtype, array=file, is_shared=not zarr.in_this_process)
 
 
 def _is_persisted(data: Any) -> bool:
     """Return True if values in a dask graph are held by a cluster."""
-    from dask.base import is_dask_collection
     from dask.highlevelgraph import MaterializedLayer
 
     # by its name, because distributed may not be installed
     future = "distributed.client", "Future"
-    return is_dask_collection(data) and any(
+    return any(
         (type(task).__module__, type(task).__name__) == future
         for layer in getattr(data.dask, "layers", {}).values()
         if isinstance(layer, MaterializedLayer)
@@ -174,24 +209,38 @@ class CubeReader:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     sources: Mapping[str, Source]
+    # The largest chunk along each dim of the first variable.
+    chunks: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, ds: xr.Dataset, names: Iterable[str], dims: Sequence[str]) -> CubeReader:
         """Make a reader of some variables of a cube, as arrays with `dims`, those of the cube."""
-        variables = {name: ds[name].variable for name in names}
+        return cls._of({name: ds[name].variable for name in names}, {d: ds.sizes[d] for d in dims})
+
+    @classmethod
+    def of_variables(cls, variables: Mapping[str, xr.Variable | None]) -> CubeReader:
+        """Make a reader of variables, without those that are None, with the dims of the first."""
+        present = {name: variable for name, variable in variables.items() if variable is not None}
+        first = next(iter(present.values()))
+        return cls._of(present, {str(dim): n for dim, n in first.sizes.items()})
+
+    @classmethod
+    def _of(cls, variables: Mapping[str, xr.Variable], sizes: Mapping[str, int]) -> CubeReader:
         for name, variable in variables.items():
             if repeats_dim(variable):
                 raise InvalidValueError(
                     f"{name!r} must have every dim once, got {variable.dims}; rename one of the "
                     "two or leave the variable out"
                 )
-            if _is_persisted(variable._data):
-                raise InvalidValueError(
-                    f"{name!r} is held by a dask cluster, where it cannot be read by regions; pass "
-                    "the cube from before persist(), or compute() it"
-                )
-        shape = tuple(ds.sizes[dim] for dim in dims)
-        return cls(tuple(dims), shape, {name: _source(v) for name, v in variables.items()})
+        first = next(iter(variables.values()), None)
+        chunks = {} if first is None else chunks_behind(first)
+        sources = {name: _source(variable) for name, variable in variables.items()}
+        return cls(tuple(sizes), tuple(sizes.values()), sources, chunks)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if the cells of the first variable are in memory."""
+        return type(next(iter(self.sources.values()), None)) is _MemorySource
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:

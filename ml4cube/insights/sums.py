@@ -26,7 +26,8 @@ from ml4cube.core.sums.pairs import PairSums
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.coordinates import find_time_dim
-from ml4cube.preprocessing.blocks import Slices, each_block
+from ml4cube.cube.reader import CubeReader, Slices
+from ml4cube.cube.scan import Cells, blocks_of, scan
 from ml4cube.preprocessing.fields import block_histogram
 
 Floats = NDArray[np.float64]
@@ -116,14 +117,16 @@ def _sum_group(
     }
     pairs = [*combinations(own, 2), *((one, other) for one in own for other in fewer)]
     pair_sums |= {pair: PairSums.empty(names=_SUMS_OF_PAIRS) for pair in pairs}
-    others = {name: cube.variables[name] for name in (*own[1:], *fewer)}
-    if weights is not None:
-        others[_WEIGHTS] = weights.variable
+    variables: dict[str, xr.Variable | None] = {n: cube.variables[n] for n in (*own, *fewer)}
+    variables[_WEIGHTS] = None if weights is None else weights.variable
+    reader = CubeReader.of_variables(variables)
+    blocks = blocks_of(reader)
     time_axis = None if time_dim is None else first.dims.index(time_dim)
     sum_block = partial(_sum_block, own, pairs, time_axis)
-    for slices, (of_variables, of_pairs) in each_block(own[0], first.variable, others, sum_block):
-        for name, block in zip(own, of_variables, strict=True):
-            sums[name].add(slices, block)
+    block_sums = scan(reader, sum_block, blocks)
+    for block, (of_variables, of_pairs) in zip(blocks, block_sums, strict=True):
+        for name, of_variable in zip(own, of_variables, strict=True):
+            sums[name].add(block.slices, of_variable)
         for pair, of_pair in zip(pairs, of_pairs, strict=True):
             pair_sums[pair] = pair_sums[pair].merge(of_pair)
 
@@ -143,14 +146,11 @@ def _sum_block(
     own: Sequence[str],
     pairs: Sequence[Pair],
     time_axis: int | None,
-    first: NDArray[Any],
-    /,
-    **others: NDArray[Any],
+    values: Cells,
 ) -> tuple[list[BlockSums], list[PairSums]]:
     """Sum up one block of all variables."""
-    weights = others.pop(_WEIGHTS, None)
-    values = {own[0]: first, **others}
-    axes = tuple(range(first.ndim))
+    weights = values.get(_WEIGHTS)
+    axes = tuple(range(values[own[0]].ndim))
     place_axes = tuple(axis for axis in axes if axis != time_axis)
     sums = []
     for name in own:

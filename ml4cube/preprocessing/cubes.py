@@ -153,6 +153,12 @@ def _limit(value: Any, encoding: Mapping[Any, Any], default: float) -> float:
 
 def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None, str]:
     """Return the cells of one part, None for all, and its name; all if there is no label."""
+    label, part = label_of_part(ds, split)
+    return None if label is None else label == PARTS[part], part
+
+
+def label_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None, str]:
+    """Return the split label of a cube, None if all cells are used, and the name of the part."""
     check_choice("split", split, (*PARTS, None))
     label = split_label(ds)
     if split is None or (label is None and split == "train"):
@@ -172,7 +178,7 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
     if variable.dtype.kind == "f" or masks_and_labels.RECIPE_ATTR not in variable.attrs:
         masks_and_labels.check_codes(label, variable)
     logger.info("using only the %s part of %r (split=None uses every cell)", split, label)
-    return variable == PARTS[split], split
+    return variable, split
 
 
 def as_flags(mask: xr.Variable) -> xr.Variable:

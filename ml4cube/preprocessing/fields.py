@@ -23,8 +23,12 @@ from ml4cube.core.scaling import dated_dim
 from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.cube.areas import NO_LATITUDE, Weights, cell_weights
-from ml4cube.preprocessing.blocks import each_block
+from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.scan import Cells, blocks_of, scan
 from ml4cube.preprocessing.cubes import check_known
+
+# Names beside that of a variable; those in files have no spaces.
+LABEL, _WEIGHTS, _GROUPS = "split label", "weights of cells", "groups of steps"
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,13 @@ def check_free(by: str | None, dims: Iterable[Hashable]) -> None:
 
 
 def field_statistics(
-    name: str, variable: xr.Variable, cells: xr.Variable | None, options: FieldOptions
+    name: str,
+    variable: xr.Variable,
+    label: xr.Variable | None,
+    code: int | bool | None,
+    options: FieldOptions,
 ) -> FieldStatistics:
-    """Compute the statistics of one variable from some of its cells, or all if None."""
+    """Compute the statistics of the cells of one variable whose label is `code`, or of all."""
     dims = variable.dims
     kept_dims = [str(dim) for dim in dims if options.dims is not None and dim not in options.dims]
     sizes = {dim: variable.sizes[dim] for dim in kept_dims}
@@ -143,9 +151,13 @@ def field_statistics(
     weights = options.weights.get(name)
     total = Moments.empty(shape)
     histograms: dict[str, tuple[Any, Histogram]] = {}
-    others = {"cells": cells, "weights": weights, "groups": groups}
-    sum_block = partial(_sum_block, axes, time_axis, bins)
-    for slices, sums in each_block(name, variable, others, sum_block):
+    reader = CubeReader.of_variables(
+        {name: variable, LABEL: label, _WEIGHTS: weights, _GROUPS: groups}
+    )
+    blocks = blocks_of(reader)
+    sum_block = partial(_sum_block, name, code, axes, time_axis, bins)
+    for block, sums in zip(blocks, scan(reader, sum_block, blocks), strict=True):
+        slices = block.slices
         for group, moments, histogram in sums:
             front = () if groups is None else (group,)
             # `...` makes a single entry a view, too
@@ -167,18 +179,18 @@ def field_statistics(
 
 
 def _sum_block(
+    name: str,
+    code: int | bool | None,
     axes: tuple[int, ...],
     time_axis: int | None,
     bins: int | None,
-    values: NDArray[Any],
-    cells: NDArray[Any] | None = None,
-    weights: NDArray[Any] | None = None,
-    groups: NDArray[Any] | None = None,
+    cells: Cells,
 ) -> list[tuple[int, Moments, Histogram | None]]:
     """Return moments along `axes`, and a histogram if `bins` is given, of each group in a block."""
+    where = cells[LABEL] == code if LABEL in cells else None
     sums = []
-    for group, steps in _steps_by_group(groups, time_axis):
-        arrays: list[Any] = [values, cells, weights]
+    for group, steps in _steps_by_group(cells.get(_GROUPS), time_axis):
+        arrays: list[Any] = [cells[name], where, cells.get(_WEIGHTS)]
         if steps is not None:
             arrays = [a if a is None else np.take(a, steps, time_axis) for a in arrays]
         moments = Moments.of(arrays[0], axes, *arrays[1:])

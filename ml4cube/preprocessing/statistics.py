@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,15 +21,17 @@ from ml4cube.core.errors import (
     names_of,
     prefixed,
 )
+from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics, check_decoded
 from ml4cube.core.sums.fields import quantile_of
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.areas import Weights
 from ml4cube.cube.classes import is_flagged
+from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.scan import Cells, blocks_of, scan
 from ml4cube.cube.variables import check_left_out, data_variables, split_label
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.blocks import each_block
-from ml4cube.preprocessing.fields import FieldOptions, field_statistics
+from ml4cube.preprocessing.fields import LABEL, FieldOptions, field_statistics
 from ml4cube.preprocessing.rescaling import labelled
 from ml4cube.preprocessing.samples import as_cube
 
@@ -129,8 +132,9 @@ class Statistics(core.Statistics):
 
         Notes
         -----
-        The same chunks give the same bits under any scheduler. Other chunks give the same numbers
-        up to float64 rounding.
+        The same stored chunks give the same bits on any number of cores, on a cluster, and
+        whatever chunks dask opens them in. Other chunks give the same numbers up to float64
+        rounding.
         """
         ds = cubes.opened(ds)
         cube = as_cube(ds)
@@ -147,15 +151,15 @@ class Statistics(core.Statistics):
         chosen = chosen_variables(cube, variables, exclude_vars)
         if variables is None:
             chosen = _without_classes(cube, chosen)
-        label = None if split is None else split_label(cube)
-        read = [*chosen, *([] if label is None else [label])]
+        label_name = None if split is None else split_label(cube)
+        read = [*chosen, *([] if label_name is None else [label_name])]
         cube = heed_absent_chunks(cube, read, missing_chunks).cube
         options = FieldOptions.of(cube, chosen, reduced_dims, by, weights, len(quantiles) > 0)
-        cells, part = cubes.cells_of_part(cube, split)
+        label, part = cubes.label_of_part(cube, split)
         statistics = {}
         for name in chosen:
             variable = cube.variables[name]
-            statistics[name] = _statistics(name, variable, cells, options)
+            statistics[name] = _statistics(name, variable, label, part, options)
             _check_not_empty(name, statistics[name], part, variable.shape)
             cubes.check_no_fill_value(name, statistics[name], variable)
         return cls(statistics, part)
@@ -270,18 +274,29 @@ def _without_classes(cube: xr.Dataset, names: list[str]) -> list[str]:
 
 
 def _statistics(
-    name: str, variable: xr.Variable, cells: xr.Variable | None, options: FieldOptions
+    name: str,
+    variable: xr.Variable,
+    label: xr.Variable | None,
+    part: str,
+    options: FieldOptions,
 ) -> VariableStatistics:
-    """Compute the statistics of some cells of a variable, or of all, merging blocks in order."""
-    if cells is not None:
-        cells = cubes.any_over_other_dims(cells, variable.dims)
+    """Compute the statistics of a part of a variable, merging blocks in order."""
+    code: Any = PARTS.get(part)
+    if label is not None and not set(label.dims) <= set(variable.dims):
+        label, code = cubes.any_over_other_dims(label == code, variable.dims), True
     with prefixed(f"variable {name!r}"):
         if not options.are_default:
-            return field_statistics(name, variable, cells, options)
+            return field_statistics(name, variable, label, code, options)
+        reader = CubeReader.of_variables({name: variable, LABEL: label})
         total = VariableStatistics()
-        for _, block in each_block(name, variable, {"where": cells}, VariableStatistics.of):
+        for block in scan(reader, partial(_sum_block, name, code), blocks_of(reader)):
             total = total.merge(block)
     return total
+
+
+def _sum_block(name: str, code: int | bool | None, cells: Cells) -> VariableStatistics:
+    where = cells[LABEL] == code if LABEL in cells else None
+    return VariableStatistics.of(cells[name], where)
 
 
 def _check_not_empty(

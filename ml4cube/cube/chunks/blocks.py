@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ml4cube.core.grid import Grid
+from ml4cube.cube.chunks.lazy_zarr import file_behind
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -16,12 +16,26 @@ if TYPE_CHECKING:
 V = TypeVar("V", "xr.Variable", "xr.DataArray")
 
 # Cells read at a time from an array without chunks, or of tiny ones: 8 MiB of float32.
-_BLOCK_CELLS = 2**21
+BLOCK_CELLS = 2**21
 
 
 def file_chunks(variable: xr.Variable) -> dict[str, int]:
     """Return the largest chunk along each dim of the file, by the file's names; none for memory."""
-    chunks = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
+    return {} if variable._in_memory else _chunks_in_encoding(variable)
+
+
+def chunks_behind(variable: xr.Variable) -> dict[str, int]:
+    """Return the largest chunk along each dim of the file that holds or held a variable.
+
+    What dask computes has dask's.
+    """
+    if variable.chunks is not None and file_behind(variable.data) is None:
+        return {str(dim): max(chunks) for dim, chunks in variable.chunksizes.items()}
+    return _chunks_in_encoding(variable)
+
+
+def _chunks_in_encoding(variable: xr.Variable) -> dict[str, int]:
+    chunks = variable.encoding.get("preferred_chunks") or {}
     # along each dim one size, or one per chunk
     return {str(dim): int(np.max(sizes)) for dim, sizes in chunks.items()}
 
@@ -32,14 +46,19 @@ def chunk_sizes(variable: xr.Variable) -> dict[str, int]:
     return file_chunks(variable) or in_dask
 
 
-def block_shape(variable: xr.Variable) -> dict[str, int]:
-    """Return the shape of the blocks in which an array without dask chunks is read."""
-    sizes = {str(dim): n for dim, n in variable.sizes.items()}
-    chunks = file_chunks(variable)
-    block = {dim: min(chunks.get(dim, 1), n) for dim, n in sizes.items()}
+def block_shape(
+    sizes: Mapping[str, int],
+    chunks: Mapping[str, int],
+    uncut: Collection[str] = (),
+    budget: int = BLOCK_CELLS,
+) -> dict[str, int]:
+    """Return the shape of blocks of whole chunks that are read at a time."""
+    block = {}
+    for dim, n in sizes.items():
+        block[dim] = n if dim in uncut else min(chunks.get(dim, 1), n)
     # grow by whole chunks, first along the last dim, in which cells lie side by side
-    for dim in reversed(sizes):
-        affordable = _BLOCK_CELLS // math.prod(block.values())
+    for dim in reversed(list(sizes)):
+        affordable = budget // math.prod(block.values())
         needed = math.ceil(sizes[dim] / block[dim])
         block[dim] = min(block[dim] * max(min(affordable, needed), 1), sizes[dim])
     return block
@@ -51,14 +70,8 @@ def read_in_blocks(array: V) -> V:
     variable: xr.Variable = getattr(given, "variable", given)
     if variable.chunks is not None or variable._in_memory:
         return array
-    shape = block_shape(variable)
-    if all(shape[str(dim)] == n for dim, n in variable.sizes.items()):
+    sizes = {str(dim): n for dim, n in variable.sizes.items()}
+    shape = block_shape(sizes, file_chunks(variable))
+    if shape == sizes:
         return array
     return array.chunk(shape)
-
-
-def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:
-    """Yield the slices of the blocks in which an array without dask chunks is read."""
-    sizes = {str(dim): n for dim, n in variable.sizes.items()}
-    for block in Grid.blocks(sizes, block_shape(variable)):
-        yield block.slices

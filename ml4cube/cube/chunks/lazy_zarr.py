@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ml4cube.cube.chunks.disk import DiskChunks
-
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -102,9 +100,10 @@ def file_behind(array: Any) -> Any:
 
     # dask's array expressions have no layers
     layers: Any = getattr(array.dask, "layers", {})
-    original = f"original-{array.name}"
+    names = {name for name in layers if not name.startswith("rechunk-")}
+    original = next((name for name in names if name.startswith("original-")), "")
     # dask.array.from_array, and nothing else, makes exactly these two layers
-    if set(layers) != {original, array.name}:
+    if names != {original, original.removeprefix("original-")}:
         return None
     task = layers[original][original]
     adapter = getattr(task, "value", task)
@@ -155,25 +154,3 @@ def lazily_indexed(variable: xr.Variable) -> xr.Variable | None:
     data: Any = variable._data
     lazy = data if variable.chunks is None else file_behind(data)
     return None if lazy is None else Variable(variable.dims, lazy)
-
-
-def read_directly(variable: xr.Variable) -> xr.Variable:
-    """Return a variable that reads its chunks without zarr-python, if they are on local disk."""
-    # Only for reading box by box: selecting single cells would read all cells between them.
-    from xarray import Variable
-    from xarray.core.indexing import BasicIndexer, LazilyIndexedArray
-
-    from ml4cube.cube.chunks.backend import ChunksArray
-
-    zarr = LazyZarr.of(variable)
-    if zarr is None or not zarr.is_undecoded or zarr.box is None:
-        return variable
-    chunks = DiskChunks.of(zarr.array)
-    if chunks is None:
-        return variable
-    lazy = LazilyIndexedArray(ChunksArray(chunks, zarr.array.shape), BasicIndexer(zarr.box))
-    direct = Variable(variable.dims, lazy, variable.attrs, variable.encoding)
-    if variable.chunks is None:
-        return direct
-    # named after the given array, so that no cache confuses two states of a file
-    return direct.chunk(variable.chunksizes, name=f"direct-{variable.data.name}")

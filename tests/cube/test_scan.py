@@ -1,0 +1,167 @@
+"""One walk over the cells: the same blocks and bits on every engine and for every way to open."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ml4cube.cube.engine import DaskCluster, Engine, LocalProcesses, Threads
+from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.scan import Cells, blocks_of, scan
+from ml4cube.insights import get_insights
+from ml4cube.preprocessing import Statistics
+from ml4cube.splits import assign_block_split
+from tests.clusters import local_cluster
+
+SIZES = {"time": 13, "lat": 10, "lon": 12}
+CHUNKS = {"time": 4, "lat": 5, "lon": 12}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cube on disk whose sums differ with the order of summing."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(280, 10, tuple(SIZES.values()))
+    values[rng.random(values.shape) < 0.1] = np.nan
+    coords = {
+        "time": np.datetime64("2001-01-01", "ns") + np.arange(13) * np.timedelta64(30, "D"),
+        "lat": np.linspace(-40, 50, 10),
+    }
+    ds = xr.Dataset({"a": (tuple(SIZES), values), "b": (tuple(SIZES), values**2)}, coords)
+    ds = assign_block_split(ds, {"time": 3, "lat": 5}, 0.7)
+    path = tmp_path_factory.mktemp("scan") / "cube.zarr"
+    encoding = {name: {"chunks": tuple(CHUNKS.values())} for name in ("a", "b")}
+    ds.to_zarr(path, encoding=encoding, consolidated=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two workers that listen on loopback only."""
+    with local_cluster(2) as cluster:
+        yield cluster
+
+
+OPENINGS: dict[str, Callable[[Path], xr.Dataset]] = {
+    "lazily": lambda path: xr.open_zarr(path, consolidated=False, chunks=None),
+    "by dask": lambda path: xr.open_zarr(path, consolidated=False),
+    "in other chunks": lambda path: xr.open_zarr(path, consolidated=False).chunk(time=3, lon=5),
+    "and loaded": lambda path: xr.open_zarr(path, consolidated=False, chunks=None).load(),
+}
+ENGINES: dict[str, Callable[[Any], Engine]] = {
+    "1 thread": lambda _: Threads(1),
+    "2 threads": lambda _: Threads(2),
+    "5 threads": lambda _: Threads(5),
+    "processes": lambda _: LocalProcesses(2),
+    "cluster": lambda cluster: DaskCluster(cluster.scheduler_address),
+}
+
+
+def total_of(ds: xr.Dataset, engine: Engine | None = None) -> float:
+    """Sum in an order that shows in the last bits."""
+    reader = CubeReader.of_variables({"a": ds["a"].variable})
+    blocks = blocks_of(reader, budget=300)
+    assert len(blocks) > 5
+    return float(sum(scan(reader, _sum, blocks, engine=engine)))
+
+
+def _sum(cells: Cells) -> float:
+    return float(np.nansum(cells["a"].ravel()))
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_same_bits(path: Path, cluster: Any, engine: str, opening: str) -> None:
+    expected = total_of(OPENINGS["lazily"](path), Threads(1))
+    assert total_of(OPENINGS[opening](path), ENGINES[engine](cluster)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_statistics_and_insights_have_the_same_bits_on_a_cluster(
+    path: Path, cluster: Any, opening: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed import Client
+
+    monkeypatch.setattr(blocks_of, "__kwdefaults__", {"uncut": (), "budget": 300})
+
+    def results() -> list[Any]:
+        ds = OPENINGS[opening](path)
+        plain, weighted = Statistics.from_cube(ds), Statistics.from_cube(ds, weights="area")
+        by_month = Statistics.from_cube(ds, dims=["time", "lon"], by="month", quantiles=[0.5])
+        insights = get_insights(ds[["a", "b"]])  # files list their arrays in any order
+        return [plain, weighted, by_month, insights["mean"].values.tobytes()]
+
+    here = results()
+    with Client(cluster):
+        assert results() == here
+    monkeypatch.setattr("ml4cube.cube.scan.usable_cores", lambda: 1)
+    opening = "lazily"
+    assert results() == here
+
+
+class CountingStore(zarr.storage.MemoryStore):
+    """Counts the reads of each object."""
+
+    reads: Counter[str]
+
+    async def get(self, key: str, *rest: Any, **more: Any) -> Any:
+        if "/c/" in key:
+            self.reads[key] += 1
+        return await super().get(key, *rest, **more)
+
+
+@given(
+    shape=st.tuples(*[st.integers(1, 9)] * 3),
+    chunks=st.tuples(*[st.integers(1, 5)] * 3),
+    budget=st.integers(1, 300),
+    uncut=st.sampled_from([(), ("x",), ("z", "y")]),
+)
+def test_each_chunk_is_read_once_and_the_budget_holds(
+    shape: tuple[int, ...], chunks: tuple[int, ...], budget: int, uncut: tuple[str, ...]
+) -> None:
+    chunks = tuple(min(c, n) for c, n in zip(chunks, shape, strict=True))
+    store = CountingStore()
+    store.reads = Counter()
+    cells = np.arange(math.prod(shape)).reshape(shape)
+    encoding = {"a": {"chunks": chunks, "compressors": None}}
+    dims = ("x", "y", "z")
+    xr.Dataset({"a": (dims, cells + 1)}).to_zarr(store, encoding=encoding, consolidated=False)
+    store.reads.clear()
+    variable = xr.open_zarr(store, consolidated=False, chunks=None)["a"].variable
+    reader = CubeReader.of_variables({"a": variable})
+    blocks = blocks_of(reader, uncut=uncut, budget=budget)
+    parts = list(scan(reader, lambda cells: cells["a"], blocks, engine=Threads(1)))
+    assert sorted(np.concatenate([part.ravel() for part in parts])) == list(cells.ravel() + 1)
+    assert set(store.reads.values()) == {1}
+    least = [
+        n if dim in uncut else chunk for dim, n, chunk in zip(dims, shape, chunks, strict=True)
+    ]
+    for block in blocks:
+        assert block.size <= max(budget, math.prod(least))
+        assert all(
+            block.shape[dim] == n for dim, n in zip(dims, shape, strict=True) if dim in uncut
+        )
+
+
+def test_a_variable_without_cells_has_no_blocks() -> None:
+    reader = CubeReader.of_variables({"a": xr.Variable(("x", "y"), np.empty((0, 3)))})
+    assert list(scan(reader, len, blocks_of(reader))) == []
+
+
+def test_what_a_cluster_holds_is_scanned(path: Path, cluster: Any) -> None:
+    from distributed import Client
+
+    ds = OPENINGS["by dask"](path)
+    with Client(cluster):
+        assert total_of(ds.persist()) == total_of(ds)
