@@ -52,18 +52,23 @@ def _documented(doc: str) -> dict[str, tuple[str, str]]:
     if "Parameters" not in lines:
         return {}
     lines = lines[lines.index("Parameters") + 2 :]
-    found: dict[str, tuple[str, str]] = {}
+    documented: dict[str, tuple[str, str]] = {}
     names: list[str] = []
     for line, next_line in zip(lines, [*lines[1:], ""], strict=True):
         if next_line and not next_line.strip("-"):  # the title of the next section
             break
         if line.startswith(" "):
-            found |= {name: (found[name][0], f"{found[name][1]} {line.strip()}") for name in names}
+            documented |= {
+                name: (documented[name][0], f"{documented[name][1]} {line.strip()}")
+                for name in names
+            }
         elif line:
             head, _, kind = line.partition(" : ")
             names = [name.strip() for name in head.split(",")]
-            found |= dict.fromkeys(names, (kind, ""))
-    return {name: (kind, text.replace("``", "").strip()) for name, (kind, text) in found.items()}
+            documented |= dict.fromkeys(names, (kind, ""))
+    return {
+        name: (kind, text.replace("``", "").strip()) for name, (kind, text) in documented.items()
+    }
 
 
 def summary_of(function: Callable[..., Any]) -> str:

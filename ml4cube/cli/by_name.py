@@ -243,10 +243,10 @@ def _members(module: str) -> list[tuple[str, Any]]:
     ]
 
 
-def _check_arguments(owner: str, found: Any, arguments: Mapping[str, Any], n_first: int) -> None:
+def _check_arguments(owner: str, target: Any, arguments: Mapping[str, Any], n_first: int) -> None:
     """Refuse arguments that a class or function does not take, and suggest those that are near."""
     try:
-        parameters = list(inspect.signature(found).parameters.values())
+        parameters = list(inspect.signature(target).parameters.values())
     except ValueError:  # of C
         return
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):

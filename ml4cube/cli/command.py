@@ -89,10 +89,10 @@ class Command(click.Command):
         """Return the options; the callables are imported only now."""
         if not self.params:
             try:
-                found = self.arguments().values()
+                arguments = self.arguments().values()
             except ImportError as error:  # without torch
                 raise click.ClickException(str(error)) from error
-            self.params = [*map(self._parameter, found), *_common_options()]
+            self.params = [*map(self._parameter, arguments), *_common_options()]
             if self._makes_objects:
                 self.params.append(click.Option(["--trust"], is_flag=True, help=_TRUST))
         return super().get_params(ctx)
@@ -153,28 +153,28 @@ class Command(click.Command):
         file = {}
         if common["config"]:
             file = read_file(common["config"])
-        given, arguments = self._merge(options, file, common["set"])
+        chosen, arguments = self._merge(options, file, common["set"])
         if common["print_config"]:
-            text = self._as_yaml(given, arguments)
+            text = self._as_yaml(chosen, arguments)
 
             def show() -> int:
                 click.echo(text, nl=False)
                 return 0
 
             return show
-        lacking = [n for n, a in arguments.items() if a.is_required and given.get(n) is None]
+        lacking = [n for n, a in arguments.items() if a.is_required and chosen.get(n) is None]
         if lacking:
             raise InvalidValueError(f"{self.name} needs {', '.join(lacking)}; see --help")
-        positional = [given.pop(n, arguments[n].default) for n in self._positional]
+        positional = [chosen.pop(n, arguments[n].default) for n in self._positional]
         made_by = {}
         if self._makes_objects:
             made_by = {_NAMES: self._names(options, file, common)}
-        task = self._function(*positional, **given, **made_by)
-        given |= dict(zip(self._positional, positional, strict=True))
+        task = self._function(*positional, **chosen, **made_by)
+        chosen |= dict(zip(self._positional, positional, strict=True))
 
         def keep(path: str, result: Mapping[str, str] = _NO_RESULT, /, **replaced: Any) -> None:
             # who uses it again has not asked to replace anything
-            made = {n: v for n, v in given.items() if n not in ("overwrite", "append")}
+            made = {n: v for n, v in chosen.items() if n not in ("overwrite", "append")}
             if is_main():
                 text = self._as_yaml({**made, **replaced}, arguments)
                 hashes = [f"{hash_line(out, content)}\n" for out, content in result.items()]
@@ -210,23 +210,25 @@ class Command(click.Command):
             for name, value in options.items()
             if value is not None
         }
-        given = merged(file, read, settings, PLACES)
+        settings_of_call = merged(file, read, settings, PLACES)
         chosen = None
         if self._choice is not None:
-            chosen = given.get(self._choice, arguments_of(self._function)[self._choice].default)
+            chosen = settings_of_call.get(
+                self._choice, arguments_of(self._function)[self._choice].default
+            )
             check_choice(self._choice, chosen, self._calls)
         arguments = self.arguments(chosen)
         owner = self.name if chosen is None else f"{self.name} with {self._choice}={chosen!r}"
-        check_known(str(owner), given, arguments)
-        for name, value in given.items():
+        check_known(str(owner), settings_of_call, arguments)
+        for name, value in settings_of_call.items():
             if arguments[name].is_path and not isinstance(value, str | None):
                 raise InvalidTypeError(f"{name} must be a path or URL, got {value!r}")
-        return given, arguments
+        return settings_of_call, arguments
 
-    def _as_yaml(self, given: Mapping[str, Any], arguments: Mapping[str, Argument]) -> str:
+    def _as_yaml(self, settings: Mapping[str, Any], arguments: Mapping[str, Argument]) -> str:
         defaults = {n: None if a.is_required else a.default for n, a in arguments.items()}
         kinds = {n: f"{a.kind}{'; required' * a.is_required}" for n, a in arguments.items()}
-        return as_yaml(str(self.name), {**defaults, **given}, kinds)
+        return as_yaml(str(self.name), {**defaults, **settings}, kinds)
 
 
 def _common_options() -> Iterator[click.Option]:

@@ -127,9 +127,9 @@ def as_yaml(command: str, values: Mapping[str, Any], kinds: Mapping[str, str]) -
 def _plain(value: Any) -> Any:
     """Return a value with lists in place of tuples."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -145,14 +145,14 @@ def set_value(values: dict[str, Any], setting: str, named: Collection[str]) -> N
         raise InvalidValueError(f"--set must be NAME=VALUE or NAME.KEY=VALUE, got {setting!r}")
     inside = values
     for name in parents:
-        found = inside.get(name)
-        if isinstance(found, str) and names[0] in named:
-            found = {"class": found}
-        if not isinstance(found, Mapping | None):
+        value = inside.get(name)
+        if isinstance(value, str) and names[0] in named:
+            value = {"class": value}
+        if not isinstance(value, Mapping | None):
             raise InvalidValueError(
-                f"--set {path}: {name} is {found!r}, which has no keys; give the whole of it"
+                f"--set {path}: {name} is {value!r}, which has no keys; give the whole of it"
             )
-        inside[name] = dict(found or {})
+        inside[name] = dict(value or {})
         inside = inside[name]
     inside[last] = read_value(path, text)
 

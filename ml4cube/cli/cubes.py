@@ -161,11 +161,14 @@ def _measured(statistics: Any, quantiles: Sequence[float]) -> dict[str, dict[str
     return {
         name: {
             "variable": name,
-            "dims": list(getattr(one, "dims", ())),
-            **{m: getattr(one, m) for m in ("count", "gaps", "infs", "mean", "std", "min", "max")},
-            **{f"q{p:g}": quantile_of(one, p) for p in quantiles},
+            "dims": list(getattr(numbers, "dims", ())),
+            **{
+                m: getattr(numbers, m)
+                for m in ("count", "gaps", "infs", "mean", "std", "min", "max")
+            },
+            **{f"q{p:g}": quantile_of(numbers, p) for p in quantiles},
         }
-        for name, one in statistics.items()
+        for name, numbers in statistics.items()
     }
 
 

@@ -146,9 +146,9 @@ def _dropped(accounting: Any) -> Finding:
     reasons = {n: k for n, k in accounting.items() if n not in ("total", "train", "test", "val")}
     share = sum(reasons.values()) / max(accounting["total"], 1)
     shown = ", ".join(f"{name} {n:,}" for name, n in reasons.items() if n)
-    found = f"{share:.0%} of {accounting['total']:,} dropped" + (f": {shown}" if shown else "")
+    problem = f"{share:.0%} of {accounting['total']:,} dropped" + (f": {shown}" if shown else "")
     if share <= _DROPPED:
-        return Finding(OK, "windows", found)
+        return Finding(OK, "windows", problem)
     most = max(reasons, key=lambda name: reasons[name])
     advice = {
         "gap": "--drop-nan if_all_nan, with --fill-method",
@@ -158,7 +158,7 @@ def _dropped(accounting: Any) -> Finding:
         "edge": "windows that divide the cube",
         "unused": "a larger --data-fraq",
     }[most]
-    return Finding(WARNING, "windows", found, advice)
+    return Finding(WARNING, "windows", problem, advice)
 
 
 def _provenance(provenance: Any, now: dict[str, str]) -> Iterator[Finding]:
@@ -176,8 +176,10 @@ def _provenance(provenance: Any, now: dict[str, str]) -> Iterator[Finding]:
     else:
         yield Finding(OK, "source", source)
     for name, number in provenance.get("absent_chunks", {}).items():
-        found = f"{number:,} chunks of {name!r} were absent in the source, and read as fill values"
-        yield Finding(WARNING, "source", found, "--missing-chunks raise refuses such a source")
+        problem = (
+            f"{number:,} chunks of {name!r} were absent in the source, and read as fill values"
+        )
+        yield Finding(WARNING, "source", problem, "--missing-chunks raise refuses such a source")
 
 
 def _mixing(target: str) -> Finding:
@@ -190,8 +192,8 @@ def _mixing(target: str) -> Finding:
         report = str(loader.shuffle_report())
     except InvalidValueError as error:
         return Finding(WARNING, "shuffle", str(error))
-    found, _, advice = report.partition("; ")
-    return Finding(WARNING if advice else OK, "shuffle", found, advice)
+    problem, _, advice = report.partition("; ")
+    return Finding(WARNING if advice else OK, "shuffle", problem, advice)
 
 
 def _run(folder: Path) -> Iterator[Finding]:
@@ -230,8 +232,8 @@ def _progress(snapshot: dict[str, Any]) -> Iterator[Finding]:
 
     state, history = snapshot["state"], snapshot["history"]
     if state["batch"]:
-        found = f"stopped inside epoch {state['epoch'] + 1}, after {state['step']:,} steps"
-        yield Finding(WARNING, SNAPSHOT, found, "the command that trains goes on from here")
+        state_text = f"stopped inside epoch {state['epoch'] + 1}, after {state['step']:,} steps"
+        yield Finding(WARNING, SNAPSHOT, state_text, "the command that trains goes on from here")
     else:
         yield Finding(OK, SNAPSHOT, f"{state['epoch']} epochs, {state['step']:,} steps")
     if not history.get("ranks"):

@@ -197,8 +197,8 @@ def _loaders(
     """Make the loaders for training and validation, the second None without samples."""
     from ml4cube.datasets.pytorch import prep_dataloader
 
-    given = {"train_ds", "test_ds", "val_ds", "batch_size", "parallel"}
-    options = _options("loader", loader, prep_dataloader, given)
+    set_by_command = {"train_ds", "test_ds", "val_ds", "batch_size", "parallel"}
+    options = _options("loader", loader, prep_dataloader, set_by_command)
     for name in options.keys() & {"augment", "callback"}:
         options[name] = names.make(f"loader.{name}", options[name])
     made = prep_dataloader(

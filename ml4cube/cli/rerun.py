@@ -178,12 +178,12 @@ def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
     return arguments
 
 
-def _callback(provenance: Mapping[str, Any], given: Any, names: Names) -> dict[str, Any]:
+def _callback(provenance: Mapping[str, Any], named_callback: Any, names: Names) -> dict[str, Any]:
     """Return the callback of a call and its version."""
     name = provenance["settings"]["callback"]
     if name is None:
         return {}
-    path = given or provenance.get("callback")
+    path = named_callback or provenance.get("callback")
     if path is None:
         raise InvalidValueError(
             f"its callback {name!r} cannot be imported by a name; give --callback module:name"

@@ -75,7 +75,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        return ", ".join(f"{_cell(name)} {_cell(one)}" for name, one in value.items())
+        return ", ".join(f"{_cell(name)} {_cell(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(_cell, value))
     if isinstance(value, float):

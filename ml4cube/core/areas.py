@@ -214,8 +214,8 @@ def without_fill_values(angles: Floats, most: float | None, name: str) -> Floats
     is_fill = ~(np.abs(angles) < _MOST_ANGLE)
     angles = np.where(is_fill, np.nan, angles)
     if most is not None:
-        known = angles[~is_fill]
-        check_latitudes(known, name)
+        valid = angles[~is_fill]
+        check_latitudes(valid, name)
         angles = angles.clip(-90.0, 90.0)
     return angles
 

@@ -16,9 +16,9 @@ _LIKE_NUMPY = ("standard", "gregorian", "proleptic_gregorian")
 def rounding_of(axis: NDArray[Any]) -> float:
     """Return the rounding error of coordinates stored in, or computed in, float32."""
     values = axis.astype(np.float64)
-    known = values[np.isfinite(values)]
-    smallest_step = np.diff(np.unique(known)).min(initial=np.inf)
-    largest = np.abs(known).max(initial=1.0)
+    finite = values[np.isfinite(values)]
+    smallest_step = np.diff(np.unique(finite)).min(initial=np.inf)
+    largest = np.abs(finite).max(initial=1.0)
     # Sums of steps have errors near zero too, relative to the largest value. Half a step or more
     # would match the next cell.
     of_float32 = min(largest * np.finfo(np.float32).eps / 2, 0.4 * smallest_step)
@@ -26,18 +26,20 @@ def rounding_of(axis: NDArray[Any]) -> float:
     return float(min(max(0.1 * smallest_step, of_float32), largest / 1e6))
 
 
-def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
+def same_coordinate(coordinate: NDArray[Any], wanted: NDArray[Any]) -> bool:
     """Return True if two coordinates along a dim are equal up to rounding, in order."""
-    if given.shape != wanted.shape:
+    if coordinate.shape != wanted.shape:
         return False
-    if given.dtype.kind == wanted.dtype.kind == "f":
-        same = np.isclose(given, wanted, rtol=0.0, atol=rounding_of(wanted))
+    if coordinate.dtype.kind == wanted.dtype.kind == "f":
+        same = np.isclose(coordinate, wanted, rtol=0.0, atol=rounding_of(wanted))
     else:
         try:
-            same = given == wanted
+            same = coordinate == wanted
         except TypeError:  # dates of different calendars
             return False
-    missing = (given != given) & (wanted != wanted)  # NaN and NaT, also in arrays of objects
+    missing = (coordinate != coordinate) & (
+        wanted != wanted
+    )  # NaN and NaT, also in arrays of objects
     return bool((same | missing).all())
 
 
@@ -55,11 +57,12 @@ def check_aligned(argument: str, array: Any, cube: Any) -> None:
             )
         if dim not in array.coords or dim not in cube.coords:
             continue
-        given, wanted = array.coords[dim].values, cube.coords[dim].values
-        if not same_coordinate(given, wanted):
+        coordinate, wanted = array.coords[dim].values, cube.coords[dim].values
+        if not same_coordinate(coordinate, wanted):
             raise InvalidValueError(
-                f"{argument} has other {dim!r} coordinates ({given[0]} to {given[-1]}) than the "
-                f"cube ({wanted[0]} to {wanted[-1]}); select the same cells, as with reindex_like"
+                f"{argument} has other {dim!r} coordinates ({coordinate[0]} to {coordinate[-1]}) "
+                f"than the cube ({wanted[0]} to {wanted[-1]}); select the same cells, as with "
+                "reindex_like"
             )
 
 

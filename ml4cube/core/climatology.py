@@ -122,23 +122,23 @@ class Cycle:
     window: int | None = None
 
     @classmethod
-    def of(cls, argument: str, given: Any) -> Self:
+    def of(cls, argument: str, value: Any) -> Self:
         """Read the user's choice: a name, a number of harmonics, or a window such as "31D"."""
-        if isinstance(given, int | np.integer) and not isinstance(given, bool):
-            if not 1 <= given <= 30:
-                raise InvalidValueError(f"{argument} must have 1 to 30 harmonics, got {given}")
-            return cls("dayofyear", int(given))
-        if not isinstance(given, str):
+        if isinstance(value, int | np.integer) and not isinstance(value, bool):
+            if not 1 <= value <= 30:
+                raise InvalidValueError(f"{argument} must have 1 to 30 harmonics, got {value}")
+            return cls("dayofyear", int(value))
+        if not isinstance(value, str):
             raise InvalidTypeError(
                 f"{argument} must be one of {list(CYCLES)}, a window such as '31D' or a number of "
-                f"harmonics, got {type(given).__name__}"
+                f"harmonics, got {type(value).__name__}"
             )
-        if days := _WINDOW.fullmatch(given):
+        if days := _WINDOW.fullmatch(value):
             if not 1 <= int(days[1]) <= 366:
-                raise InvalidValueError(f"{argument} must have 1 to 366 days, got {given!r}")
+                raise InvalidValueError(f"{argument} must have 1 to 366 days, got {value!r}")
             return cls("dayofyear", window=int(days[1]))
-        check_choice(argument, given, CYCLES)
-        return cls(given)
+        check_choice(argument, value, CYCLES)
+        return cls(value)
 
     @classmethod
     def supported_by(
@@ -329,18 +329,18 @@ class Sums:
     def coefficients(self) -> Floats:
         """Solve the normal equations of each cell; NaN for one with too few values."""
         count, k = self._count.sum(0), len(self._total)
-        found = np.full_like(self._total, np.nan)
+        means = np.full_like(self._total, np.nan)
         is_enough = np.flatnonzero(count >= _LEAST_VALUES * k)
         for start in range(0, len(is_enough), _CELLS_AT_ONCE):
             cells = is_enough[start : start + _CELLS_AT_ONCE]
             if self._gappy_products is None:  # one matrix for all cells
                 matrix = self._matrices(self._products)[0]
-                found[:, cells] = _solve(matrix, self._total[:, cells])
+                means[:, cells] = _solve(matrix, self._total[:, cells])
                 continue
             matrices = self._matrices(self._products + self._gappy_products[:, cells])
             of_cells = _solve(matrices, self._total[:, cells].T[..., None])
-            found[:, cells] = of_cells[..., 0].T
-        return found
+            means[:, cells] = of_cells[..., 0].T
+        return means
 
     def _matrices(self, products: Floats) -> Floats:
         """Return the matrices of the normal equations (cells, k, k)."""
@@ -356,9 +356,9 @@ def _solve(matrices: Floats, right: Floats) -> Floats:
     """Solve normal equations (..., k, k), of which some columns may be the same."""
     size = np.trace(matrices, axis1=-2, axis2=-1)[..., None, None] / matrices.shape[-1]
     ridged = matrices + _RIDGE * size * np.eye(matrices.shape[-1])
-    found = np.linalg.solve(ridged, right)
+    coefficients = np.linalg.solve(ridged, right)
     # what the ridge took from columns that are not the same
-    refined: Floats = found + np.linalg.solve(ridged, right - matrices @ found)
+    refined: Floats = coefficients + np.linalg.solve(ridged, right - matrices @ coefficients)
     return refined
 
 

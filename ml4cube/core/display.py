@@ -190,9 +190,9 @@ def _listed(texts: Sequence[str]) -> str:
     return f"{', '.join(texts[: _NAMES - 1])}, {_MORE} ({len(texts)} in all)"
 
 
-def counted(n: int, one: str, many: str | None = None) -> str:
+def counted(n: int, singular: str, many: str | None = None) -> str:
     """Return a number with its noun: "1 batch", "2 batches"."""
-    return f"{n:,} {one if n == 1 else many or f'{one}s'}"
+    return f"{n:,} {singular if n == 1 else many or f'{singular}s'}"
 
 
 def bytes_text(number: float) -> str:
@@ -214,11 +214,11 @@ def one_line(value: Any) -> str:
     return f"<{kind}>"
 
 
-def _never_failing(one: Summarized, render: Callable[[str, Summary], str]) -> str:
+def _never_failing(summarized: Summarized, render: Callable[[str, Summary], str]) -> str:
     """Render an object, or say why it cannot be, as in a debugger after its constructor failed."""
-    title = type(one).__name__
+    title = type(summarized).__name__
     try:
-        return render(title, one._summary())
+        return render(title, summarized._summary())
     except Exception as error:
         return render(title, Summary(f"not complete: {type(error).__name__}: {error}"))
 
@@ -270,9 +270,9 @@ def _part_headline(title: str, summary: Summary) -> str:
 
 
 def _are_numbers(texts: Sequence[str]) -> bool:
-    known = [text for text in texts if text not in ("", _MORE)]
-    unsigned = [text.lstrip("-") for text in known]
-    return bool(known) and all(t[:1].isdigit() or t in ("nan", "inf") for t in unsigned)
+    shown_texts = [text for text in texts if text not in ("", _MORE)]
+    unsigned = [text.lstrip("-") for text in shown_texts]
+    return bool(shown_texts) and all(t[:1].isdigit() or t in ("nan", "inf") for t in unsigned)
 
 
 def _as_html(title: str, summary: Summary) -> str:

@@ -49,14 +49,14 @@ def listed(names: Collection[object], word: str = "and") -> str:
 
 def check_choice(argument: str, value: object, choices: Iterable[str | None]) -> None:
     """Raise InvalidValueError unless `value` is one of `choices`, and suggest the most similar."""
-    known = list(choices)
-    if value in known:
+    names = list(choices)
+    if value in names:
         return
-    similar = difflib.get_close_matches(str(value), [c for c in known if c is not None], n=1)
+    similar = difflib.get_close_matches(str(value), [c for c in names if c is not None], n=1)
     hint = ""
     if similar:
         hint = f"; did you mean {similar[0]!r}?"
-    raise InvalidValueError(f"{argument} must be {listed(known, 'or')}, got {value!r}{hint}")
+    raise InvalidValueError(f"{argument} must be {listed(names, 'or')}, got {value!r}{hint}")
 
 
 def check_flags(flags: Mapping[str, object]) -> None:

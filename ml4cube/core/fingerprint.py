@@ -51,14 +51,14 @@ def words_of(values: NDArray[Any]) -> tuple[Words, NDArray[np.bool_]]:
     """Return the bits of values as 64-bit words, and which are not gaps."""
     # All gaps (NaN, NaT) are one word, and so are 0.0 and -0.0.
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
-    known = np.asarray(values == values)
+    is_value = np.asarray(values == values)
     if values.dtype.kind == "f":
         if values.dtype.itemsize not in (2, 4, 8):
             values = values.astype(np.float64)
         bits = (values + values.dtype.type(0)).view(f"u{values.dtype.itemsize}")
     else:
         bits = values.astype(np.int64)
-    return np.where(known, bits.astype(np.uint64), _GAP), known
+    return np.where(is_value, bits.astype(np.uint64), _GAP), is_value
 
 
 def _position_weights(offsets: Sequence[NDArray[np.int64]], salt: np.uint64) -> Words:
@@ -73,12 +73,12 @@ def fingerprint_columns(
     values: NDArray[Any], offsets: Sequence[NDArray[np.int64]]
 ) -> Iterator[Words]:
     """Yield the five arrays whose sums over the cells of a tile are its fingerprint."""
-    words, known = words_of(values)
+    words, is_value = words_of(values)
     mixed = mix(words)
     yield mixed * _position_weights(offsets, _SALTS[0])
     yield mix(mixed ^ _SALTS[1]) * _position_weights(offsets, _SALTS[1])
-    yield known.astype(np.uint64)
-    highest_bits = np.where(known, mixed >> np.uint64(48), np.uint64(0))
+    yield is_value.astype(np.uint64)
+    highest_bits = np.where(is_value, mixed >> np.uint64(48), np.uint64(0))
     yield highest_bits
     yield highest_bits * highest_bits
 

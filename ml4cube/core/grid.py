@@ -21,17 +21,17 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 SizesLike = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
-def parse_pairs(argument: str, given: SizesLike, dims: Sequence[str]) -> dict[str, Any]:
+def parse_pairs(argument: str, sizes: SizesLike, dims: Sequence[str]) -> dict[str, Any]:
     """Return ``{dim: value}`` of pairs or a mapping; raise for unknown and repeated dims."""
-    items: Iterable[Any] = given
-    if isinstance(given, Mapping):
-        items = given.items()
+    items: Iterable[Any] = sizes
+    if isinstance(sizes, Mapping):
+        items = sizes.items()
     try:
         pairs = [(dim, value) for dim, value in items]
     except (TypeError, ValueError):
         raise InvalidTypeError(
             f"{argument} must be a mapping such as {{{dims[0]!r}: 10}} or a list of pairs, got "
-            f"{given!r}"
+            f"{sizes!r}"
         ) from None
     result: dict[str, Any] = {}
     for dim, value in pairs:
@@ -43,9 +43,9 @@ def parse_pairs(argument: str, given: SizesLike, dims: Sequence[str]) -> dict[st
     return result
 
 
-def parse_sizes(argument: str, given: SizesLike, shape: Mapping[str, int]) -> dict[str, int]:
+def parse_sizes(argument: str, sizes: SizesLike, shape: Mapping[str, int]) -> dict[str, int]:
     """Return ``{dim: cells}`` in the order of `shape`, each from 1 to the dim's length."""
-    pairs = parse_pairs(argument, given, tuple(shape))
+    pairs = parse_pairs(argument, sizes, tuple(shape))
     for dim, size in pairs.items():
         check_whole(f"{argument}[{dim!r}]", size)
         if not 1 <= size <= shape[dim]:
@@ -57,15 +57,15 @@ def parse_sizes(argument: str, given: SizesLike, shape: Mapping[str, int]) -> di
 
 
 def parse_overlap(
-    argument: str, given: SizesLike | float | None, size: Mapping[str, int]
+    argument: str, overlap: SizesLike | float | None, size: Mapping[str, int]
 ) -> dict[str, int]:
     """Return overlaps in cells, from fractions of a window by dim, or one fraction for all dims."""
-    if given is None:
-        given = {}
-    elif isinstance(given, int | float | np.number):
-        given = dict.fromkeys(size, given)
+    if overlap is None:
+        overlap = {}
+    elif isinstance(overlap, int | float | np.number):
+        overlap = dict.fromkeys(size, overlap)
     cells = dict.fromkeys(size, 0)
-    for dim, fraction in parse_pairs(argument, given, tuple(size)).items():
+    for dim, fraction in parse_pairs(argument, overlap, tuple(size)).items():
         if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
             raise InvalidTypeError(
                 f"{argument}[{dim!r}] must be a number from 0 to below 1, got {fraction!r}"

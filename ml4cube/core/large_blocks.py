@@ -80,8 +80,8 @@ def _cut_along(
     cyclic: Collection[str],
 ) -> Iterator[LargeBlocks]:
     """Yield the blocks of every combination of cuts along these dims."""
-    along = [_cuts(dim, shape[dim], wanted, windows, dim in cyclic) for dim in dims]
-    for cuts in itertools.product(*along):
+    cuts_of_dims = [_cuts(dim, shape[dim], wanted, windows, dim in cyclic) for dim in dims]
+    for cuts in itertools.product(*cuts_of_dims):
         not_touching = math.prod(1 - cut.touching for cut in cuts)
         sizes = {dim: size for cut in cuts for dim, size in cut.sizes.items()}
         yield LargeBlocks(sizes, math.prod(cut.count for cut in cuts), 1 - not_touching)

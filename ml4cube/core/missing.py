@@ -174,10 +174,10 @@ def fill_gaps(
 
     def of_train(argument: str, attribute: str) -> float:
         # float(), because weighted statistics, and those with quantiles, hold arrays without dims.
-        known = None
+        statistic = None
         if train_stats is not None:
-            known = float(getattr(train_stats, attribute))
-        return checked(argument, known)
+            statistic = float(getattr(train_stats, attribute))
+        return checked(argument, statistic)
 
     if method == "constant":
         filled[gaps] = checked("const", const)
@@ -201,10 +201,10 @@ def warn_of_filled(argument: str, filled: Mapping[str, str], advice: str) -> Non
     """Warn that a loss or score would treat filled gaps as measured values."""
     if not filled:
         return
-    found = " and ".join(f"{name!r} ({method!r})" for name, method in filled.items())
+    filled_names = " and ".join(f"{name!r} ({method!r})" for name, method in filled.items())
     warnings.warn(
-        f"{argument}: gaps of {found} were filled, so losses and scores treat filled values as "
-        f"measured ones; {advice}",
+        f"{argument}: gaps of {filled_names} were filled, so losses and scores treat filled "
+        f"values as measured ones; {advice}",
         stacklevel=caller_level(),
     )
 

@@ -113,8 +113,8 @@ def _partition_by_class(
         total_factor = factor * np.sqrt(max(shares_of_classes.shape[1], 1))
         columns = np.column_stack([total_factor * shares_of_total, shares_of_classes])
         parts = _refine(parts, columns, wanted)
-        found = np.bincount(parts, shares_of_total, minlength=wanted.size)
-        if np.abs(found - wanted).max() <= shares_of_total.max() / 2:
+        shares = np.bincount(parts, shares_of_total, minlength=wanted.size)
+        if np.abs(shares - wanted).max() <= shares_of_total.max() / 2:
             break
     return parts
 

@@ -57,13 +57,13 @@ def _knows_scaling(data: Any) -> bool:
     return isinstance(scaling, Mapping) and all(isinstance(s, Scaling) for s in scaling.values())
 
 
-def _are_equal(one: Scaling, other: Scaling) -> bool:
+def _are_equal(scaling: Scaling, other: Scaling) -> bool:
     """Return True if two scalings are equal up to rounding."""
-    if one.dims != other.dims or np.shape(one.offset) != np.shape(other.offset):
+    if scaling.dims != other.dims or np.shape(scaling.offset) != np.shape(other.offset):
         return False
     with np.errstate(invalid="ignore"):
-        difference = np.abs(np.subtract(one.offset, other.offset))
-        same_offset = difference <= _ROUNDING * np.abs(one.scale)
-    same_scale = np.isclose(one.scale, other.scale, rtol=_ROUNDING, atol=0.0)
-    unknown = np.isnan(one.scale) & np.isnan(other.scale)
+        difference = np.abs(np.subtract(scaling.offset, other.offset))
+        same_offset = difference <= _ROUNDING * np.abs(scaling.scale)
+    same_scale = np.isclose(scaling.scale, other.scale, rtol=_ROUNDING, atol=0.0)
+    unknown = np.isnan(scaling.scale) & np.isnan(other.scale)
     return bool(np.all((same_offset & same_scale) | unknown))

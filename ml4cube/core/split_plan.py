@@ -46,14 +46,14 @@ def check_fractions(
         if not 0 <= value <= 1:
             raise InvalidValueError(f"{name} must be from 0 to 1, got {value!r}")
     fractions = {"train": float(split), "val": float(val)}
-    given = sum(fractions.values())
-    if given > 1 + _ROUNDING:
+    total = sum(fractions.values())
+    if total > 1 + _ROUNDING:
         raise InvalidValueError(
             f"{names[0]} + {names[1]} must be at most 1 (the rest is the test part), got {split} + "
-            f"{val} = {given:.9g}"
+            f"{val} = {total:.9g}"
         )
-    if given > 1 - _ROUNDING:
-        fractions = {part: fraction / given for part, fraction in fractions.items()}
+    if total > 1 - _ROUNDING:
+        fractions = {part: fraction / total for part, fraction in fractions.items()}
     else:  # in this order, because 1 - given may differ from stored recipes in the last digit
         fractions["test"] = 1 - float(split) - float(val)
     return {part: fraction for part, fraction in fractions.items() if fraction > 0}

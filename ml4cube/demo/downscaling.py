@@ -50,9 +50,9 @@ def interpolate(truth: xr.DataArray) -> xr.DataArray:
     means = means.drop_vars([LAT, LON]).pad({LON: 1}, mode="wrap")
     means = means.assign_coords({LAT: np.arange(rows), LON: np.arange(-1, columns + 1)})
     target = {LAT: np.clip(fine_rows, 0, rows - 1), LON: fine_columns}
-    known = means.notnull().astype("float64").interp(target)
+    has_value = means.notnull().astype("float64").interp(target)
     values = means.fillna(0.0).interp(target)
-    result = (values / known.where(known > 1e-9)).transpose(*truth.dims)
+    result = (values / has_value.where(has_value > 1e-9)).transpose(*truth.dims)
     return result.assign_coords({LAT: truth[LAT], LON: truth[LON]})
 
 
@@ -133,12 +133,12 @@ def regress(
     padded = np.pad(padded, ((0, 0), (0, 0), (1, 1)), mode="wrap")
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
     cycle = np.stack(season(truth), axis=1)
-    known = detail.fillna(0.0).transpose("time", LAT, LON).values
-    result = np.empty_like(known)
+    fields = detail.fillna(0.0).transpose("time", LAT, LON).values
+    result = np.empty_like(fields)
     for row, column in np.ndindex(anomaly.shape[1:]):
         inputs = np.concatenate([windows[:, row, column].reshape(len(cycle), -1), cycle], axis=1)
         block = np.s_[:, row * FACTOR : (row + 1) * FACTOR, column * FACTOR : (column + 1) * FACTOR]
-        cells = known[block]
+        cells = fields[block]
         ridge = Ridge(penalty)
         ridge.fit(inputs[train.values], cells[train.values].reshape(int(train.sum()), -1))
         result[block] = ridge.predict(inputs).reshape(cells.shape)

@@ -41,12 +41,12 @@ class ArtificialGaps:
         return cls(source)
 
 
-def known_neighbours(known: Flags) -> tuple[Steps, Steps]:
+def known_neighbours(has_value: Flags) -> tuple[Steps, Steps]:
     """Return the last known step up to each one, or -1, and the next one from it on, or n."""
-    n = len(known)
-    steps = np.arange(n).reshape(-1, *(1,) * (known.ndim - 1))
-    before = np.maximum.accumulate(np.where(known, steps, -1), axis=0)
-    after = np.minimum.accumulate(np.where(known, steps, n)[::-1], axis=0)[::-1]
+    n = len(has_value)
+    steps = np.arange(n).reshape(-1, *(1,) * (has_value.ndim - 1))
+    before = np.maximum.accumulate(np.where(has_value, steps, -1), axis=0)
+    after = np.minimum.accumulate(np.where(has_value, steps, n)[::-1], axis=0)[::-1]
     return before, after
 
 

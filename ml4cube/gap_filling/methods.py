@@ -115,13 +115,13 @@ class Spatial:
         has_place = np.isfinite(self.points).all(axis=1)
         wanted_fields = wanted.reshape(fields.shape) & has_place
         for i in np.flatnonzero(wanted_fields.any(axis=1)):
-            known = np.isfinite(fields[i]) & has_place
-            k = min(self.neighbours, int(known.sum()))
+            has_value = np.isfinite(fields[i]) & has_place
+            k = min(self.neighbours, int(has_value.sum()))
             if k == 0:
                 continue
             # more than that, because all cells at the distance of the last one count
-            most = min(k + _TIES, int(known.sum()))
-            distance, index = KDTree(self.points[known]).query(
+            most = min(k + _TIES, int(has_value.sum()))
+            distance, index = KDTree(self.points[has_value]).query(
                 self.points[wanted_fields[i]], k=[*range(1, most + 1)]
             )
             is_near = distance <= distance[:, k - 1 : k] * (1 + 1e-9)
@@ -130,7 +130,7 @@ class Spatial:
             # cells at one place count alone
             distance = np.maximum(distance, 1e-9)
             weight = is_near * (distance.min(axis=1, keepdims=True) / distance) ** 2
-            near = fields[i][known][index]
+            near = fields[i][has_value][index]
             result[i, wanted_fields[i]] = (weight * near).sum(axis=1) / weight.sum(axis=1)
         return result.reshape(values.shape)
 
@@ -148,10 +148,10 @@ class Predicted:
         self, values: Floats, wanted: Flags, used: Flags, box: Mapping[str, slice]
     ) -> Floats:
         """Return the prediction in a box."""
-        found = self.reader.read(box)[self.name].astype(np.float64)
+        predicted = self.reader.read(box)[self.name].astype(np.float64)
         if self.time_dim is not None:
-            return found
-        return found[np.newaxis]
+            return predicted
+        return predicted[np.newaxis]
 
 
 class MethodOptions(NamedTuple):

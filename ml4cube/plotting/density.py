@@ -85,12 +85,12 @@ def sample_density(
     if cube is not None:
         counts = counts.assign_coords(_coordinates(cube, counts))
     grids = check_maps([("samples", counts.where(counts > 0))])
-    given = check_axes(ax, 1)
+    panels_of_user = check_axes(ax, 1)
     part = store.attrs.get("part", "a store")
     # All counts are shown: a rare one is what one looks for.
     scale = Scale(SEQUENTIAL, 0.0, float(counts.max()), "samples per cell")
     with style():
-        panels = given or new_map_panels(grids, [1])
+        panels = panels_of_user or new_map_panels(grids, [1])
         draw_group(panels, grids, [title or f"Samples of {part}"], scale)
     return figure_of(panels[0])
 

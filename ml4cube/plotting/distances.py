@@ -71,12 +71,12 @@ def variogram_plot(
     """
     if not variograms:
         raise InvalidValueError("variograms must have at least one entry, got an empty mapping")
-    given = check_axes(ax, len(variograms))
+    panels_of_user = check_axes(ax, len(variograms))
     with style():
-        panels = given or _new_variogram_panels(len(variograms))
+        panels = panels_of_user or _new_variogram_panels(len(variograms))
         for axes, (dim, variogram) in zip(panels, variograms.items(), strict=True):
             _draw_variogram(axes, dim, variogram)
-        if not given:
+        if not panels_of_user:
             set_heading(figure_of(panels[0]), title)
     return figure_of(panels[0])
 
@@ -163,37 +163,37 @@ def distance_curves(
     >>> len(figure.axes[0].lines)
     2
     """
-    known = _known_distances(distances)
+    curves = _known_distances(distances)
     check_axes(ax, 1)
     with style():
         axes = one_panel(ax, 4.0, 2.9)
-        _draw_distances(axes, known, unit, range_)
+        _draw_distances(axes, curves, unit, range_)
         axes.set_title(title)
     return figure_of(axes)
 
 
 def _known_distances(distances: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
     """Return the finite distances of each curve in order; refuse curves without any."""
-    known = {}
-    for name, given in distances.items():
-        values = np.asarray(given, dtype=float)
-        known[name] = np.sort(values[np.isfinite(values)])
-    if not any(values.size for values in known.values()):
+    curves = {}
+    for name, of_curve in distances.items():
+        values = np.asarray(of_curve, dtype=float)
+        curves[name] = np.sort(values[np.isfinite(values)])
+    if not any(values.size for values in curves.values()):
         raise InvalidValueError(f"{list(distances)} have no finite distance")
-    return known
+    return curves
 
 
 def _draw_distances(
     axes: Axes,
-    known: Mapping[str, NDArray[np.float64]],
+    curves: Mapping[str, NDArray[np.float64]],
     unit: str,
     range_: float | None = None,
     label: str = "distance to the nearest train cell",
 ) -> None:
-    largest = max(float(values[-1]) for values in known.values() if values.size)
+    largest = max(float(values[-1]) for values in curves.values() if values.size)
     farthest = max(largest, range_ or 0.0)
     end = 1.05 * farthest or 1.0
-    for (name, values), color, line in zip(known.items(), cycle(_CURVE_COLORS), cycle(LINES)):
+    for (name, values), color, line in zip(curves.items(), cycle(_CURVE_COLORS), cycle(LINES)):
         if values.size:
             x = np.concatenate([[0.0], values, [end]])
             y = np.concatenate([[0.0], np.arange(1, values.size + 1) / values.size, [1.0]])
@@ -250,18 +250,18 @@ def leakage_figure(
     >>> len(figure.axes)
     2
     """
-    known = {
+    curves_by_domain = {
         name: (unit, _known_distances(distances)) for name, (unit, distances) in domains.items()
     }
     n = 1 + len(domains)
-    given = check_axes(ax, n)
+    panels_of_user = check_axes(ax, n)
     with style():
-        panels = given or _new_leakage_panels(n)
+        panels = panels_of_user or _new_leakage_panels(n)
         _draw_shares(panels[0], shares)
-        for axes, (name, (unit, curves)) in zip(panels[1:], known.items(), strict=True):
+        for axes, (name, (unit, curves)) in zip(panels[1:], curves_by_domain.items(), strict=True):
             _draw_distances(axes, curves, unit, label="distance to train")
             axes.set_title(name)
-        if not given:
+        if not panels_of_user:
             set_heading(figure_of(panels[0]), verdict, color=ORANGE if leaks else BLACK)
     return figure_of(panels[0])
 

@@ -77,10 +77,10 @@ def field_map(
     2.0
     """
     grids = check_maps([("field", field)])
-    given = check_axes(ax, 1)
+    panels_of_user = check_axes(ax, 1)
     scale = Scale.of(grids, label_of(field), _center_of(field, center))
     with style():
-        panels = given or new_map_panels(grids, [1])
+        panels = panels_of_user or new_map_panels(grids, [1])
         draw_group(panels, grids, [title], scale)
     return figure_of(panels[0])
 
@@ -186,17 +186,17 @@ def field_maps(
         raise InvalidValueError("fields must have at least one map, got none")
     first = next(iter(fields.values()))
     grids, error_grids = check_maps(fields.items()), check_maps(errors.items())
-    given = check_axes(ax, len(fields) + len(errors))
+    panels_of_user = check_axes(ax, len(fields) + len(errors))
     scale = Scale.of(grids, label_of(first), _center_of(first))
     error_scale = Scale.of(error_grids, with_units("error", units_of(first)), center=0.0)
     with style():
-        panels = given or new_map_panels(
+        panels = panels_of_user or new_map_panels(
             grids + error_grids, [len(fields), *[len(errors)] * bool(errors)]
         )
         draw_group(panels[: len(fields)], grids, list(fields), scale)
         if errors:
             draw_group(panels[len(fields) :], error_grids, list(errors), error_scale)
-        if not given:
+        if not panels_of_user:
             set_heading(figure_of(panels[0]), title)
     return figure_of(panels[0])
 
@@ -301,23 +301,25 @@ def error_maps(
     ['prediction', 'climatology']
     """
     check_choice("metric", metric, ("rmse", "skill"))
-    known = [str(name).removesuffix(f"_{metric}") for name in maps if str(name).endswith(metric)]
-    if not known:
+    variables = [
+        str(name).removesuffix(f"_{metric}") for name in maps if str(name).endswith(metric)
+    ]
+    if not variables:
         raise InvalidValueError(f"maps must have a {metric}, got {list(maps.data_vars)}")
     if variable is not None:
-        check_choice("variable", variable, known)
-    variable = variable or known[0]
-    found = maps[f"{variable}_{metric}"]
+        check_choice("variable", variable, variables)
+    variable = variable or variables[0]
+    scores = maps[f"{variable}_{metric}"]
     of = "model" if metric == "rmse" else "baseline"
-    names = [str(name).replace("_", " ") for name in found[of].values]
-    fields = [found.isel({of: i}, drop=True) for i in range(len(names))]
+    names = [str(name).replace("_", " ") for name in scores[of].values]
+    fields = [scores.isel({of: i}, drop=True) for i in range(len(names))]
     grids = check_maps(zip(names, fields, strict=True))
     if metric == "skill":
         names = [f"over {name}" for name in names]
         return _small_multiples(
             names, grids, skill_scale(grids), title or f"Skill of {variable}", ax
         )
-    scale = Scale.of(grids, with_units("RMSE", units_of(found)))
+    scale = Scale.of(grids, with_units("RMSE", units_of(scores)))
     return _small_multiples(names, grids, scale, title or f"RMSE of {variable}", ax)
 
 
@@ -337,10 +339,10 @@ def _small_multiples(
     ax: Sequence[Axes] | None,
 ) -> Figure:
     """Draw maps of one quantity with one colour scale."""
-    given = check_axes(ax, len(grids))
+    panels_of_user = check_axes(ax, len(grids))
     with style():
-        panels = given or new_map_panels(grids, [len(grids)])
+        panels = panels_of_user or new_map_panels(grids, [len(grids)])
         draw_group(panels, grids, names, scale)
-        if not given:
+        if not panels_of_user:
             set_heading(figure_of(panels[0]), title)
     return figure_of(panels[0])

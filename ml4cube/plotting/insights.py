@@ -56,15 +56,15 @@ def plot_insights(insights: xr.Dataset, variables: str | Iterable[str] | None = 
     >>> len(plot_insights(get_insights(ds)).axes)
     6
     """
-    known = [str(name) for name in insights["variable"].values]
-    names = list(names_of("variables", variables)) or known[:_MOST_VARIABLES]
+    all_names = [str(name) for name in insights["variable"].values]
+    names = list(names_of("variables", variables)) or all_names[:_MOST_VARIABLES]
     for name in names:
-        check_choice("variables", name, known)
+        check_choice("variables", name, all_names)
     if len(names) > _MOST_VARIABLES:
         raise InvalidValueError(f"variables must be at most {_MOST_VARIABLES}, got {len(names)}")
     chosen = insights.sel(variable=names, other_variable=names)
     with style():
-        return _draw_page(insights, chosen, len(known) - len(names))
+        return _draw_page(insights, chosen, len(all_names) - len(names))
 
 
 def _draw_page(insights: xr.Dataset, chosen: xr.Dataset, n_others: int) -> Figure:
@@ -76,12 +76,12 @@ def _draw_page(insights: xr.Dataset, chosen: xr.Dataset, n_others: int) -> Figur
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
     panels = upper.subplots(rows, 4, squeeze=False, width_ratios=[1.6, 1.1, 1.0, 1.0])
     for row, name in zip(panels, names, strict=True):
-        one = chosen.sel(variable=name)
-        _draw_gap_map(upper, row[0], one, name)
-        _draw_gaps_in_time(row[1], one, name)
-        _draw_values(row[2], one)
-        _draw_season(row[3], one)
-        row[0].set_title(_heading(one, name), fontsize=8, loc="left", fontweight="bold")
+        of_variable = chosen.sel(variable=name)
+        _draw_gap_map(upper, row[0], of_variable, name)
+        _draw_gaps_in_time(row[1], of_variable, name)
+        _draw_values(row[2], of_variable)
+        _draw_season(row[3], of_variable)
+        row[0].set_title(_heading(of_variable, name), fontsize=8, loc="left", fontweight="bold")
     _draw_tables(lower, chosen)
     sizes = ", ".join(f"{dim} {insights.sizes[dim]}" for dim in insights["dim"].values)
     figure.suptitle(f"{insights.attrs.get('title', 'Contents of the cube')} ({sizes})", fontsize=9)
@@ -95,9 +95,9 @@ def _draw_page(insights: xr.Dataset, chosen: xr.Dataset, n_others: int) -> Figur
     return figure
 
 
-def _heading(one: xr.Dataset, name: str) -> str:
+def _heading(of_variable: xr.Dataset, name: str) -> str:
     """Return the name of a variable with its long name and units."""
-    long_name, units = (str(one[key].item()) for key in ("long_name", "units"))
+    long_name, units = (str(of_variable[key].item()) for key in ("long_name", "units"))
     heading = name
     if long_name not in ("", name):
         words = textwrap.shorten(long_name.replace("_", " "), 40, placeholder="…")
@@ -107,9 +107,9 @@ def _heading(one: xr.Dataset, name: str) -> str:
     return heading
 
 
-def _draw_gap_map(figure: Any, axes: Axes, one: xr.Dataset, name: str) -> None:
+def _draw_gap_map(figure: Any, axes: Axes, of_variable: xr.Dataset, name: str) -> None:
     """Draw the gaps of each place, in percent: as a map, along one dim, or as stations."""
-    gaps = one.get(f"{name}_gaps_by_place")
+    gaps = of_variable.get(f"{name}_gaps_by_place")
     if gaps is None:
         _leave_empty(axes, "no places")
         return
@@ -158,9 +158,9 @@ def _top(values: NDArray[Any]) -> float:
     return max(1.05 * float(np.percentile(finite, 99.5)), 1.0)
 
 
-def _draw_gaps_in_time(axes: Axes, one: xr.Dataset, name: str) -> None:
+def _draw_gaps_in_time(axes: Axes, of_variable: xr.Dataset, name: str) -> None:
     """Draw the gaps of each time step, in percent."""
-    gaps = one.get(f"{name}_gaps_by_time")
+    gaps = of_variable.get(f"{name}_gaps_by_time")
     if gaps is None:
         _leave_empty(axes, "no time dim")
         return
@@ -200,17 +200,17 @@ def _as_numpy(date: cftime.datetime) -> np.datetime64:
     return month + np.timedelta64(24 * (date.day - 1) + date.hour, "h")
 
 
-def _draw_values(axes: Axes, one: xr.Dataset) -> None:
+def _draw_values(axes: Axes, of_variable: xr.Dataset) -> None:
     """Draw the histogram of numbers with their median, or the fractions of classes."""
-    if "class_fraction" in one and bool(one["class_fraction"].notnull().any()):
-        _draw_classes(axes, one)
+    if "class_fraction" in of_variable and bool(of_variable["class_fraction"].notnull().any()):
+        _draw_classes(axes, of_variable)
         return
-    edges = one["bin_edge"].values
+    edges = of_variable["bin_edge"].values
     if not np.isfinite(edges).all():
         _leave_empty(axes, "no value")
         return
-    axes.stairs(100 * one["histogram"].values, edges, fill=True, color=BLUE, alpha=0.55)
-    median = float(one["quantile"].sel(probability=0.5))
+    axes.stairs(100 * of_variable["histogram"].values, edges, fill=True, color=BLUE, alpha=0.55)
+    median = float(of_variable["quantile"].sel(probability=0.5))
     axes.axvline(median, color=ORANGE, lw=1)
     axes.set(xlim=(edges[0], edges[-1]), ylabel="cells (%)")
     axes.set_xlabel(f"median {median:.4g}", fontsize=_SMALL, color=ORANGE)
@@ -218,12 +218,12 @@ def _draw_values(axes: Axes, one: xr.Dataset) -> None:
     _tidy(axes)
 
 
-def _draw_classes(axes: Axes, one: xr.Dataset) -> None:
+def _draw_classes(axes: Axes, of_variable: xr.Dataset) -> None:
     """Draw the fractions of the most frequent classes."""
-    fractions = one["class_fraction"].dropna("class")
+    fractions = of_variable["class_fraction"].dropna("class")
     order = np.argsort(-fractions.values, kind="stable")
     shown = fractions.isel({"class": order[:_MOST_BARS]})
-    names = one["class_name"].sel({"class": shown["class"]}).values.tolist()
+    names = of_variable["class_name"].sel({"class": shown["class"]}).values.tolist()
     percent = (100 * shown.values).tolist()
     if rest := len(order) - len(names):
         names.append(f"{rest} others")
@@ -238,18 +238,18 @@ def _draw_classes(axes: Axes, one: xr.Dataset) -> None:
     _tidy(axes)
 
 
-def _draw_season(axes: Axes, one: xr.Dataset) -> None:
+def _draw_season(axes: Axes, of_variable: xr.Dataset) -> None:
     """Draw the mean by month or season, and the standard deviation of time steps around it."""
     for by, names in (("month", list("JFMAMJJASOND")), ("season", None)):
-        mean = one.get(f"mean_by_{by}")
+        mean = of_variable.get(f"mean_by_{by}")
         if mean is None or not bool(mean.notnull().any()):
             continue
         x = np.arange(mean.size)
-        spread = one[f"std_by_{by}"].values
+        spread = of_variable[f"std_by_{by}"].values
         axes.fill_between(x, mean - spread, mean + spread, color=BLUE, alpha=0.25, lw=0)
         axes.plot(x, mean, color=BLUE, lw=1.2, marker="o", ms=2)
         axes.set_xticks(x, names or mean[by].values.tolist())
-        units = str(one["units"].item())
+        units = str(of_variable["units"].item())
         if units == "1":
             units = ""
         axes.set_ylabel(with_units("mean", units))

@@ -100,8 +100,8 @@ def _curves_of(history: _Columns) -> tuple[Sequence[float], Any, Any, str]:
 
 def _draw_losses(axes: Axes, at: Any, losses: Mapping[str, Any], xlabel: str) -> None:
     for (name, curve), color in zip(losses.items(), (BLUE, ORANGE), strict=False):
-        known = ~np.isnan(curve)  # Gaps, of epochs without validation, would interrupt the line.
-        axes.plot(at[known], curve[known], color=color, label=name)
+        has_loss = ~np.isnan(curve)  # Gaps, of epochs without validation, would interrupt the line.
+        axes.plot(at[has_loss], curve[has_loss], color=color, label=name)
     judged = losses.get("validation", losses["training"])
     if not np.isnan(judged).all():
         best = int(np.nanargmin(judged))

@@ -215,10 +215,10 @@ def new_map_panels(
     return first + panels
 
 
-def _is_same_place(one: MapGrid, other: MapGrid) -> bool:
-    return one.labels == other.labels and all(
+def _is_same_place(grid: MapGrid, other: MapGrid) -> bool:
+    return grid.labels == other.labels and all(
         ours.dtype.kind != "M" and np.allclose([ours.min(), ours.max()], [its.min(), its.max()])
-        for ours, its in ((one.x, other.x), (one.y, other.y))
+        for ours, its in ((grid.x, other.x), (grid.y, other.y))
     )
 
 

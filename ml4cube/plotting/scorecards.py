@@ -104,9 +104,9 @@ def scorecard_figure(
         if classes and confusion and name in classes:
             mapped = baseline or _hardest(scores, name, names)
             rows.append(_drawings_of_classes(classes[name], confusion[name], mapped))
-    given = check_axes(ax, sum(map(len, rows)))
+    panels_of_user = check_axes(ax, sum(map(len, rows)))
     with style():
-        panels = given or _new_panels(rows)
+        panels = panels_of_user or _new_panels(rows)
         for axes, drawing in zip(panels, chain(*rows), strict=True):
             drawing.draw(axes)
     return figure_of(panels[0])
@@ -133,7 +133,7 @@ def _drawings(
 ) -> list[_Drawing]:
     """Return the panels of a variable: scores, and if there are any, map and spectrum."""
     of_variable = scores.sel(variable=name)
-    found = [_Drawing(lambda axes: _draw_scores(axes, of_variable, name))]
+    drawings = [_Drawing(lambda axes: _draw_scores(axes, of_variable, name))]
     mapped = baseline or _hardest(scores, name, names)
     skill = _map_of(maps, name, mapped)
     if skill is not None:
@@ -142,11 +142,11 @@ def _drawings(
         height = None
         if grid.ratio <= _LEAST_RATIO:
             height = 6 * grid.ratio + 1.1
-        found.append(_Drawing(lambda axes: draw_group([axes], [grid], [title], scale), height))
+        drawings.append(_Drawing(lambda axes: draw_group([axes], [grid], [title], scale), height))
     power = spectra.get(name)
     if power is not None and has_power(power):
-        found.append(_Drawing(lambda axes: draw_spectrum(axes, power, f"Spectrum of {name}")))
-    return found
+        drawings.append(_Drawing(lambda axes: draw_spectrum(axes, power, f"Spectrum of {name}")))
+    return drawings
 
 
 def _drawings_of_classes(
@@ -239,9 +239,9 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     labels = [str(label) for label in scores[second].values]
     for i, label in enumerate(labels):
         color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
-        one = scores.sel({second: label})
+        of_line = scores.sel({second: label})
         value, low, high = (
-            np.atleast_1d(one[metric + end].values) for end in ("", "_low", "_high")
+            np.atleast_1d(of_line[metric + end].values) for end in ("", "_low", "_high")
         )
         x = leads
         if not has_leads:

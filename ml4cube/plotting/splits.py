@@ -105,11 +105,11 @@ def split_map(
     cells = _counting_cells(label, valid)
     maps = _maps_of(cells, time, map_dims, steps, aggregated)
     grids = check_maps((heading or "label", field) for heading, field, _ in maps)
-    given = check_axes(ax, (time is not None) + len(maps))
+    panels_of_user = check_axes(ax, (time is not None) + len(maps))
     present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
     with style():
-        if given:
-            panels = given
+        if panels_of_user:
+            panels = panels_of_user
         elif maps:
             above = _TIMELINE_HEIGHT * (time is not None)
             bars = any(scale is not _PARTS_SCALE for _, _, scale in maps)
@@ -126,7 +126,9 @@ def split_map(
         if time is not None:
             _draw_timeline(panels[0], cells, time, map_dims)
         panels[0].set_title(title)
-        _add_legend(panels[-1], present, has_gaps=bool(maps) and valid is not None, own=not given)
+        _add_legend(
+            panels[-1], present, has_gaps=bool(maps) and valid is not None, own=not panels_of_user
+        )
     return figure_of(panels[0])
 
 
@@ -145,12 +147,12 @@ def _maps_of(
         else:
             percentages = _percentages(cells, [time])
     labels |= {step_name(cells, str(time), step): cells.isel({time: step}) for step in steps}
-    found = [(heading, _color_index(field), _PARTS_SCALE) for heading, field in labels.items()]
+    maps = [(heading, _color_index(field), _PARTS_SCALE) for heading, field in labels.items()]
     for part, field in percentages.items():
         ramp = LinearSegmentedColormap.from_list(part, ["white", PART_COLORS[part]])
         if (field > 0).any():
-            found.append((f"fraction of time in {part}", field, Scale(ramp, 0, 100, "%")))
-    return [(heading, field.transpose(*map_dims), scale) for heading, field, scale in found]
+            maps.append((f"fraction of time in {part}", field, Scale(ramp, 0, 100, "%")))
+    return [(heading, field.transpose(*map_dims), scale) for heading, field, scale in maps]
 
 
 def split_timeline(
@@ -242,8 +244,8 @@ def fold_bars(
     shares: dict[str, dict[str, float]] = {}
     for name, fold in named.items():
         label = _label_of(fold, name)
-        found = _percentages(_counting_cells(label, valid), label.dims)
-        shares[name] = {part: float(share.fillna(0)) for part, share in found.items()}
+        percentages = _percentages(_counting_cells(label, valid), label.dims)
+        shares[name] = {part: float(share.fillna(0)) for part, share in percentages.items()}
     present = [part for part in _ORDER if any(share[part] for share in shares.values())]
     check_axes(ax, 1)
     with style():
@@ -292,9 +294,9 @@ def _counting_cells(label: xr.DataArray, valid: object) -> xr.DataArray:
 
 def _percentages(cells: xr.DataArray, dims: Collection[Hashable]) -> dict[str, xr.DataArray]:
     """Return the percentage of the cells along dims in each part; NaN where none counts."""
-    known = cells.notnull().sum(dims)
+    counts = cells.notnull().sum(dims)
     return {
-        part: (100 * (cells == _PART_LABELS[part]).sum(dims) / known.where(known > 0)).compute()
+        part: (100 * (cells == _PART_LABELS[part]).sum(dims) / counts.where(counts > 0)).compute()
         for part in _ORDER
     }
 

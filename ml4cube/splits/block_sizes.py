@@ -71,15 +71,15 @@ def _map_dims(view: CubeView) -> list[str]:
     lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is not None and lon is not None and lat.dims == lon.dims:
         return []  # Neighbours in a list of stations, or along a track, may be far apart.
-    found = {dim for dim in view.dims if dim.lower() in _MAP_DIMS or _is_horizontal(dim, {})}
+    on_map = {dim for dim in view.dims if dim.lower() in _MAP_DIMS or _is_horizontal(dim, {})}
     for coord in view.ds.coords.values():
         is_axis = coord.ndim == 1 and str(coord.attrs.get("axis")).upper() in ("X", "Y")
         if is_axis or (coord.ndim < 3 and _is_horizontal(coord.name, coord.attrs)):
-            found |= set(map(str, coord.dims))
+            on_map |= set(map(str, coord.dims))
     circle = view.lon_circle()
     if circle and circle.columns < view.sizes[circle.dim]:
-        found.discard(circle.dim)  # Blocks at both ends would share the columns that are repeated.
-    return sorted(found & set(view.dims))
+        on_map.discard(circle.dim)  # Blocks at both ends would share the columns that are repeated.
+    return sorted(on_map & set(view.dims))
 
 
 def _is_horizontal(name: object, attrs: Mapping[Any, Any]) -> bool:

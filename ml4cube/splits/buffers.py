@@ -123,11 +123,11 @@ def _parse_buffer(
         if kind == "time":
             _sorted_dates(dim, value, view)  # Refuses a dim without dates.
         if not set(dims) & set(cut):
-            along = " and ".join(map(repr, dims))
+            uncut = " and ".join(map(repr, dims))
             raise InvalidValueError(
-                f"{argument} is {value!r} along {along}, but the split is not cut there: every "
+                f"{argument} is {value!r} along {uncut}, but the split is not cut there: every "
                 "block or region spans the whole dim, so a buffer cannot separate them. The split "
-                f"is cut along {list(cut)}; use smaller blocks along {along}, or leave this "
+                f"is cut along {list(cut)}; use smaller blocks along {uncut}, or leave this "
                 f"{argument} out"
             )
         parsed.append((dim, _as_stored(value, length)))

@@ -86,14 +86,14 @@ class CubeView:
             if dim is None:
                 return None
             return dates_of(self.ds, dim)
-        found = [
+        of_role = [
             coord
             for coord in coords
             if coord.ndim == 1 and coord.dims[0] in self.dims and role_of(coord) == role
         ]
-        if not found:
+        if not of_role:
             return None
-        axis = min(found, key=lambda coord: (coord.name != coord.dims[0], str(coord.name)))
+        axis = min(of_role, key=lambda coord: (coord.name != coord.dims[0], str(coord.name)))
         degrees = in_degrees(axis.values, axis.attrs.get("units"))
         return xr.DataArray(degrees, dims=axis.dims, name=axis.name)
 
@@ -107,14 +107,14 @@ class CubeView:
         if dim is not None:
             check_choice(argument, dim, self.dims)
             return dim
-        found = time_dims(list(self.ds.coords.values()), self.dims)
-        if len(found) == 1:
-            return found[0]
-        dim = (found or self.dims)[0]
+        candidates = time_dims(list(self.ds.coords.values()), self.dims)
+        if len(candidates) == 1:
+            return candidates[0]
+        dim = (candidates or self.dims)[0]
         example = f"dim={dim!r}" if argument == "dim" else f"buffer={{{dim!r}: 2}}"
         several = ""
-        if found:
-            several = f", and {found} may all be it"
+        if candidates:
+            several = f", and {candidates} may all be it"
         raise InvalidValueError(
             f"cannot tell the time dim of the cube, which has dims {self.dims}{several}; name it, "
             f"e.g. {example}"

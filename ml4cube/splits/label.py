@@ -218,9 +218,9 @@ def _plain_value(value: Any) -> float | str:
 
 def _check_coord_ends(expected: Mapping[str, Any], view: CubeView) -> None:
     """Refuse a cube of the same shape with other coordinates."""
-    found: dict[str, Any] = _coord_ends(view)
-    for dim in sorted(expected.keys() & found.keys()):
-        (first, last), ends = found[dim], expected[dim]
+    all_ends: dict[str, Any] = _coord_ends(view)
+    for dim in sorted(expected.keys() & all_ends.keys()):
+        (first, last), ends = all_ends[dim], expected[dim]
         if any(isinstance(value, str) for value in (first, last, *ends)):
             same = [first, last] == ends
         else:  # A float32 coordinate may have become a float64.

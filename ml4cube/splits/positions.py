@@ -109,7 +109,7 @@ class PlaceReach:
             if (in_blocks & is_known).any() and is_asked_known.any():
                 tree = KDTree(self.places.points[in_blocks & is_known])
                 near[row, is_asked_known] = tree.query(asked[is_asked_known])[0][:, 0] <= apart
-        near = near[pattern_of.ravel()].reshape(*others, *(along.size for along in cells))
+        near = near[pattern_of.ravel()].reshape(*others, *(axis_cells.size for axis_cells in cells))
         return np.moveaxis(near, last, axes)
 
 

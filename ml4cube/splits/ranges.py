@@ -76,12 +76,14 @@ class Ranges(Summarized, dict[str, float]):
     """
 
     def __init__(self, variograms: dict[str, Variogram], var: str) -> None:
-        super().__init__({dim: float(found.range) for dim, found in variograms.items()})
+        super().__init__({dim: float(variogram.range) for dim, variogram in variograms.items()})
         self.variograms = dict(variograms)
-        self.reasons = {dim: found.reason for dim, found in variograms.items() if found.reason}
+        self.reasons = {
+            dim: variogram.reason for dim, variogram in variograms.items() if variogram.reason
+        }
         self.intervals = {dim: fitted.interval for dim, fitted in variograms.items()}
         self.var = var
-        self.rising = frozenset(dim for dim, found in variograms.items() if found.rising)
+        self.rising = frozenset(dim for dim, variogram in variograms.items() if variogram.rising)
 
     def _summary(self) -> Summary:
         rows = [(dim, *self._texts(dim), self.reasons.get(dim, "")) for dim in self]

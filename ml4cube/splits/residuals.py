@@ -124,16 +124,16 @@ def remove_trend_and_season(
     values = np.array(array.transpose(*dims).values, dtype=np.float64)
     values[~np.isfinite(values)] = np.nan
     positions = {dim: _positions(array, dim) for dim in dims}
-    known = np.isfinite(values)
-    if not known.any():
+    is_finite = np.isfinite(values)
+    if not is_finite.any():
         return Residuals(values, positions, 0.0)
-    largest = float(np.abs(values[known]).max())
+    largest = float(np.abs(values[is_finite]).max())
     if largest > _TOO_LARGE:
         raise InvalidValueError(
             f"{array.name!r} has values of {largest:.3g}, too large to be squared in float64; "
             "check whether a fill value was not decoded"
         )
-    values -= values[known].mean()
+    values -= values[is_finite].mean()
     for axis, dim in enumerate(dims):
         if dim in cycles and (dates := days_and_year(array, dim)) is not None:
             values = _without_season(values, axis, dates[0], cycles[dim], positions[dim])
@@ -210,14 +210,16 @@ def _without_season(
 
 def _without_trend(values: Floats, positions: list[Floats]) -> Floats:
     """Remove one plane fitted to all cells."""
-    known = np.isfinite(values)
+    is_finite = np.isfinite(values)
     columns = []
-    for axis, along in enumerate(positions):
-        if along.size > 1:
+    for axis, axis_positions in enumerate(positions):
+        if axis_positions.size > 1:
             shape = [-1 if a == axis else 1 for a in range(values.ndim)]
-            columns.append(((along - along.mean()) / along.std()).reshape(shape))
-    filled = np.where(known, values, 0.0)
-    design = [known.astype(float), *(known * column for column in columns)]
+            columns.append(
+                ((axis_positions - axis_positions.mean()) / axis_positions.std()).reshape(shape)
+            )
+    filled = np.where(is_finite, values, 0.0)
+    design = [is_finite.astype(float), *(is_finite * column for column in columns)]
     normal = np.array([[np.sum(a * b) for b in design] for a in design])
     right = np.array([np.sum(column * filled) for column in design])
     slopes = (np.linalg.pinv(normal, rcond=1e-12) @ right)[1:]

@@ -159,8 +159,8 @@ def cells_near(
     for axis, dim in enumerate(grid.dims):
         if dim in map_dims:
             continue
-        along = by_dim.get(dim) or AxisReach.of_cells(dim, grid.shape[axis], 0)
-        low, high = along.block_range(grid, positions[dim])
+        of_dim = by_dim.get(dim) or AxisReach.of_cells(dim, grid.shape[axis], 0)
+        low, high = of_dim.block_range(grid, positions[dim])
         first, last = int(low.min()), int(high.max())
         near = np.take(near, np.arange(first, last + 1), axis=axis, mode="wrap")
         ranges[axis] = (low - first, high - first)
@@ -197,5 +197,5 @@ def _any_between(flags: Bools, axis: int, low: Ints, high: Ints) -> Bools:
     ranges, range_of_cell = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
     count = np.cumsum(flags, axis=axis, dtype=np.int32)
     count_before = np.concatenate([np.zeros_like(count.take([0], axis)), count], axis=axis)
-    found = count_before.take(ranges[1] + 1, axis) > count_before.take(ranges[0], axis)
-    return np.asarray(found.take(range_of_cell.ravel(), axis))
+    is_near = count_before.take(ranges[1] + 1, axis) > count_before.take(ranges[0], axis)
+    return np.asarray(is_near.take(range_of_cell.ravel(), axis))

@@ -41,7 +41,7 @@ def nearest_box(
         nearest = squares.argmin(axis=1)
         rows = np.arange(len(nearest))
         distance[some] = np.sqrt(squares[rows, nearest])
-        cells_apart[some] = np.stack([along[rows, nearest] for along in by_axis], axis=1)
+        cells_apart[some] = np.stack([of_axis[rows, nearest] for of_axis in by_axis], axis=1)
     return distance, cells_apart
 
 

@@ -141,17 +141,17 @@ def semivariances(lines: Floats, positions: Floats) -> Semivariances:
     for step in steps:
         distance = positions[step:] - positions[:-step]
         difference = lines[:, step:] - lines[:, :-step]
-        known = np.isfinite(difference)
-        square = np.where(known, difference, 0.0) ** 2
-        count = known.sum(axis=0)
+        is_finite = np.isfinite(difference)
+        square = np.where(is_finite, difference, 0.0) ** 2
+        count = is_finite.sum(axis=0)
         class_, is_used = class_of_pairs(step)
         index = np.searchsorted(classes, class_[is_used])
         np.add.at(squares, index, square.sum(axis=0)[is_used])
         np.add.at(distances, index, (distance * count)[is_used])
         np.add.at(pairs, index, count[is_used])
-    found = pairs > 0
-    mean_square = squares[found] / pairs[found]
-    return Semivariances(distances[found] / pairs[found], mean_square / 2, pairs[found])
+    has_pairs = pairs > 0
+    mean_square = squares[has_pairs] / pairs[has_pairs]
+    return Semivariances(distances[has_pairs] / pairs[has_pairs], mean_square / 2, pairs[has_pairs])
 
 
 def pool(first: Semivariances, second: Semivariances) -> Semivariances:

@@ -117,10 +117,11 @@ class Samples:
                 reason = ""
                 if self.unknown[dim]:
                     reason = f" ({self.unknown[dim]})"
-                known = [dim for dim in self.origin if dim not in self.unknown]
+                located = [dim for dim in self.origin if dim not in self.unknown]
                 raise InvalidValueError(
                     f"the split needs the samples' positions along {dim!r}, but they are known "
-                    f"only along {known}{reason}; add a column '{dim}_index', or do not cut the dim"
+                    f"only along {located}{reason}; add a column '{dim}_index', or do not cut "
+                    "the dim"
                 )
 
     def labels(self, plan: SplitPlan) -> Labels:
@@ -264,10 +265,10 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
                 unknown[dim] = (
                     f"the cube has some {dim!r} more than once; give positions as {dim}_index"
                 )
-            elif (found := _look_up(values, axis)) is None:
+            elif (cells := _look_up(values, axis)) is None:
                 unknown[dim] = f"some {dim!r} of the samples are not coordinates of the cube"
             else:
-                positions[dim] = found
+                positions[dim] = cells
     return positions, unknown
 
 
@@ -298,19 +299,19 @@ def _check_same_cube(table: Columns, view: CubeView) -> None:
 def _look_up(values: NDArray[Any], axis: pd.Index[Any]) -> Ints | None:
     """Return the position of each value on the axis, or None if one is missing."""
     if values.dtype.kind not in "fiu" or axis.dtype.kind not in "fiu":
-        found = axis.get_indexer(pd.Index(values))
-        if (found < 0).any():
+        positions = axis.get_indexer(pd.Index(values))
+        if (positions < 0).any():
             return None
-        return found.astype(np.int64)
+        return positions.astype(np.int64)
     # Coordinates may be float32 in one place and float64 in the other.
     order = np.argsort(axis.values)
     ascending = axis.values[order].astype(float)
-    found = pd.Index(ascending).get_indexer(
+    positions = pd.Index(ascending).get_indexer(
         values.astype(float), method="nearest", tolerance=rounding_of(ascending)
     )
-    if (found < 0).any():
+    if (positions < 0).any():
         return None
-    return np.asarray(order[found], np.int64)
+    return np.asarray(order[positions], np.int64)
 
 
 def _bare_view(
@@ -361,11 +362,11 @@ def _bare_view(
 
 def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None:
     """Return the coordinate of all n cells from that of some, if it is evenly spaced; else None."""
-    known, first = np.unique(index, return_index=True)
+    cells, first = np.unique(index, return_index=True)
     values = values[first]
-    if len(known) == n:
+    if len(cells) == n:
         return values
-    if len(known) < 2 or values.dtype.kind not in "fiuM":
+    if len(cells) < 2 or values.dtype.kind not in "fiuM":
         return None
     has_dates = values.dtype.kind == "M"
     # Dates are counted from the first one, so that they stay exact.
@@ -373,8 +374,8 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
     if has_dates:
         offsets = values - values[0]
     numbers = offsets.astype(float)
-    step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
-    line = numbers[0] + step * (np.arange(n) - known[0])
+    step = (numbers[-1] - numbers[0]) / (cells[-1] - cells[0])
+    line = numbers[0] + step * (np.arange(n) - cells[0])
     rounding = _ROUNDING * np.abs(numbers).max()
     if has_dates:
         # Months and years have no fixed length, and are exact.
@@ -383,13 +384,13 @@ def whole_axis(index: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None
         if not in_months:
             rounding = _ROUNDING_OF_DATES / np.ones((), offsets.dtype)
     # Written so that it also refuses NaN.
-    if not np.abs(line[known] - numbers).max() <= rounding:
+    if not np.abs(line[cells] - numbers).max() <= rounding:
         return None
     if values.dtype.kind != "f":
         line = np.round(line)
     line = line.astype(offsets.dtype)
     axis: NDArray[Any] = values[0] + line if has_dates else line
-    axis[known] = values
+    axis[cells] = values
     return axis
 
 
@@ -413,10 +414,10 @@ def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str,
 
 
 def _sample_size(
-    given: SizesLike | None, spec: Mapping[str, Any], shape: Mapping[str, int]
+    sample_size: SizesLike | None, spec: Mapping[str, Any], shape: Mapping[str, int]
 ) -> dict[str, int]:
-    if given is not None:
-        return parse_sizes("sample_size", given, shape)
+    if sample_size is not None:
+        return parse_sizes("sample_size", sample_size, shape)
     if spec:
         return dict(zip(spec["dims"], map(int, spec["size"]), strict=True))
     return {}

@@ -46,9 +46,9 @@ def find_carried(
     view: CubeView, layout: Layout, names: Iterable[str], dim: str
 ) -> dict[str, Carried]:
     """Compare held-out cells with the adjacent train steps, by variable."""
-    found: dict[str, Carried] = {}
+    by_variable: dict[str, Carried] = {}
     if dim not in layout.label.dims:
-        return found
+        return by_variable
     cells = _sample(view, layout, dim)
     label = layout.label.isel(cells, missing_dims="ignore")
     for name in names:
@@ -60,8 +60,8 @@ def find_carried(
         steps = cells[dim].size
         carried = _compare(bare.values.reshape(steps, -1), codes.values.reshape(steps, -1))
         if carried is not None:
-            found[name] = carried
-    return found
+            by_variable[name] = carried
+    return by_variable
 
 
 def _sample(view: CubeView, layout: Layout, dim: str) -> dict[str, Ints]:

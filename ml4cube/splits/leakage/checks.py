@@ -112,11 +112,11 @@ class Checks:
 
     def duplicates(self, copies: dict[str, Duplicates], view: CubeView) -> None:
         """Judge copies in all variables together, and in each that does not repeat by nature."""
-        by_variable = {name: found for name, found in copies.items() if name}
-        judged = [found for found in by_variable.values() if not found.repeats]
+        by_variable = {name: duplicates for name, duplicates in copies.items() if name}
+        judged = [duplicates for duplicates in by_variable.values() if not duplicates.repeats]
         if copies:
             judged.append(copies.get("") or next(iter(copies.values())))
-        worst = max(judged, key=lambda found: found.cells, default=None)
+        worst = max(judged, key=lambda duplicates: duplicates.cells, default=None)
         cells, status = 0, "unknown"
         if worst is not None:
             cells, status = worst.cells, "leak" if worst.cells else "ok"
@@ -133,18 +133,18 @@ class Checks:
                 )
         meaning = f"held-out cells in {self.compared or 'tiles'} that are bitwise equal in train"
         self.row("duplicate cells", cells, "cells", meaning, 0, status)
-        for name, found in by_variable.items() if len(by_variable) > 1 else ():
+        for name, duplicates in by_variable.items() if len(by_variable) > 1 else ():
             meaning = "its copies"
-            if found.repeats:
+            if duplicates.repeats:
                 meaning = "the variable also repeats within train"
-            status = "ok" if not found.cells else "warning" if found.repeats else "leak"
-            self.row(f"duplicate cells of {name}", found.cells, "cells", meaning, 0, status)
+            status = "ok" if not duplicates.cells else "warning" if duplicates.repeats else "leak"
+            self.row(f"duplicate cells of {name}", duplicates.cells, "cells", meaning, 0, status)
 
-    def carried(self, found: dict[str, Carried]) -> None:
+    def carried(self, by_variable: dict[str, Carried]) -> None:
         """Judge filled values: test cells that stay unchanged more often than train cells."""
-        if not found:
+        if not by_variable:
             return
-        worst = max(found.values(), key=lambda carried: carried.held_out - carried.train)
+        worst = max(by_variable.values(), key=lambda carried: carried.held_out - carried.train)
         leaks = worst.held_out - worst.train > _MAX_CARRIED
         meaning = "cells with the value of the last train step, or of the next, at their location; "
         meaning += "the limit depends on the fraction of such train cells"
@@ -158,9 +158,9 @@ class Checks:
                 "cells"
             )
 
-    def changed_copies(self, found: list[ChangedCopies]) -> None:
+    def changed_copies(self, kinds: list[ChangedCopies]) -> None:
         """Add what holds train values, or the target, in another form."""
-        for copies in found:
+        for copies in kinds:
             unit = f"fraction of {copies.of}"
             self.row(copies.name, copies.share, unit, copies.text, 0, copies.status)
             sentences = self.leaks if copies.status == "leak" else self.warnings
@@ -231,10 +231,10 @@ class Checks:
 
         The label is cut along `others` beside the domains.
         """
-        found = _of_test(by_domain)
-        if len({values.size for values in found.values()}) != 1 or "space" not in found:
+        of_test = _of_test(by_domain)
+        if len({values.size for values in of_test.values()}) != 1 or "space" not in of_test:
             return  # not measured, or not of the same cells
-        fraction = float(np.logical_and.reduce([values == 0 for values in found.values()]).mean())
+        fraction = float(np.logical_and.reduce([values == 0 for values in of_test.values()]).mean())
         unit, meaning = f"fraction of {self.part} cells", "at the location and time of a train cell"
         if others:  # such as members: other values, of the same dates
             meaning += f" of another {' or '.join(others)}"
@@ -313,14 +313,14 @@ class Checks:
             ("duplicate samples", copies, "are bitwise copies of train samples", "leak"),
             ("touching samples", near, "touch a train sample or share a cell with it", "warning"),
         ]
-        for name, found, text, status in checks:
+        for name, number, text, status in checks:
             meaning = f"{part} samples that {text}"
-            if found is None:
+            if number is None:
                 self.row(name, math.nan, "samples", meaning, 0, "unknown")
                 continue
-            self.row(name, found, "samples", meaning, 0, status if found else "ok")
-            self.shares[text] = found / samples
-            if found and (status == "leak" or not self.leaks):
+            self.row(name, number, "samples", meaning, 0, status if number else "ok")
+            self.shares[text] = number / samples
+            if number and (status == "leak" or not self.leaks):
                 findings = self.leaks if status == "leak" else self.warnings
                 findings.append(f"{percent(self.shares[text])} of the {part} samples {text}")
         if near is None:

@@ -72,8 +72,8 @@ class Axes:
     def station_dim(self) -> str | None:
         """The dim of locations in no order; None on a map or along a track."""
         dim = next(iter(self.sizes), None)
-        known = len(self.sizes) == 1 and self.positions is not None
-        if known and dim != self.time_dim:
+        is_line = len(self.sizes) == 1 and self.positions is not None
+        if is_line and dim != self.time_dim:
             return dim
         return None
 
@@ -146,19 +146,20 @@ class Cells:
     code: int
 
     @classmethod
-    def of_deployment(cls, given: Any, axes: Axes) -> Cells:
+    def of_deployment(cls, deployment: Any, axes: Axes) -> Cells:
         """Return the cells of a cube that have a value."""
-        if not isinstance(given, xr.Dataset | xr.DataArray):
+        if not isinstance(deployment, xr.Dataset | xr.DataArray):
             raise InvalidTypeError(
-                f"deployment must be a Dataset, a DataArray or a path, got {type(given).__name__}"
+                "deployment must be a Dataset, a DataArray or a path, got "
+                f"{type(deployment).__name__}"
             )
         time = None
         if axes.times is not None:
             time = axes.times.name
-        if time in given.coords and not given[time].ndim:
-            given = given.expand_dims(time)  # The deployment is one step of a cube.
+        if time in deployment.coords and not deployment[time].ndim:
+            deployment = deployment.expand_dims(time)  # The deployment is one step of a cube.
         try:
-            view = CubeView.of(given)
+            view = CubeView.of(deployment)
         except InvalidValueError as error:
             raise InvalidValueError(f"deployment: {error}") from None
         variables = [
@@ -219,8 +220,8 @@ def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, st
         of_cube, of_deployment = (cube.positions.frame for cube in (axes, other) if cube.positions)
         why = f"the cube has {of_cube}, but the deployment has {of_deployment}"
         unknown.setdefault("space", why)
-    known = {"space": axes.positions is not None, "time": axes.steps > 0}
-    return {domain for domain in known if known[domain] and domain not in unknown}, unknown
+    has = {"space": axes.positions is not None, "time": axes.steps > 0}
+    return {domain for domain in has if has[domain] and domain not in unknown}, unknown
 
 
 def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Floats]:
@@ -228,7 +229,7 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
     # The distance in time is to the nearest time with any train cell, and that in space to the
     # nearest location that is train then, and to the nearest that is train at any time.
     rng = np.random.default_rng(0)
-    found: dict[str, list[Floats]] = {"space": [], "time": [], ANY_TIME: []}
+    samples: dict[str, list[Floats]] = {"space": [], "time": [], ANY_TIME: []}
     axes, train_axes = cells.axes, train.axes
     # Along a track, each time has one location.
     on_track = {train_axes.time_dim, axes.time_dim} & {*train_axes.sizes, *axes.sizes}
@@ -245,7 +246,7 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
         if space_by_step:
             pairs = list(zip(steps, train_steps[nearest], time_distances, strict=True))
         else:
-            found["time"].append(time_distances)
+            samples["time"].append(time_distances)
     places, train_places = axes.positions, train_axes.positions
     if "space" not in measured or places is None or train_places is None:
         pairs = []
@@ -256,12 +257,12 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
         train_locations = train.locations(train_step)
         if locations.size and train_locations.size:
             km, _ = train_places.nearest(train_locations, places, locations)
-            found["space"].append(km.ravel())
+            samples["space"].append(km.ravel())
             if step is not None:
-                found["time"].append(np.full(locations.size, time_distance))
+                samples["time"].append(np.full(locations.size, time_distance))
                 km, _ = train_places.nearest(train.locations(), places, locations)
-                found[ANY_TIME].append(km.ravel())
-    return {domain: np.concatenate(parts) for domain, parts in found.items() if parts}
+                samples[ANY_TIME].append(km.ravel())
+    return {domain: np.concatenate(parts) for domain, parts in samples.items() if parts}
 
 
 def sample_of(indices: Ints, most: int, rng: np.random.Generator) -> Ints:

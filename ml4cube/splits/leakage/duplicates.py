@@ -86,16 +86,16 @@ def find_duplicates(
     if set(label.dims) != set(view.dims):
         label = label.broadcast_like(xr.DataArray(view.ds[names[0]].variable))
     labels = tiling.sums(label, _label_columns, _CELLS + 1)
-    found = {}
+    by_variable = {}
     prints_of_all: Words | None = None
     for name in names:
         prints = tiling.sums(view.ds[name], fingerprint_columns, COLUMNS)
-        found[name] = _find(tiling, prints, labels, label)
+        by_variable[name] = _find(tiling, prints, labels, label)
         # Combined at once, to hold at most two tables.
         prints_of_all = prints if prints_of_all is None else combine([prints_of_all, prints])
     if prints_of_all is not None and len(names) > 1:
-        found[""] = _find(tiling, prints_of_all, labels, label)
-    return found
+        by_variable[""] = _find(tiling, prints_of_all, labels, label)
+    return by_variable
 
 
 def _label_columns(values: NDArray[Any], offsets: Any) -> Iterator[Words]:

@@ -229,12 +229,12 @@ def expected_promise(
     """Return the promise that is farthest from 1 among variables of numbers."""
     if test is None or deployment is None:
         return Promise.without("no cell has a known position")
-    known = deployment.same()
-    if known.all() and test.same().all():
+    best = deployment.same()
+    if best.all() and test.same().all():
         return Promise(1.0, 1.0, 1.0)  # both are members of the dates and places of train
-    if known.all():
+    if best.all():
         return Promise.without("all cells of the deployment are cells that the model is trained on")
-    deployment = deployment.without(known)
+    deployment = deployment.without(best)
     promises = [
         _promise_of(array, train, test, deployment, measured)
         for array in variables

@@ -48,18 +48,18 @@ def find_target(target: Floats, predictor: Floats, steps: Steps) -> HeldTarget |
     if cells.size > most:
         cells = cells[np.linspace(0, cells.size - 1, most).astype(int)]
     # Without season and trend in the same steps, so that a sum of lagged targets stays one
-    known = anomalies(predictor[middle, cells], basis).ravel()
+    response = anomalies(predictor[middle, cells], basis).ravel()
     lagged = [np.roll(target[:, cells], -lag, axis=0)[middle] for lag in lags]
     columns = np.stack([anomalies(values, basis).ravel() for values in lagged], axis=1)
-    is_finite = np.isfinite(known) & np.isfinite(columns).all(axis=1)
-    known, columns = known[is_finite], columns[is_finite]
-    if known.size < _ROWS_PER_COLUMN * lags.size:
+    is_finite = np.isfinite(response) & np.isfinite(columns).all(axis=1)
+    response, columns = response[is_finite], columns[is_finite]
+    if response.size < _ROWS_PER_COLUMN * lags.size:
         return None
-    if _explained(known, columns) <= _EXPLAINED:
+    if _explained(response, columns) <= _EXPLAINED:
         return None
-    if _explained(known, columns[:, lags < 0]) > _EXPLAINED:
+    if _explained(response, columns[:, lags < 0]) > _EXPLAINED:
         return None
-    single = [_explained(known, columns[:, [i]]) for i in range(lags.size)]
+    single = [_explained(response, columns[:, [i]]) for i in range(lags.size)]
     best = int(np.argmax(single))
     # The other steps may help by chance, so it is a sum only without a step that holds almost all.
     is_single = 1 - single[best] < 2 * (1 - _EXPLAINED)
@@ -121,9 +121,9 @@ def _variance(values: Floats) -> Floats:
     return variance
 
 
-def _explained(known: Floats, columns: Floats) -> float:
+def _explained(response: Floats, columns: Floats) -> float:
     """Return the fraction of the variance that a linear regression explains."""
-    centred = known - known.mean()
+    centred = response - response.mean()
     total = float(centred @ centred)
     if columns.shape[1] == 0 or total == 0:
         return 0.0

@@ -101,16 +101,18 @@ class LeakageReport(Summarized):
     def _summary(self) -> Summary:
         """Return the verdict, plain counts, and the checks, those that are not passed first."""
         columns = ["found", "unit", "limit", "status", "meaning"]
-        known = self.table[columns].astype(object).where(self.table[columns].notna(), None)
-        rows = [(str(name), *row) for name, row in zip(known.index, known.values, strict=True)]
-        found = {
+        shown_rows = self.table[columns].astype(object).where(self.table[columns].notna(), None)
+        rows = [
+            (str(name), *row) for name, row in zip(shown_rows.index, shown_rows.values, strict=True)
+        ]
+        facts = {
             name.replace(", ", " in "): number if unit in name else f"{shown(number)} {unit}"
             for name, number, unit, _, status, _ in rows
             if not status
         }
         checks = sorted((row for row in rows if row[4]), key=lambda row: _STATUSES.index(row[4]))
         sections = {"Checks": Table(["check", *columns], checks)}
-        return Summary(self.verdict, {"Found": found}, sections)
+        return Summary(self.verdict, {"Found": facts}, sections)
 
     def plot(self) -> Any:
         """Plot the fractions of test cells that are copied or near, and the distances to train.
@@ -382,17 +384,17 @@ def _made_by(label: xr.DataArray) -> str | None:
     return read_recipe(recipe)[1]
 
 
-def _open(given: Any) -> Any:
+def _open(path_or_cube: Any) -> Any:
     """Open a path or URL; return anything else as it is."""
-    if not isinstance(given, str | os.PathLike):
-        return given
-    found = as_dataset(given)
-    if "ml4cube_format" not in found.attrs:
-        return found
+    if not isinstance(path_or_cube, str | os.PathLike):
+        return path_or_cube
+    cube = as_dataset(path_or_cube)
+    if "ml4cube_format" not in cube.attrs:
+        return cube
     # Every sample will be read, so a damaged file is refused now.
     from ml4cube.store.format import open_store
 
-    return open_store(given, verify=True)
+    return open_store(path_or_cube, verify=True)
 
 
 def _label(view: CubeView, name: str) -> xr.DataArray:
@@ -416,7 +418,7 @@ def _label(view: CubeView, name: str) -> xr.DataArray:
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
     """Return the names of the variables to examine."""
-    found = view.ds.data_vars
+    arrays = view.ds.data_vars
     names = var
     if isinstance(var, str):
         names = [var]
@@ -425,13 +427,13 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
         names = [
             name
             for name in data_variables(view.ds, kinds="biufmM")
-            if set(found[name].dims) == set(view.dims)
-            and isinstance(found[name].dtype, np.dtype)  # not a nullable dtype of pandas
+            if set(arrays[name].dims) == set(view.dims)
+            and isinstance(arrays[name].dtype, np.dtype)  # not a nullable dtype of pandas
         ]
     if not isinstance(names, list | tuple):
         raise InvalidTypeError(f"var must be a name or a list of names, got {var!r}")
     if unknown := [n for n in names if n not in view.ds]:
-        raise InvalidValueError(f"var: unknown variables {unknown}; the cube has {list(found)}")
+        raise InvalidValueError(f"var: unknown variables {unknown}; the cube has {list(arrays)}")
     for name in names:
         check_numpy(f"variable {name!r}", view.ds[name].dtype)
     return names

@@ -46,8 +46,8 @@ class SpaceTimeVariogram:
 
     def at(self, km: Floats, apart: Floats) -> Floats:
         """Return the semivariance of cells so many kilometres and so much time apart."""
-        known = [variogram for variogram in (self.space, self.time) if variogram is not None]
-        nugget = min((variogram.nugget for variogram in known), default=0.0)
+        marginals = [variogram for variogram in (self.space, self.time) if variogram is not None]
+        nugget = min((variogram.nugget for variogram in marginals), default=0.0)
         in_space, space_sill = _structure(self.space, km, nugget)
         in_time, time_sill = _structure(self.time, apart, nugget)
         # What both have in common, which is then not added twice.
@@ -167,11 +167,11 @@ def _space_variogram(fields: Floats, number: Ints, axes: Axes) -> Variogram | No
     squares, distances, pairs = (np.zeros(len(edges) + 1) for _ in range(3))
     for row in values:
         difference = row[first] - row[second]
-        known = use & np.isfinite(difference)
-        of_class = class_of_pair[known]
+        is_finite = use & np.isfinite(difference)
+        of_class = class_of_pair[is_finite]
         size = len(edges) + 1
-        squares += np.bincount(of_class, difference[known] ** 2, size)
-        distances += np.bincount(of_class, km[known], size)
+        squares += np.bincount(of_class, difference[is_finite] ** 2, size)
+        distances += np.bincount(of_class, km[is_finite], size)
         pairs += np.bincount(of_class, minlength=size)
     filled = pairs > 0
     return nearest_model(

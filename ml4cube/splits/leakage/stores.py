@@ -166,11 +166,11 @@ def _fingerprints(variables: list[xr.DataArray]) -> tuple[NDArray[Any], NDArray[
             values = np.asarray(variable.isel({SAMPLE_DIM: some}).values)
             for column, words in enumerate(fingerprint_columns(values, offsets)):
                 table[some, column] = words.reshape(len(words), -1).sum(-1, dtype=np.uint64)
-            words, known = words_of(values)
+            words, is_value = words_of(values)
             cells = np.sort(words.reshape(len(values), -1), axis=-1)
             n_changes = (cells[:, 1:] != cells[:, :-1]).sum(-1)
             # A window with a single value in all its cells counts as none.
-            is_point = cells.shape[1] == 1 and known.reshape(len(values))
+            is_point = cells.shape[1] == 1 and is_value.reshape(len(values))
             n_values[some] += np.where(n_changes > 0, n_changes + 1, is_point)
         tables.append(table)
     # Both hashes of a sample are joined to one sortable value.
