@@ -354,20 +354,21 @@ def _with_layout(
     predictor: BlockPredictor, cube: xr.Dataset, expected: Expected, world: World
 ) -> BlockPredictor:
     """Return the predictor with the layout of the first result, which rank 0 makes."""
-    found = predictor
+    probed = predictor
     with all_ranks_or_none(world):
         if world.is_main:
             blocks = _blocks(predictor, cube)
-            found = predictor.find_layout(blocks, expected)
-            if found is not predictor:  # else there are only gaps
-                _check_layout(found)
-            if _blocks(found, cube) != blocks:  # whose first batch has other windows
-                found.first.clear()
-    layout, windows = world.broadcast((found.layout, found.spec.windows))
-    return replace(found, layout=layout, spec=replace(found.spec, windows=windows))
+            probed = predictor.find_layout(blocks, expected)
+            if probed is not predictor:  # else there are only gaps
+                _check_layout(probed)
+            if _blocks(probed, cube) != blocks:  # whose first batch has other windows
+                probed.probe_results.clear()
+    layout, windows = world.broadcast((probed.layout, probed.spec.windows))
+    return replace(probed, layout=layout, spec=replace(probed.spec, windows=windows))
 
 
 def _check_layout(predictor: BlockPredictor) -> None:
+    """Refuse results that cannot become the cube that was asked for."""
     layout, windows = predictor.layout, predictor.spec.windows
     lead_dim = windows.lead_dim
     if lead_dim is not None and windows.dims[lead_dim].is_single:
@@ -387,8 +388,9 @@ def _check_layout(predictor: BlockPredictor) -> None:
             "reduce='argmax' needs a model that returns one number for each class, got one for "
             f"{[variable.name for variable in layout.variables]}"
         )
-    is_mean = len(predictor.members) > 1 or any(one.has_overlaps for one in windows.dims.values())
-    if is_mean and (labels := [v.name for v in layout.variables if v.is_label]):
+    labels = [variable.name for variable in layout.variables if variable.is_label]
+    is_mean = len(predictor.members) > 1 or any(axis.has_overlaps for axis in windows.axes)
+    if is_mean and labels:
         raise InvalidValueError(
             f"the model must return a number for each class of {labels}, got labels, which would "
             "be averaged over members and windows that overlap; choose with reduce='argmax'"
@@ -404,21 +406,21 @@ def _check_layout(predictor: BlockPredictor) -> None:
 
 def _blocks(predictor: BlockPredictor, cube: xr.Dataset) -> Grid:
     """Choose the blocks that are predicted and written, near the cube's chunks."""
-    windows, layout = predictor.spec.windows, predictor.layout
-    lengths = {dim: along.length for dim, along in windows.dims.items()}
+    windows = predictor.spec.windows
     fewest, most = _BLOCK_CELLS
     # Inputs as read and scaled, with flags of gaps; sums, weights and means of results.
-    channels = len(predictor.members) * sum(variable.channels for variable in layout.variables)
-    n_inputs = math.prod(along.size for along in windows.dims.values() if along.is_apart)
+    n_leads = max(windows.n_leads, 1)
+    n_inputs = math.prod(windows.dims[dim].size for dim in windows.lost_dims)
     n_bytes = 9 * n_inputs * len(predictor.spec.features)
-    n_bytes += 24 * channels * max(windows.n_leads, 1)
-    cells = min(max(math.prod(lengths.values()) // 16, fewest), most)
+    n_bytes += 24 * len(predictor.members) * predictor.channels * n_leads
+    # Of all leads together.
+    cells = math.prod(windows.result_shape.values()) // n_leads
+    cells = min(max(cells // 16, fewest), most)
     cells = max(cells * _BYTES_PER_CELL // max(n_bytes, _BYTES_PER_CELL), 1)
     variables = (cube[name].variable for name in cube_variables(cube)[0])
     largest = max(variables, key=lambda variable: variable.ndim)
-    chunks = source_chunks(largest)
-    chunks |= {dim: 1 for dim, along in windows.dims.items() if along.is_apart}
-    return Grid.blocks(lengths, windows.block_size(chunks, cells))
+    chunks = {d: n for d, n in source_chunks(largest).items() if d not in windows.lost_dims}
+    return Grid.blocks(windows.result_shape, windows.block_size(chunks, cells * n_leads))
 
 
 def _description(
@@ -431,8 +433,8 @@ def _description(
         "model": getattr(named, "__name__", type(models[0]).__name__),
         "features": spec.channels,
         "targets": spec.targets,
-        "window": {dim: along.known_size for dim, along in windows.dims.items()},
-        "overlap": {dim: along.overlap for dim, along in windows.dims.items()},
+        "window": {dim: of_dim.known_size for dim, of_dim in windows.dims.items()},
+        "overlap": {dim: of_dim.overlap for dim, of_dim in windows.dims.items()},
     }
     if windows.rollout > 1:
         description["rollout"] = windows.rollout

@@ -32,17 +32,16 @@ def make_template(
 ) -> xr.Dataset:
     """Return the predicted cube with gaps for values, lazy, in blocks.
 
-    `block_size` counts cells by dim of the cube, along a lead time starts.
+    `block_size` has the entries of a block along each axis of the result.
     """
     windows = spec.windows
     sizes = {d: n for d, n in windows.result_shape.items() if d not in windows.unused_dims}
-    chunks = windows.by_axis(block_size, windows.n_leads)
     variables, coords = {}, _coords(spec)
     names = [variable.name for variable in layout.variables]
     for variable in layout.variables:
         is_label = variable.is_probability and reduce == "argmax"
         own = _sizes(cube, variable, sizes)
-        own_chunks = dict(chunks)
+        own_chunks = dict(block_size)
         if variable.dim is not None and not is_label:
             if coords.get(variable.dim, xr.Variable((), 0)).shape not in ((), (variable.channels,)):
                 raise InvalidValueError(
@@ -64,8 +63,7 @@ def make_template(
             spread = {**attrs, "long_name": f"standard deviation of {variable.name} over members"}
             spread.pop("standard_name", None)
             variables[f"{variable.name}_spread"] = gaps_like(own, own_chunks, dtype, spread)
-    lost = {dim for dim, along in windows.dims.items() if along.is_apart}
-    return empty_prediction(cube, variables, coords, lost, description)
+    return empty_prediction(cube, variables, coords, windows.lost_dims, description)
 
 
 def _sizes(cube: xr.Dataset, variable: Variable, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -123,29 +121,29 @@ def _attrs(
 def _coords(spec: PredictionSpec) -> dict[str, xr.Variable]:
     """Return coordinates of the result that the cube does not have."""
     coords: dict[str, xr.Variable] = {}
-    for dim, along in spec.windows.dims.items():
+    for dim, windows in spec.windows.dims.items():
         axis = spec.axes.get(dim)
-        if along.is_lead:
+        if windows.is_lead:
             assert axis is not None
-            inits = along.starts + along.known_size - 1
-            leads = along.offset - along.known_size + 1 + np.arange(along.target_size)
+            inits = windows.starts + windows.known_size - 1
+            leads = windows.offset - windows.known_size + 1 + np.arange(windows.target_size)
             coords |= forecast_coords(axis, inits, leads)
-        elif along.is_single and axis is not None:
-            coords |= _coord_of_windows(dim, axis, along)
+        elif windows.is_single and axis is not None:
+            coords |= _coord_of_windows(dim, axis, windows)
     return coords
 
 
-def _coord_of_windows(dim: str, axis: xr.Variable, along: DimWindows) -> dict[str, xr.Variable]:
+def _coord_of_windows(dim: str, axis: xr.Variable, windows: DimWindows) -> dict[str, xr.Variable]:
     """Return the coordinate of windows that give one value: of the target cell, or the middle."""
     values = np.asarray(axis.values)
-    first = along.starts + along.offset
-    last = first + along.target_size - 1
-    if (first == last).all():
-        found = values[first]
-    elif along.length == 1 or not has_distances(values):
-        return {}
-    else:
-        found = values[first] + (values[last] - values[first]) / 2
-    if along.length == 1:
-        return {dim: xr.Variable((), found[0], axis.attrs)}
-    return {dim: xr.Variable(dim, found, axis.attrs)}
+    first = windows.starts + windows.offset
+    last = first + windows.target_size - 1
+    is_only = len(first) == 1
+    places = values[first]
+    if (first != last).any():
+        if is_only or not has_distances(values):
+            return {}
+        places = values[first] + (values[last] - values[first]) / 2
+    if is_only:
+        return {dim: xr.Variable((), places[0], axis.attrs)}
+    return {dim: xr.Variable(dim, places, axis.attrs)}

@@ -1,4 +1,4 @@
-"""Windows over a cube, and the cells of the result that they give.
+"""Windows over a cube, and the entries of the result that they give.
 
 Along most dims the result has the cells of the cube, and windows may overlap. Along the dim of a
 lead time it has two axes instead, one for the start and one for the lead, and a dim whose axis the
@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block
 from ml4cube.cube.coordinates import INIT, LEAD
+from ml4cube.recipe.windows import BoxWindows, Index, Ints
 
-# Least strides of a block along an overlapping dim, so that few windows are computed twice.
+# Least strides of a block along an overlapping axis, so that few windows are computed twice.
 _FEWEST_STRIDES = 4
-
-Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ class DimWindows:
     overlap: int = 0
     # Cells at a window's end that are not known when a forecast starts, except for forcings.
     n_later: int = 0
-    # Whether the targets of each window are kept apart: they have a lead time.
+    # Whether the targets have a lead time.
     is_lead: bool = False
     # Whether a window gives one value, for no cell in particular.
     is_single: bool = False
@@ -62,44 +61,68 @@ class DimWindows:
         return cls(cells, size, starts, offset, target_size, overlap)
 
     @property
-    def stride(self) -> int:
-        """Cells of the result from a window to the next one, except the last."""
-        return 1 if self.is_apart else self.target_size - self.overlap
-
-    @property
-    def is_apart(self) -> bool:
+    def is_per_window(self) -> bool:
         """Whether every window has entries of its own in the result."""
         return self.is_lead or self.is_single
-
-    @property
-    def length(self) -> int:
-        """Entries of the result along the dim: cells, or windows."""
-        return len(self.starts) if self.is_apart else self.cells
-
-    @property
-    def first_targets(self) -> Ints:
-        """First entry of the result of every window."""
-        return np.arange(len(self.starts)) if self.is_apart else self.starts + self.offset
 
     @property
     def known_size(self) -> int:
         """Cells of a window that are known when a forecast starts."""
         return self.size - self.n_later
 
+    def target_cells(self, entries: slice) -> Ints:
+        """Return the cell of the cube, of several the first one, of entries of the result."""
+        if self.is_per_window:
+            return self.starts[entries] + self.offset
+        return np.arange(entries.start, entries.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class ResultAxis:
+    """One axis of the result, and the entries along it that windows have."""
+
+    name: str
+    # Dim of the windows; None for lead times, which are the same in all windows.
+    dim: str | None
+    # Entries of the result.
+    length: int
+    # First entry of every window, ascending.
+    first: Ints
+    # Entries of a window, and those that neighbouring windows share.
+    size: int
+    overlap: int = 0
+
+    @classmethod
+    def of(cls, dim: str, windows: DimWindows) -> list[ResultAxis]:
+        """Return the axes for a dim of the cube: two for one with a lead time."""
+        if not windows.is_per_window:
+            first = windows.starts + windows.offset
+            return [cls(dim, dim, windows.cells, first, windows.target_size, windows.overlap)]
+        count = len(windows.starts)
+        numbers = np.arange(count)
+        if not windows.is_lead:
+            return [cls(dim, dim, count, numbers, 1)]
+        leads = windows.target_size
+        return [
+            cls(INIT, dim, count, numbers, 1),
+            cls(LEAD, None, leads, np.zeros(1, np.intp), leads),
+        ]
+
     @property
-    def result_size(self) -> int:
-        """Entries of a window along the result's axis of the dim."""
-        return 1 if self.is_apart else self.target_size
+    def stride(self) -> int:
+        """Entries from a window to the next one, except the last."""
+        return self.size - self.overlap
 
     @property
     def has_overlaps(self) -> bool:
-        """Whether an entry of the result belongs to several windows, such as the shifted last."""
-        return bool((np.diff(self.first_targets) < self.result_size).any())
+        """Whether an entry belongs to several windows, such as the shifted last."""
+        return bool((np.diff(self.first) < self.size).any())
 
     def reaching(self, entries: slice) -> Ints:
-        """Return the windows with targets among some entries of the result."""
-        first = self.first_targets
-        return np.flatnonzero((first < entries.stop) & (first + self.result_size > entries.start))
+        """Return the windows that have some of the entries."""
+        return np.flatnonzero(
+            (self.first < entries.stop) & (self.first + self.size > entries.start)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +138,24 @@ class Windows:
     # Position of the dim of the lead time among those of a window with several calls.
     lead_axis: int = 0
 
+    @cached_property
+    def axes(self) -> tuple[ResultAxis, ...]:
+        """Axes of the result: start and lead come first."""
+        axes = []
+        for dim, windows in self.dims.items():
+            of_dim = ResultAxis.of(dim, windows)
+            axes = of_dim + axes if windows.is_lead else axes + of_dim
+        return tuple(axes)
+
     @property
     def lead_dim(self) -> str | None:
         """The dim along which targets have a lead time."""
-        return next((dim for dim, along in self.dims.items() if along.is_lead), None)
+        return next((dim for dim, windows in self.dims.items() if windows.is_lead), None)
+
+    @property
+    def n_leads(self) -> int:
+        """Number of lead times; 0 without."""
+        return 0 if self.lead_dim is None else self.dims[self.lead_dim].target_size
 
     @property
     def input_window(self) -> dict[str, int]:
@@ -128,8 +165,10 @@ class Windows:
     @property
     def target_window(self) -> dict[str, int]:
         """Cells of a window of targets in one call of the model, in its order."""
-        size = {dim: self.dims[dim].target_size for dim in self.target_order}
-        return {dim: n // self.rollout if self.dims[dim].is_lead else n for dim, n in size.items()}
+        window = {dim: self.dims[dim].target_size for dim in self.target_order}
+        if self.lead_dim in window:
+            window[self.lead_dim] //= self.rollout
+        return window
 
     @property
     def gather_order(self) -> tuple[str, ...]:
@@ -139,8 +178,8 @@ class Windows:
     @property
     def result_order(self) -> tuple[str, ...]:
         """Axes of the result along which a window has several entries, from all calls."""
-        order = self._with_lead(self.target_order)
-        return tuple(LEAD if dim == self.lead_dim else dim for dim in order)
+        names = {self.lead_dim: LEAD}
+        return tuple(names.get(dim, dim) for dim in self._with_lead(self.target_order))
 
     def _with_lead(self, order: tuple[str, ...]) -> tuple[str, ...]:
         """Add the dim of the lead time, which windows of one step may lack, to those of several."""
@@ -151,76 +190,86 @@ class Windows:
     @property
     def result_shape(self) -> dict[str, int]:
         """Entries of the result along each of its axes."""
-        lengths = {dim: along.length for dim, along in self.dims.items()}
-        return self.by_axis(lengths, self.n_leads)
-
-    @property
-    def n_leads(self) -> int:
-        """Number of lead times; 0 without."""
-        return self.dims[self.lead_dim].target_size if self.lead_dim else 0
-
-    def by_axis(self, by_dim: Mapping[str, Any], lead: Any) -> dict[str, Any]:
-        """Return what belongs to each dim by axis of the result: start and lead come first."""
-        if self.lead_dim is None:
-            return dict(by_dim)
-        others = {dim: one for dim, one in by_dim.items() if dim != self.lead_dim}
-        return {INIT: by_dim[self.lead_dim], LEAD: lead, **others}
+        return {axis.name: axis.length for axis in self.axes}
 
     @property
     def unused_dims(self) -> tuple[str, ...]:
         """Dims with one entry in the result, for the only window, which the result drops."""
-        return tuple(d for d, along in self.dims.items() if along.is_single and along.length == 1)
+        return tuple(d for d, w in self.dims.items() if w.is_single and len(w.starts) == 1)
 
-    def apart(self, dims: Collection[str]) -> Windows:
+    @property
+    def lost_dims(self) -> set[str]:
+        """Dims of the cube that the result lacks, or has with other entries."""
+        return {dim for dim, windows in self.dims.items() if windows.is_per_window}
+
+    def single(self, dims: Collection[str]) -> Windows:
         """Return windows whose result has one entry per window along some dims."""
-        changed = {
-            dim: replace(along, is_single=True) if dim in dims else along
-            for dim, along in self.dims.items()
-        }
-        return replace(self, dims=changed)
+        changed = {dim: replace(self.dims[dim], is_single=True) for dim in dims}
+        return replace(self, dims={**self.dims, **changed})
 
-    def without(self, dims: Collection[str]) -> Windows:
+    def collapsed(self, dims: Collection[str]) -> Windows:
         """Return windows whose results lack the axes of some dims."""
         several = [dim for dim in dims if self.target_window[dim] > 1]
         order = tuple(dim for dim in self.target_order if dim not in dims)
-        return replace(self.apart(several), target_order=order)
+        return replace(self.single(several), target_order=order)
 
-    def block_size(self, chunks: Mapping[str, int], most_cells: int) -> dict[str, int]:
-        """Choose blocks of whole strides that follow the chunks and, if possible, fit `most_cells`.
+    def target_cells(self, entries: Mapping[str, slice]) -> dict[str, Ints]:
+        """Return the cell of the cube of some entries of the result, along each of its dims.
 
-        A block that is too large is halved along the dim with the most strides above the fewest.
-        A smaller one is doubled while it fits, first along the last dims, in which cells lie side
+        The arrays broadcast to the axes of the result.
+        """
+        cells: dict[str, Ints] = {}
+        last = len(self.axes) - 1
+        for position, axis in enumerate(self.axes):
+            shape = (-1, *[1] * (last - position))
+            if axis.dim is not None:
+                cells[axis.dim] = self.dims[axis.dim].target_cells(entries[axis.name])
+                cells[axis.dim] = cells[axis.dim].reshape(shape)
+            elif self.lead_dim is not None:
+                cells[self.lead_dim] = cells[self.lead_dim] + np.arange(axis.length).reshape(shape)
+        return cells
+
+    def block_size(self, chunks: Mapping[str, int], most_entries: int) -> dict[str, int]:
+        """Choose blocks of whole strides that follow the chunks and, if possible, fit.
+
+        A block that is too large is halved along the axis with the most strides above the fewest.
+        A smaller one is doubled while it fits, first along the last axes, in which cells lie side
         by side.
         """
-        dims = self.dims
-        shape = {dim: along.length for dim, along in dims.items()}
-        stride = {dim: along.stride for dim, along in dims.items()}
-        fewest = {dim: _FEWEST_STRIDES if along.overlap else 1 for dim, along in dims.items()}
-        n_strides = {d: max(-(-chunks.get(d, 1) // stride[d]), fewest[d]) for d in shape}
+        shape = self.result_shape
+        stride = {axis.name: axis.stride for axis in self.axes}
+        fewest = dict.fromkeys(shape, 1)
+        fewest |= {axis.name: _FEWEST_STRIDES for axis in self.axes if axis.overlap}
+        n_strides = {a: max(-(-chunks.get(a, 1) // stride[a]), fewest[a]) for a in shape}
 
         def size() -> dict[str, int]:
-            return {d: min(n_strides[d] * stride[d], n) for d, n in shape.items()}
+            return {a: min(n_strides[a] * stride[a], n) for a, n in shape.items()}
 
-        while math.prod(size().values()) > most_cells:
-            dim_to_halve = max(n_strides, key=lambda d: n_strides[d] / fewest[d])
-            if n_strides[dim_to_halve] <= fewest[dim_to_halve]:
+        while math.prod(size().values()) > most_entries:
+            largest = max(n_strides, key=lambda a: n_strides[a] / fewest[a])
+            if n_strides[largest] <= fewest[largest]:
                 break
-            n_strides[dim_to_halve] = max(n_strides[dim_to_halve] // 2, fewest[dim_to_halve])
-        for dim in reversed(shape):
-            # All cells between the first and the last window of a block are read.
-            if dims[dim].is_apart and (np.diff(dims[dim].starts) > dims[dim].size).any():
+            n_strides[largest] = max(n_strides[largest] // 2, fewest[largest])
+        for axis in reversed(self.axes):
+            if self._leaves_gaps(axis):
                 continue
-            while size()[dim] < shape[dim] and 2 * math.prod(size().values()) <= most_cells:
-                n_strides[dim] *= 2
+            while (
+                size()[axis.name] < axis.length and 2 * math.prod(size().values()) <= most_entries
+            ):
+                n_strides[axis.name] *= 2
         return size()
+
+    def _leaves_gaps(self, axis: ResultAxis) -> bool:
+        """Whether cells between windows are of no use, all of which a block reads."""
+        windows = self.dims.get(axis.dim or "")
+        if windows is None or not windows.is_per_window:
+            return False
+        return bool((np.diff(windows.starts) > windows.size).any())
 
 
 @dataclass(frozen=True)
 class Tile:
-    """All windows with targets in one block of the result.
-
-    `block` has the dims of the cube; along that of the lead time it counts starts.
-    """
+    """All windows with entries in one block of the result."""
 
     windows: Windows
     block: Block
@@ -228,43 +277,86 @@ class Tile:
     @cached_property
     def chosen(self) -> dict[str, Ints]:
         """Windows of the tile along each dim of the cube."""
-        slices = self.block.slices
-        return {dim: along.reaching(slices[dim]) for dim, along in self.windows.dims.items()}
+        entries = self.block.slices
+        reaching = {axis.dim: axis.reaching(entries[axis.name]) for axis in self.windows.axes}
+        return {dim: reaching[dim] for dim in self.windows.dims}
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Number of windows along each dim of the cube."""
         return tuple(len(chosen) for chosen in self.chosen.values())
 
-    @cached_property
-    def input_starts(self) -> dict[str, Ints]:
-        """First cell of the windows along each dim, in the cube."""
-        return {dim: along.starts[self.chosen[dim]] for dim, along in self.windows.dims.items()}
-
     @property
+    def is_empty(self) -> bool:
+        """Whether no window has an entry in the block."""
+        return 0 in self.counts
+
+    @cached_property
     def box(self) -> dict[str, slice]:
         """Cells of the cube that the windows cover."""
+        box = {}
+        for dim, windows in self.windows.dims.items():
+            starts = windows.starts[self.chosen[dim]]
+            box[dim] = slice(int(starts[0]), int(starts[-1]) + windows.size)
+        return box
+
+    @property
+    def cells_read(self) -> dict[str, slice]:
+        """Cells of `box` that the cube has; forecasts reach beyond its end."""
+        if self.is_empty:
+            return dict.fromkeys(self.windows.dims, slice(0, 0))
+        dims = self.windows.dims
         return {
-            dim: slice(int(starts[0]), int(starts[-1]) + self.windows.dims[dim].size)
-            for dim, starts in self.input_starts.items()
+            d: slice(cells.start, min(cells.stop, dims[d].cells)) for d, cells in self.box.items()
         }
 
     @cached_property
-    def target_box(self) -> dict[str, slice]:
-        """Entries of the result that the windows and the block cover, by dim of the cube."""
-        found = {}
-        for dim, entries in self.block.slices.items():
-            along = self.windows.dims[dim]
-            first = along.first_targets[self.chosen[dim]]
-            start = first.min(initial=entries.start)
-            stop = (first + along.result_size).max(initial=entries.stop)
-            found[dim] = slice(int(start), int(stop))
-        return found
+    def inputs(self) -> BoxWindows:
+        """Windows of inputs in `box`; of a rollout with all of its steps."""
+        dims, box = self.windows.dims, self.box
+        shape = tuple(cells.stop - cells.start for cells in box.values())
+        starts = tuple(dims[dim].starts[self.chosen[dim]] - box[dim].start for dim in dims)
+        size = tuple(windows.size for windows in dims.values())
+        order = tuple(list(dims).index(dim) for dim in self.windows.gather_order)
+        return BoxWindows(shape, starts, size, order)
 
-    @property
-    def target_starts(self) -> dict[str, Ints]:
-        """First entry of the windows' targets along each dim of the cube, in `target_box`."""
-        return {
-            dim: along.first_targets[self.chosen[dim]] - self.target_box[dim].start
-            for dim, along in self.windows.dims.items()
-        }
+    @cached_property
+    def _first(self) -> dict[str, Ints]:
+        """First entry of the windows along each axis of the result."""
+        first = {axis.name: axis.first for axis in self.windows.axes}
+        for axis in self.windows.axes:
+            if axis.dim is not None:
+                first[axis.name] = axis.first[self.chosen[axis.dim]]
+        return first
+
+    @cached_property
+    def result_box(self) -> dict[str, slice]:
+        """Entries of the result that the windows and the block cover."""
+        box = {}
+        for axis, entries in zip(self.windows.axes, self.block.slices.values(), strict=True):
+            first = self._first[axis.name]
+            start = first.min(initial=entries.start)
+            stop = (first + axis.size).max(initial=entries.stop)
+            box[axis.name] = slice(int(start), int(stop))
+        return box
+
+    @cached_property
+    def results(self) -> BoxWindows:
+        """Windows of results in `result_box`."""
+        box, axes = self.result_box, self.windows.axes
+        shape = tuple(entries.stop - entries.start for entries in box.values())
+        starts = tuple(self._first[name] - entries.start for name, entries in box.items())
+        order = tuple(list(box).index(name) for name in self.windows.result_order)
+        return BoxWindows(shape, starts, tuple(axis.size for axis in axes), order)
+
+    def result_index(self, index: Index) -> Index:
+        """Return the numbers of windows along each axis of the result."""
+        by_dim = dict(zip(self.chosen, index, strict=True))
+        same = np.zeros_like(index[0])
+        return tuple(by_dim.get(axis.dim or "", same) for axis in self.windows.axes)
+
+    def in_block(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Cut the block out of the box of the result, of arrays (..., *box)."""
+        boxes = zip(self.block.slices.values(), self.result_box.values(), strict=True)
+        inner = [slice(part.start - box.start, part.stop - box.start) for part, box in boxes]
+        return values[(..., *inner)]

@@ -126,7 +126,7 @@ def place_windows(
         and along.size > 1
         and len(along.starts) == 1
     ]
-    return windows.apart(only), axes
+    return windows.single(only), axes
 
 
 def _sizes(
