@@ -56,7 +56,7 @@ class BlockPredictor:
                 result = self._run(x, (block.id, batch), 0)
                 layout = Layout.of(result, expected, x.shape)
                 spec = replace(self.spec, windows=self.spec.windows.collapsed(layout.lacking))
-                probe_results = {}
+                probe_results: dict[tuple[int, ...], Result] = {}
                 if not layout.lacking and self.spec.rollout is None:  # else it is no whole result
                     probe_results[block.id, batch] = result
                 return replace(self, layout=layout, spec=spec, probe_results=probe_results)
@@ -102,7 +102,7 @@ class BlockPredictor:
     def _batches(self, tile: Tile, gaps: Flags) -> Iterator[tuple[int, Index]]:
         """Yield batches of windows with an entry to predict: their number and their index."""
         index = every_window(tile.counts)
-        predictable = ~gaps.all(axis=0)
+        predictable: Flags = np.any(~gaps, axis=0)
         if not predictable.all():
             chosen = tile.results.with_any(predictable)[tile.result_index(index)]
             index = tuple(numbers[chosen] for numbers in index)

@@ -37,12 +37,13 @@ from ml4cube.prediction.models import (
     parse_models,
     running,
 )
-from ml4cube.prediction.options import PredictionOptions
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
 from ml4cube.prediction.results.layout import CLASS, Expected, Layout, Outputs
 from ml4cube.prediction.results.template import make_template
-from ml4cube.prediction.spec import PredictionSpec
+from ml4cube.prediction.source import Source
+from ml4cube.prediction.spec import PredictionSpec, bind
+from ml4cube.prediction.windows.placing import WindowOptions
 from ml4cube.progress import Stage
 from ml4cube.sampling.request import source_chunks
 from ml4cube.training.ranks.dist import World
@@ -237,16 +238,10 @@ def predict_cube(
     if isinstance(mask, xr.DataArray):
         check_aligned("mask", mask, cube)
         cube, mask = cube.assign({_MASK: mask.variable}), _MASK
-    options = PredictionOptions(
-        features=features,
-        targets=targets,
-        sample_size=sample_size,
-        overlap=overlap,
-        mask=mask,
-        init_times=init_times,
-        rollout=rollout,
+    options = WindowOptions(
+        sample_size=sample_size, overlap=overlap, init_times=init_times, rollout=rollout
     )
-    spec = PredictionSpec.of(cube, store_or_stats, options)
+    spec = bind(cube, Source.of(store_or_stats), features, targets, mask, options)
     expected = _expected(spec, models, outputs, reduce)
     for member in models:
         refuse_method(member)

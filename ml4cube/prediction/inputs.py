@@ -44,7 +44,7 @@ class TileInputs:
             outside = ~self._in_mask
         if not keep_gaps:
             return np.stack([self._to_result(outside)] * len(targets))
-        in_all_features = np.logical_and.reduce(list(self._gaps.values()))
+        in_all_features: Flags = np.all(np.stack(list(self._gaps.values())), axis=0)
         gaps = [outside | self._gaps.get(name, in_all_features) for name in targets]
         return np.stack([self._to_result(flags) for flags in gaps])
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import INIT, LEAD
-from ml4cube.prediction.windows.geometry import Ints
+from ml4cube.recipe.windows import Ints
 
 _INIT_ATTRS = {"standard_name": "forecast_reference_time", "long_name": "last step of the inputs"}
 _VALID_ATTRS = {"standard_name": "time", "long_name": "date of the forecast"}

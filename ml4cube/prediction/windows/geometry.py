@@ -141,7 +141,7 @@ class Windows:
     @cached_property
     def axes(self) -> tuple[ResultAxis, ...]:
         """Axes of the result: start and lead come first."""
-        axes = []
+        axes: list[ResultAxis] = []
         for dim, windows in self.dims.items():
             of_dim = ResultAxis.of(dim, windows)
             axes = of_dim + axes if windows.is_lead else axes + of_dim
@@ -359,4 +359,6 @@ class Tile:
         """Cut the block out of the box of the result, of arrays (..., *box)."""
         boxes = zip(self.block.slices.values(), self.result_box.values(), strict=True)
         inner = [slice(part.start - box.start, part.stop - box.start) for part, box in boxes]
-        return values[(..., *inner)]
+        index: Any = (..., *inner)
+        in_block: NDArray[Any] = values[index]
+        return in_block

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import xarray as xr
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.grid import parse_overlap, parse_sizes
+from ml4cube.core.errors import InvalidValueError, check_whole
+from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.time_steps import WindowsOverTime
 from ml4cube.cube.coordinates import find_time_dim, role_of
 from ml4cube.cube.variables import cube_dims
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.loading.lead_time import warn_of_uneven_steps
-from ml4cube.prediction.options import PredictionOptions
+from ml4cube.prediction.source import Source
 from ml4cube.prediction.windows.dates import axis_of, choose_inits, extended
 from ml4cube.prediction.windows.geometry import DimWindows, Windows
 from ml4cube.recipe.roles import DimLead
-from ml4cube.store.format import StoreMetadata
-from ml4cube.training.inputs.rollout import Rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """Arguments of `predict_cube` about windows; it documents them."""
+
+    sample_size: SizesLike | None
+    overlap: SizesLike | float | None
+    init_times: Any
+    rollout: int
+
+    def __post_init__(self) -> None:
+        """Check the arguments that need no cube."""
+        check_whole("rollout", self.rollout, 1)
 
 
 @dataclass(frozen=True)
@@ -38,38 +51,39 @@ class _Trained:
     target_order: tuple[str, ...]
 
     @classmethod
-    def of(cls, shape: Mapping[str, int], source: PTXrDataset | StoreMetadata | None) -> _Trained:
+    def of(cls, shape: Mapping[str, int], source: Source) -> _Trained:
         """Return the windows of a data set or store; without one, single points."""
-        metadata = source.metadata if isinstance(source, PTXrDataset) else source
-        spec = metadata.spec if metadata else SampleSpec.parse(dict(shape), ["any"])
-        if isinstance(source, PTXrDataset) and source.shifted:
-            return cls._of_shifted(source, spec)
+        if source.metadata is None:
+            return cls(dict.fromkeys(shape, 1), {}, {}, (), ())
+        spec = source.metadata.spec
+        if source.data is not None and source.data.shifted:
+            return cls._of_shifted(source.data, spec)
         size = dict(zip(spec.dims, spec.size, strict=True))
         overlap = dict(zip(spec.dims, spec.overlap, strict=True))
         return cls(size, overlap, {}, spec.window_dims, spec.window_dims)
 
     @classmethod
     def _of_shifted(cls, data: PTXrDataset, spec: SampleSpec) -> _Trained:
-        source = data._source
-        x, y = (
-            {source.cube_dim(dim): n for dim, n in sizes.items()} for sizes in data.step_sizes[:2]
-        )
+        """Return the windows of a data set whose targets lie elsewhere than the inputs."""
         assert data.lead is not None
+        cube_dim = data._source.cube_dim
+        x, y, *_ = data.step_sizes
+        inputs = {cube_dim(dim): n for dim, n in x.items()}
+        target_window = {cube_dim(dim): n for dim, n in y.items()}
         targets = {}
         for sample_dim, (offset, _) in data.lead.items():
-            dim = source.cube_dim(sample_dim)
-            if (offset, y.get(dim, 1)) != (0, x.get(dim, 1)):
-                targets[dim] = (offset, y.get(dim, 1))
-        known = dict(zip(spec.dims, spec.overlap, strict=True))
-        overlap = {dim: known[dim] for dim in known if dim not in targets}
-        return cls({d: x.get(d, 1) for d in spec.dims}, overlap, targets, tuple(x), tuple(y))
+            dim = cube_dim(sample_dim)
+            n = target_window.get(dim, 1)
+            if (offset, n) != (0, inputs.get(dim, 1)):
+                targets[dim] = (offset, n)
+        overlap = dict(zip(spec.dims, spec.overlap, strict=True))
+        overlap = {dim: n for dim, n in overlap.items() if dim not in targets}
+        size = {dim: inputs.get(dim, 1) for dim in spec.dims}
+        return cls(size, overlap, targets, tuple(inputs), tuple(target_window))
 
 
 def place_windows(
-    cube: xr.Dataset,
-    source: PTXrDataset | StoreMetadata | None,
-    options: PredictionOptions,
-    forcing_dims: Collection[str],
+    cube: xr.Dataset, source: Source, options: WindowOptions, forcing_dims: Collection[str]
 ) -> tuple[Windows, dict[str, xr.Variable]]:
     """Return windows over a cube, and its axes, that of a lead time with later dates.
 
@@ -80,79 +94,76 @@ def place_windows(
     size, overlap = _sizes(shape, trained, options)
     axes = {dim: cube[dim].variable for dim in shape if dim in cube.coords}
     lead_dim = _lead_dim(trained, size, axes)
-    _check_is_time(lead_dim, cube, shape)
-    if lead_dim is None and options.init_times is not None:
-        raise InvalidValueError(
-            "init_times needs a data set with target_offset along time, got none"
-        )
-    if lead_dim is None and options.rollout > 1:
-        raise InvalidValueError(
-            f"rollout={options.rollout} needs a data set with target_offset along time, got none"
-        )
+    if lead_dim is None:
+        _refuse_forecast(options)
+    else:
+        _check_is_time(lead_dim, cube, shape)
     dims = {}
     for dim, n in shape.items():
         offset, target_size = trained.targets.get(dim, (0, size[dim]))
-        if dim == lead_dim:
-            axis = axis_of(cube, dim)
-            warn_of_uneven_steps({dim: DimLead(offset, size[dim], target_size)}, {dim: axis})
-            dims[dim] = _lead_windows(
-                axis, size[dim], offset, target_size, options, dim in forcing_dims
-            )
-            last = int(dims[dim].starts[-1]) + offset + dims[dim].target_size
-            axes[dim] = extended(axis, last - n)
-        else:
+        if dim != lead_dim:
             dims[dim] = DimWindows.covering(n, size[dim], overlap[dim], offset, target_size)
-    # The model takes dims in the order of the store, also those that it keeps with one cell.
+            continue
+        axis, lead = axis_of(cube, dim), DimLead(offset, size[dim], target_size)
+        warn_of_uneven_steps({dim: lead}, {dim: axis})
+        dims[dim] = _lead_windows(axis, lead, options, dim in forcing_dims)
+        last = int(dims[dim].starts[-1]) + offset + dims[dim].target_size
+        axes[dim] = extended(axis, last - n)
+    input_steps = {dim: (windows.starts, windows.known_size) for dim, windows in dims.items()}
+    WindowsOverTime.of(input_steps, {dim: axis.values for dim, axis in axes.items()}).warn()
+    windows = Windows(dims, *_orders(trained, size), rollout=options.rollout)
+    return windows.single(_only_targets(windows)), axes
+
+
+def _orders(trained: _Trained, size: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the dims of a window of inputs and of targets, in the model's order.
+
+    That is the order of the store, also of dims that it keeps with one cell.
+    """
     kept = {dim for dim in trained.input_order if trained.size[dim] == 1}
-    order = dict.fromkeys((*trained.input_order, *shape))
-    input_order = tuple(dim for dim in order if size[dim] > 1 or dim in kept)
-    target_order = tuple(
-        dim
-        for dim in dict.fromkeys((*trained.target_order, *input_order))
-        if dim in (trained.target_order if dim in trained.targets else input_order)
-    )
-    known = {dim: (along.starts, along.known_size) for dim, along in dims.items()}
-    WindowsOverTime.of(known, {dim: axis.values for dim, axis in axes.items()}).warn()
-    windows = Windows(dims, input_order, target_order)
-    if options.rollout > 1 and isinstance(source, PTXrDataset):
-        lead_axis = Rollout.of(source).axis - 2  # after samples and channels
-        windows = replace(windows, rollout=options.rollout, lead_axis=lead_axis)
-    # Targets at one cell of the only window: the result has no use for the dim.
-    only = [
-        dim
-        for dim, along in dims.items()
-        if dim not in target_order
-        and not along.is_lead
-        and along.size > 1
-        and len(along.starts) == 1
-    ]
-    return windows.single(only), axes
+    dims = dict.fromkeys((*trained.input_order, *size))
+    input_order = tuple(dim for dim in dims if size[dim] > 1 or dim in kept)
+    of_targets = {dim for dim in trained.target_order if dim in trained.targets}
+    of_targets |= {dim for dim in input_order if dim not in trained.targets}
+    dims = dict.fromkeys((*trained.target_order, *input_order))
+    return input_order, tuple(dim for dim in dims if dim in of_targets)
+
+
+def _only_targets(windows: Windows) -> list[str]:
+    """Return the dims with targets at one cell of the only window, for which there is no use."""
+    only = []
+    for dim, of_dim in windows.dims.items():
+        has_axis = dim in windows.target_order or of_dim.is_lead
+        if not has_axis and of_dim.size > 1 and len(of_dim.starts) == 1:
+            only.append(dim)
+    return only
 
 
 def _sizes(
-    shape: Mapping[str, int], trained: _Trained, options: PredictionOptions
+    shape: Mapping[str, int], trained: _Trained, options: WindowOptions
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the cells of a window of inputs, and those that neighbouring targets share."""
-    if options.sample_size is not None:
-        given = parse_sizes("sample_size", options.sample_size, shape)
-        for dim, n in given.items():
-            if dim in trained.targets and n != trained.size[dim]:
-                raise InvalidValueError(
-                    f"sample_size along {dim!r}, where targets have an offset, must be that of the "
-                    f"training, {trained.size[dim]}, got {n}"
-                )
-        size = {d: trained.size[d] if d in trained.targets else given.get(d, 1) for d in shape}
-    else:
+    size = {dim: trained.size[dim] for dim in shape}
+    if options.sample_size is None:
         too_long = {dim: n for dim, n in trained.size.items() if n > shape[dim]}
         if too_long:
             raise InvalidValueError(
                 f"windows of the store have {too_long} cells, the cube only {dict(shape)}; predict "
                 "a larger cube, or give sample_size if the model takes smaller windows"
             )
-        size = {dim: trained.size[dim] for dim in shape}
-    target_size = {dim: trained.targets.get(dim, (0, n))[1] for dim, n in size.items()}
-    if options.sample_size is None and options.overlap is None:
-        return size, {dim: trained.overlap.get(dim, 0) for dim in shape}
+        if options.overlap is None:
+            return size, {dim: trained.overlap.get(dim, 0) for dim in shape}
+    else:
+        sample_size = parse_sizes("sample_size", options.sample_size, shape)
+        for dim, n in sample_size.items():
+            if dim in trained.targets and n != trained.size[dim]:
+                raise InvalidValueError(
+                    f"sample_size along {dim!r}, where targets have an offset, must be that of the "
+                    f"training, {trained.size[dim]}, got {n}"
+                )
+        size |= {dim: sample_size.get(dim, 1) for dim in shape if dim not in trained.targets}
+    target_size = dict(size)
+    target_size |= {dim: n for dim, (_, n) in trained.targets.items()}
     return size, parse_overlap("overlap", options.overlap, target_size)
 
 
@@ -160,23 +171,35 @@ def _lead_dim(
     trained: _Trained, size: Mapping[str, int], axes: Mapping[str, xr.Variable]
 ) -> str | None:
     """Return the dim along which targets have a lead time; along others they lie in the window."""
-    found = [
-        dim
-        for dim, (offset, n) in trained.targets.items()
-        if offset + n > size[dim] or (dim in axes and is_time(axes[dim].values))
-    ]
-    if len(found) > 1:
+    dims = []
+    for dim, (offset, n) in trained.targets.items():
+        is_dated = dim in axes and is_time(axes[dim].values)
+        if offset + n > size[dim] or is_dated:
+            dims.append(dim)
+    if len(dims) > 1:
         raise InvalidValueError(
-            f"targets may lie beyond windows of inputs along one dim, got {found}"
+            f"targets may lie beyond windows of inputs along one dim, got {dims}"
         )
-    return found[0] if found else None
+    return dims[0] if dims else None
 
 
-def _check_is_time(lead_dim: str | None, cube: xr.Dataset, shape: Mapping[str, int]) -> None:
+def _refuse_forecast(options: WindowOptions) -> None:
+    """Refuse what only a data set with a lead time can do."""
+    if options.init_times is not None:
+        raise InvalidValueError(
+            "init_times needs a data set with target_offset along time, got none"
+        )
+    if options.rollout > 1:
+        raise InvalidValueError(
+            f"rollout={options.rollout} needs a data set with target_offset along time, got none"
+        )
+
+
+def _check_is_time(lead_dim: str, cube: xr.Dataset, shape: Mapping[str, int]) -> None:
     """Refuse targets that lie beyond the inputs in space."""
     coords = list(cube.coords.values())
     time_dim = find_time_dim(coords, tuple(shape))
-    if lead_dim in (None, time_dim):
+    if lead_dim == time_dim:
         return
     is_place = any(lead_dim in c.dims and role_of(c) in ("latitude", "longitude") for c in coords)
     if time_dim is not None or is_place:
@@ -187,23 +210,20 @@ def _check_is_time(lead_dim: str | None, cube: xr.Dataset, shape: Mapping[str, i
 
 
 def _lead_windows(
-    axis: xr.Variable,
-    size: int,
-    offset: int,
-    target_size: int,
-    options: PredictionOptions,
-    has_forcings: bool,
+    axis: xr.Variable, lead: DimLead, options: WindowOptions, has_forcings: bool
 ) -> DimWindows:
     """Return windows of a forecast: one for each start that is asked for."""
-    further = (options.rollout - 1) * target_size
-    last = len(axis) - 1 - (further if has_forcings else 0)
-    inits = choose_inits(axis, options.init_times, size - 1, last)
+    further = (options.rollout - 1) * lead.target_size
+    last = len(axis) - 1
+    if has_forcings:
+        last -= further
+    inits = choose_inits(axis, options.init_times, lead.input_size - 1, last)
     return DimWindows(
         len(axis),
-        size + further,
-        inits - (size - 1),
-        offset,
-        target_size + further,
+        lead.input_size + further,
+        inits - (lead.input_size - 1),
+        lead.offset,
+        lead.target_size + further,
         n_later=further,
         is_lead=True,
     )
