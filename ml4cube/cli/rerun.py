@@ -81,7 +81,7 @@ def rerun(
         cube = _source(metadata)
         call = sampler(out or os.path.dirname(os.path.abspath(store))).call()
         if call.id != metadata.provenance["call"]:
-            raise InvalidValueError(call.unlike(metadata.provenance))
+            raise InvalidValueError(call.unlike(metadata.provenance["call_parts"]))
 
     def work(keep: Keep) -> Report:
         with _folder(store, out) as folder:

@@ -434,7 +434,7 @@ class MultiProcSampler(Summarized):
         StoreError
             If the cube cannot be read, where only its cells identify it.
         """
-        return Call.of(self.sampling, self._settings, self._identity, self._folders())
+        return Call.of_samples(self.sampling, self._settings, self._identity, self._folders())
 
     def _plan_on(self, engine: Engine, call: Call) -> _Planned:
         if call.id not in self._planned:
@@ -557,9 +557,10 @@ class MultiProcSampler(Summarized):
                 "away, choose another path, or replace a sample store by overwrite=True"
             ) from error
         if found.get("call") != call.id:
+            differences = call.unlike(found.get("call_parts", {}))
             raise StoreExistsError(
                 f"{target} exists and was made by another call or from another cube: "
-                f"{call.unlike(found)}. Choose another path, or overwrite=True to replace it"
+                f"{differences}. Choose another path, or overwrite=True to replace it"
             )
         return True
 

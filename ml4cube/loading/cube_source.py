@@ -267,6 +267,6 @@ def _identity_of(sampling: Sampling) -> str | None:
         settings["lead"] = [extractor.lead, extractor.targets.spec.variables]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
-        return Call.of(sampling, settings, callback, may_read=False).id
+        return Call.of_samples(sampling, settings, callback, may_read=False).id
     except (CubeError, OSError):
         return None

@@ -148,6 +148,9 @@ class Trainer(Summarized):
     rollout_gradient : int, optional
         Last steps of a `rollout` through which gradients are computed, which takes their memory;
         those before count in the loss, but not in its gradient. Default: all.
+    version : str or int, optional
+        Version of the loss and the metrics, to be changed with what they compute: a run that is
+        resumed then chooses its best epoch anew. Snapshots know them by their names only.
     progress : bool
         Whether to show a bar and write a line to stderr for every epoch, on rank 0.
 
@@ -216,6 +219,7 @@ class Trainer(Summarized):
         validate_every_steps: int | None = None,
         rollout: int | Mapping[int, int] | None = None,
         rollout_gradient: int | None = None,
+        version: str | int | None = None,
         progress: bool = True,
     ) -> None:
         if train_data is None:
@@ -260,6 +264,7 @@ class Trainer(Summarized):
             validate_every_steps=validate_every_steps,
             rollout=rollout,
             rollout_gradient=rollout_gradient,
+            version=version,
         )
         column = monitor or default_column(test_data)
         self._best = BestModel(best_path, mode, column)

@@ -98,7 +98,7 @@ class Trainer(TrainerState):
         ``gradient_accumulation_steps``, ``scheduler_step_on_batch``, ``limit_train_batches``,
         ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``, ``log_grad_norm``,
         ``find_unused_parameters``, ``strategy``, ``shard_modules``, ``monitor``,
-        ``validate_every``, ``validate_every_steps``.
+        ``validate_every``, ``validate_every_steps``, ``version``.
 
     Attributes
     ----------

@@ -427,7 +427,7 @@ def test_a_cube_whose_variables_come_in_another_order_is_the_same(tmp_path: Path
 
 def call(cube: Any) -> str:
     sampling = Sampling.of(cube, SamplingOptions(block_size={"time": 1}))
-    return Call.of(sampling, {}).id
+    return Call.of_samples(sampling, {}).id
 
 
 ENGINES = ["netcdf4", "h5netcdf", "scipy"]

@@ -481,7 +481,7 @@ def test_cubes_on_two_hosts_are_not_the_same(bucket: str, monkeypatch: Any) -> N
     def call(**options: Any) -> str:
         source = xr.open_zarr(f"{bucket}/a", consolidated=False, storage_options=options)
         sampling = Sampling.of(source, SamplingOptions(block_size={"time": 4}))
-        return Call.of(sampling, {}).id
+        return Call.of_samples(sampling, {}).id
 
     first = call()
     for name in ({"endpoint_url": host}, {"client_kwargs": {"endpoint_url": host}}):

@@ -462,7 +462,7 @@ def test_snapshot_with_an_average_is_resumed_without_where_that_is_asked_for(tmp
     content = torch.load(path, weights_only=True)
     begun = []
     look = hooks(on_train_start=lambda loop: begun.append(weights(loop.model)))
-    with pytest.warns(UserWarning, match=r"ema: 0\.9 → None"):
+    with pytest.warns(UserWarning, match=r"ema was 0\.9 and is None"):
         trainer(snapshot_path=path, epochs=2, callbacks=look).train()
     assert begun == [{name: value.tolist() for name, value in content["model"].items()}]
 

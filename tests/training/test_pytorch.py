@@ -365,7 +365,8 @@ def test_finished_run_returns_at_once_with_its_own_best_model(tmp_path):
     model = done.model
     write_file(paths["best_model_path"], network(seed=9).state_dict())  # another run's
     before = paths["snapshot_path"].read_bytes()
-    again = trained(train=[None], **paths)  # a batch it could not use
+    unusable = DataLoader(dataset(40), batch_size=4, collate_fn=lambda items: None)
+    again = trained(train=unusable, **paths)
     assert weights(again.model) == weights(model)
     assert weights(model) == weights(paths["best_model_path"])
     assert losses(again) == losses(done)

@@ -435,7 +435,8 @@ def test_a_run_resumes_inside_its_schedule(tmp_path: Path) -> None:
         data, data, network(norm=True), epochs=5, rollout=3, snapshot_path=tmp_path / "snapshot.pt"
     )
     with pytest.warns(
-        UserWarning, match=r"rollout: \{2: 2, 3: 3\} → 3; rollout_gradient: 2 → None"
+        UserWarning,
+        match=r"rollout was \{'2': 2, '3': 3\} and is 3, rollout_gradient was 2 and is None",
     ):
         changed.train()
 

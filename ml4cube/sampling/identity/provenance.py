@@ -7,7 +7,6 @@ cube (see `cube`), callback (see `callback`) and versions of the libraries that 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -21,14 +20,13 @@ import xarray as xr
 import ml4cube
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.absent_chunks import ABSENT
+from ml4cube.ledger.call import CallId, Fields, differing, in_words
 from ml4cube.sampling.cf_encoding import jsonable
 from ml4cube.sampling.identity.callback import path_of
 from ml4cube.sampling.identity.cube import SourceState, hash_cells, hash_of
 from ml4cube.sampling.request import Sampling
 from ml4cube.store.format import FORMAT
 
-# Longer values are stored as a hash.
-_SHORT, _HASHED = 60, "sha256 "
 # What messages call the fields of a spec or a split plan.
 _SHOWN_AS = {"size": "sample_size", "targets": "to_pred", "grid": "blocks"}
 _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
@@ -72,19 +70,18 @@ def _source_path(ds: xr.Dataset) -> str | None:
 
 
 @dataclass(frozen=True)
-class Call:
-    """All that decides about the bytes of stores. Make one with `Call.of`."""
+class Call(CallId):
+    """All that decides about the bytes of stores. Make one with `Call.of_samples`.
 
-    # Hash of `parts`: the same for the same call on the same cube.
-    id: str
-    # By kind ("settings", "spec", "split", "source", "callback", "versions" and "derived", which
-    # follows from the others) and name: a JSON value, or the hash of a long one.
-    parts: Mapping[str, Mapping[str, Any]]
+    The kinds of its parts are "settings", "spec", "split", "source", "callback", "versions" and
+    "derived", which follows from the others.
+    """
+
     # The files of the cube when the call began.
     source: SourceState
 
     @classmethod
-    def of(
+    def of_samples(
         cls,
         sampling: Sampling,
         settings: Mapping[str, Any],
@@ -103,8 +100,8 @@ class Call:
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
         read = [n for n in sampling.reader.sources if n not in (extractor.label, ABSENT)]
         names = [*read, *scalars, extractor.label]
-        found = SourceState.of({n: ds.variables[n] for n in names}, ignored)
-        identity = functools.partial(_identity, sampling, found, may_read=may_read)
+        source_state = SourceState.of({n: ds.variables[n] for n in names}, ignored)
+        identity = functools.partial(_identity, sampling, source_state, may_read=may_read)
         source: dict[str, Any] = {f"cells of {n!r}": identity(n) for n in (*read, *scalars)}
         source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
         source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}
@@ -123,42 +120,17 @@ class Call:
                 "blocks used": extractor.used_blocks and hash_of(extractor.used_blocks.used),
             },
         }
-        text = json.dumps(parts, sort_keys=True)
-        short = {kind: {n: _short(v) for n, v in part.items()} for kind, part in parts.items()}
-        return cls(hashlib.sha256(text.encode()).hexdigest(), short, found)
+        call = CallId.of(parts)
+        return cls(call.id, call.parts, source_state)
 
-    def unlike(self, found: Mapping[str, Any]) -> str:
-        """Name what differs from the call that made a store."""
-        before = found.get("call_parts", {})
-        differing = {
-            kind: f"{kind}: {', '.join(names)}"
-            for kind in self.parts
-            if (names := _differing(before.get(kind, {}), self.parts[kind]))
-        }
-        if len(differing) > 1:
-            differing.pop("derived", None)
-        text = "; ".join(differing.values())
+    def unlike(self, earlier: Fields) -> str:
+        """Name what differs from the call that made a store, by the parts that the store holds."""
+        differences = differing(earlier, self.parts)
+        if len(differences) > 1:
+            differences.pop("derived", None)
+        text = in_words(differences)
         loaded = " (a file opened lazily and then loaded counts as different; open it again)"
         return text + (loaded if "cells of" in text else "")
-
-
-def _short(value: Any) -> Any:
-    """Return a JSON value, or the hash of a long one."""
-    text = json.dumps(value, sort_keys=True)
-    hashed = f"{_HASHED}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return json.loads(text) if len(text) <= _SHORT else hashed
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name the values in which two calls differ."""
-    named = []
-    for name in dict.fromkeys((*now, *before)):
-        old, new = before.get(name), now.get(name)
-        if old == new:
-            continue
-        hashed = any(str(value).startswith(_HASHED) for value in (old, new))
-        named.append(name if hashed else f"{name} was {old!r} and is {new!r}")
-    return named
 
 
 def _identity(sampling: Sampling, source: SourceState, name: str, *, may_read: bool) -> str:

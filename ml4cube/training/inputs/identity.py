@@ -1,30 +1,22 @@
-"""Facts that identify data, losses and metrics, the same in every process."""
+"""Facts that identify data, the same in every process; names of losses and metrics."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import json
-import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import date, time, timedelta
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
-from ml4cube.sampling.identity.callback import closure_of, is_installed, source_of
+from ml4cube.sampling.identity.cube import hash_of
 from ml4cube.training.inputs.batches import data_facts, statistics_of
 
-# Besides numbers and texts, the values that their repr identifies.
-_BY_REPR = complex | slice | range | date | time | timedelta | PurePath | torch.device | torch.dtype
 _MAX_VALUES = 1 << 20  # of a larger tensor, about so many values are compared
-_MAX_DEPTH = 4  # levels of objects inside objects that are compared
 
 
 def data_identity(loader: Any) -> dict[str, Any]:
@@ -81,68 +73,31 @@ def _dataset_facts(dataset: Any) -> dict[str, Any]:
     return facts
 
 
-def identity(value: Any) -> str:
-    """Return the name of a loss or metric, with a digest of its source and settings.
-
-    Two functions are the same if their source, defaults and closures are, or their names in an
-    installed library; two objects, if their classes' names and attributes are. Tensors are compared
-    by value; a module with parameters is trained, so only its layers are compared.
-    """
-    name = getattr(value, "__name__", type(value).__name__)
-    return f"{name} ({digest(value)[:12]})"
+def name_of(function: Any) -> str:
+    """Return the name of a loss or metric: of a function, or of an object's class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def digest(value: Any) -> str:
-    """Return a digest of the content of any object."""
+    """Return a digest of the tensors, arrays, numbers and texts in any nested value."""
     return _json_digest(_contents(value))
 
 
-def _contents(value: Any, depth: int = 0) -> Any:
-    """Return what identifies an object, as nested lists and texts."""
-    if isinstance(value, nn.Module) and next(value.parameters(), None) is not None:
-        return repr(value)
-    if isinstance(value, nn.Parameter):
-        return ["parameter", list(value.shape)]
+def _contents(value: Any) -> Any:
+    """Return what identifies a value, as nested lists and texts."""
     if isinstance(value, torch.Tensor):
         return _tensor_contents(value)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        content = hashlib.sha256(value.tobytes()).hexdigest()
-        return [str(value.dtype), list(value.shape), content]
-    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic | _BY_REPR):
-        return repr(value)
-    if isinstance(value, type) or is_installed(value):
-        return class_name(value)
-    if depth == _MAX_DEPTH:
-        return class_name(type(value))
-
-    def inner(item: Any) -> Any:
-        return _contents(item, depth + 1)
-
     if isinstance(value, Mapping):
-        return sorted(([str(key), inner(item)] for key, item in value.items()), key=repr)
+        return sorted(([str(key), _contents(item)] for key, item in value.items()), key=repr)
     if isinstance(value, list | tuple):
-        return [inner(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(inner, value), key=repr)
-    if isinstance(value, types.FunctionType):
-        source = source_of(value.__code__, value.__globals__)  # None if it is not known
-        text = None if source is None else ast.unparse(source)
-        defaults = [inner(value.__defaults__), inner(value.__kwdefaults__)]
-        closure = {name: inner(item) for name, item in closure_of(value)}
-        return [value.__qualname__, text, defaults, closure]
-    if isinstance(value, types.MethodType):
-        return [inner(value.__func__), class_name(type(value.__self__))]
-    if isinstance(value, functools.partial):
-        return [inner(value.func), inner(value.args), inner(value.keywords)]
-    if not hasattr(value, "__dict__") and hasattr(value, "__array__"):  # a DataArray
-        return [class_name(type(value)), inner(np.asarray(value))]
-    attributes = getattr(value, "__dict__", {})
-    if not isinstance(value, nn.Module):
-        return [class_name(type(value)), inner(attributes)]
-    # Without what every module has, such as hooks.
-    attributes = {name: v for name, v in attributes.items() if name not in vars(nn.Module())}
-    parts = [attributes, dict(value.named_buffers(recurse=False)), dict(value.named_children())]
-    return [class_name(type(value)), *map(inner, parts)]
+        return [_contents(item) for item in value]
+    if hasattr(value, "__array__"):  # also a DataArray
+        return hash_of(np.asarray(value))
+    if isinstance(value, type(None) | bool | int | float | str | bytes):
+        return repr(value)
+    return class_name(type(value))
 
 
 def _tensor_contents(tensor: torch.Tensor) -> list[Any]:

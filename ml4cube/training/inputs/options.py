@@ -96,9 +96,13 @@ class Options:
     rollout: int | Mapping[int, int] | None = None
     # Last steps of a forecast through which gradients are computed. Default: all.
     rollout_gradient: int | None = None
+    # Number or text that is changed with what the loss or a metric computes: in a resumed run, the
+    # choice of the best epoch then starts anew. Else these are known by their names only.
+    version: str | int | None = None
 
     def __post_init__(self) -> None:
         self._check("seed", "an int from 0", _is_seed)
+        self._check("version", "a number or a text", lambda v: isinstance(v, str | int))
         self._check("monitor", "the name of a column of the History", lambda v: isinstance(v, str))
         self._check("rollout", _ROLLOUT, _is_rollout)
         self._check("gradient_clip", "a norm above 0", above_zero)

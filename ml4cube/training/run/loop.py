@@ -188,7 +188,6 @@ class Loop:
             run_state.resumed = False
             if options.snapshot_path is not None:
                 self.snapshot = Snapshot(self, options.snapshot_path)
-                stack.callback(self.snapshot.leave)
                 run_state.resumed = resume and self.snapshot.resume()
             engine.use_average(False)
             self._call_hooks("on_train_start")

@@ -6,37 +6,54 @@ import copy
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.core.errors import InvalidValueError, StoreError
+from ml4cube.ledger.call import differing, in_words
 from ml4cube.training.files.checkpoint import read_file, stored_digest, to_plain, write_file
 from ml4cube.training.files.paths import check_writable
 from ml4cube.training.inputs.batches import data_facts
 from ml4cube.training.inputs.outside_model import load_outside
-from ml4cube.training.run.resume_changes import (
-    POSITION_SETTINGS,
-    Changes,
-    apply_requests,
-    compare,
-    current_settings,
-    describe,
+from ml4cube.training.run.run_id import (
+    asked,
+    asked_in_vain,
     group_names,
+    judged_anew,
     named_callbacks,
-    new_requests,
+    run_id,
+    trained_parameters,
+    trained_settings,
 )
 from ml4cube.training.state import History, TrainState, restore_rng
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
-# By optimizer: its `current_settings` at the end of its last run, and what users requested of it. A
-# setting that is still as the run left it was not requested anew.
-_LAST_RUNS: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], dict[str, Any]]]
-_LAST_RUNS = WeakKeyDictionary()
+FORMAT = 6
+# Settings without which the position inside an epoch has no meaning.
+_POSITION_SETTINGS = {"batch_size", "seed", "loader seed", "ranks"}
+
+Words = dict[str, dict[str, str]]
+"""What differs, by kind and name."""
+
+
+class Changes(NamedTuple):
+    """In what a call differs from the one that wrote the snapshot."""
+
+    # What makes it another run; empty if it is the same.
+    refused: str
+    # What it asks for, and gets.
+    changed: Words
+    # What it asks of optimizer, scheduler and parameters, which are as in the snapshot.
+    in_vain: Words
+    # Names of callbacks, or "ReduceLROnPlateau", whose best value so far no longer counts.
+    judged_anew: set[str]
+
+    @property
+    def settings(self) -> set[str]:
+        """Names of the settings that have changed."""
+        return set(self.changed.get("settings", {}))
 
 
 class Snapshot:
@@ -49,14 +66,10 @@ class Snapshot:
         if run.world.is_main:
             check_writable(self.path)
         self._run = run
-        at_end, requested = _LAST_RUNS.get(run.optimizer, ({}, {}))
-        self._requested = new_requests(current_settings(run), at_end, requested)
-        self._description = describe(run, self._requested)
+        self._id, self._asked = run_id(run), asked(run)
+        # What optimizer and scheduler were set to when training began.
+        self._settings = trained_settings(run)
         self._saved_at: tuple[int, int] | None = None
-
-    def leave(self) -> None:
-        """Remember how the run leaves its optimizer, for the next run of the same one."""
-        _LAST_RUNS[self._run.optimizer] = (current_settings(self._run), self._requested)
 
     @property
     def is_current(self) -> bool:
@@ -86,10 +99,12 @@ class Snapshot:
                     "callbacks": {name: c.state_dict() for name, c in callbacks.items()},
                     "ranks": ranks,
                     "data": data_facts(run.feed.loader),
-                    "run": self._description,
+                    "run": self._id.parts,
+                    "asked": self._asked,
+                    "settings": [self._settings, trained_settings(run)],
                     "groups": group_names(run),
                     "outside": run.outside(),
-                    "trained": current_settings(run)["trained"],
+                    "trained": trained_parameters(run),
                     "gradient_order": run.strategy.gradient_order,
                 },
             )
@@ -112,11 +127,11 @@ class Snapshot:
             raise StoreError(
                 f"{path} is not a snapshot of format {FORMAT}; give another snapshot_path"
             )
-        changes = run.world.broadcast(compare(content["run"], self._description))
+        changes = run.world.broadcast(self._compare(content))
         if changes.refused:
             raise InvalidValueError(
-                f"{path} is a snapshot of another run: {'; '.join(changes.refused)}. Restore the "
-                "settings of that run, or start over: give another snapshot_path or delete it"
+                f"{path} is a snapshot of another run: {changes.refused}. Restore the settings of "
+                "that run, or start over: give another snapshot_path or delete it"
             )
         try:
             self._load_state(content, changes)
@@ -131,15 +146,29 @@ class Snapshot:
         if self._load_callbacks(content["callbacks"], changes):
             restarted.append("the choice of the best epoch")
         self._saved_at = (run.state.epoch, run.state.step)
-        if changes.changed and run.world.is_main:
-            warnings.warn(
-                f"{path} is a snapshot of a run with other settings. The run continues with "
-                f"the current ones: {'; '.join(changes.changed.values())}"
-                + (f". Restarted: {', '.join(restarted)}" if restarted else ""),
-                stacklevel=2,
-            )
+        self._settings = content["settings"][0]
+        if run.world.is_main:
+            _warn(path, changes, restarted)
         logger.info("resumed from %s after epoch %d", path, run.state.epoch)
         return True
+
+    def _compare(self, content: dict[str, Any]) -> Changes:
+        run = self._run
+        refused = differing(content["run"], self._id.parts)
+        groups, saved_groups = group_names(run), content["groups"]
+        # Callbacks may have added groups to the optimizer since.
+        if not refused and saved_groups[: len(groups)] != groups:
+            refused["optimizer"] = {"": f"parameters were {saved_groups} and are {groups}"}
+        changed = differing(content["asked"], self._asked)
+        # A callback of an earlier call may be left out, and a new one has compared nothing yet.
+        for name in self._asked.keys() ^ content["asked"].keys():
+            if "monitor" in changed.get(name, {}):
+                del changed[name]
+        before, reached = content["settings"]
+        in_vain = asked_in_vain(self._settings, before, reached)
+        if "scheduler" in changed.get("settings", {}):  # another class, with other settings
+            in_vain.pop("scheduler", None)
+        return Changes(in_words(refused), changed, in_vain, set(judged_anew(run, changed)))
 
     def _read(self) -> dict[str, Any]:
         """Return what is in the file that rank 0 sees; every rank."""
@@ -185,16 +214,35 @@ class Snapshot:
         for names in content["groups"][len(run.optimizer.param_groups) :]:
             run.optimizer.add_param_group({"params": [parameters[name] for name in names]})
         run.strategy.load_model(run.model, content["model"])
-        load_outside(run.outside(), content.get("outside", {}), str(self.path))
+        load_outside(run.outside(), content["outside"], str(self.path))
+        groups = [dict(group) for group in run.optimizer.param_groups]
         run.strategy.load_optimizer(run.optimizer, content["optimizer"])
-        run.strategy.gradient_order = content.get("gradient_order", [])
-        apply_requests(run, self._requested, content, changes)
+        run.strategy.gradient_order = content["gradient_order"]
+        if "scheduler" in changes.settings:
+            self._keep_settings_of_scheduler(groups)
+        elif run.scheduler is not None:
+            self._load_scheduler(content["scheduler"])
+        # Callbacks may have frozen others than the call did.
+        for name, parameter in run.model.named_parameters():
+            parameter.requires_grad_(name in content["trained"])
         if content["scaler"]:  # empty if that run did not scale its gradients
             run.scaler.load_state_dict(content["scaler"])
         if run.ema is not None and content["ema"] is not None:
             run.ema.load_state_dict(content["ema"])
         run.state = TrainState(**content["state"])
         run.history = History(content["history"])
+
+    def _load_scheduler(self, state: dict[str, Any]) -> None:
+        scheduler = self._run.scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            state["mode"] = scheduler.mode  # belongs to the monitored column
+        scheduler.load_state_dict(state)
+
+    def _keep_settings_of_scheduler(self, groups: list[dict[str, Any]]) -> None:
+        """Keep what a scheduler of another class than before has added to groups of parameters."""
+        optimizer = self._run.optimizer
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            group.update({n: v for n, v in before.items() if n not in optimizer.defaults})
 
     def _load_position(self, ranks: list[dict[str, Any]], changes: Changes) -> bool:
         """Restore this rank's position in the data; return True if the epoch is restarted."""
@@ -207,10 +255,10 @@ class Snapshot:
         if run.state.step:
             # So that torch knows that the optimizer stepped before the scheduler does.
             run.optimizer._opt_called = True
-        restarts = run.state.batch > 0 and bool(changes.changed.keys() & POSITION_SETTINGS)
+        restarts = run.state.batch > 0 and bool(changes.settings & _POSITION_SETTINGS)
         if restarts:
             run.state.start_epoch()
-        if rank < len(ranks) and "seed" not in changes.changed:
+        if rank < len(ranks) and "seed" not in changes.settings:
             restore_rng(ranks[rank]["rng"], run.world.device)
             if same_size and run.state.batch:  # inside an epoch, the feed restores its generators
                 run.feed.position = ranks[rank]
@@ -222,12 +270,32 @@ class Snapshot:
         """Restore the callbacks; return True if any forgets its best value."""
         run = self._run
         # The best value of a run that is over is final.
-        forgetting = set() if run.is_over else changes.reset - {"ReduceLROnPlateau"}
+        forgetting = set() if run.is_over else changes.judged_anew - {"ReduceLROnPlateau"}
         for name, callback in named_callbacks(run.callbacks).items():
             if name in states:
                 callback.load_state_dict(states[name])
             if name in forgetting:
                 callback.forget()
-        if "ReduceLROnPlateau" in changes.reset and isinstance(run.scheduler, ReduceLROnPlateau):
+        if "ReduceLROnPlateau" in changes.judged_anew and isinstance(
+            run.scheduler, ReduceLROnPlateau
+        ):
             run.scheduler._reset()  # or it would wait for values of the old kind to come back
         return bool(forgetting)
+
+
+def _warn(path: Path, changes: Changes, restarted: list[str]) -> None:
+    """List what a call asks for otherwise than the one that wrote the snapshot."""
+    texts = []
+    if changes.changed:
+        texts.append(f"The run continues with those of this call: {in_words(changes.changed)}")
+    if changes.in_vain:
+        texts.append(
+            "Optimizer and scheduler keep those of the snapshot, although this call asks for "
+            f"others: {in_words(changes.in_vain)}"
+        )
+    if restarted:
+        texts.append(f"Restarted: {', '.join(restarted)}")
+    if texts:
+        warnings.warn(
+            f"{path} is a snapshot of a run with other settings. {'. '.join(texts)}", stacklevel=3
+        )
