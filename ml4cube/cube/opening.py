@@ -48,23 +48,33 @@ def _named(array: xr.DataArray) -> xr.Dataset:
 def _open_cube(source: Any, group: str, engine: str | None) -> xr.Dataset:
     import xarray as xr
 
-    cube: xr.Dataset
+    from ml4cube.cube.chunks.bounded import bounded_decoding
+
     if isinstance(source, str | os.PathLike):
         source = full_path(source)
     try:
         if engine is not None or _is_file(source):
             return _with_name(xr.open_dataset(source, engine=engine, chunks={}))
-        try:
-            cube = xr.open_zarr(source, group=group or None, consolidated=True)
-        except (ValueError, KeyError):
-            cube = xr.open_zarr(source, group=group or None, consolidated=False)
-            # in this case variables come in any order; by name, and with all coordinates, also
-            # those along a dim of their own, such as bounds
-            cube = cube[sorted(map(str, cube.variables))]
+        with bounded_decoding():
+            cube = _open_zarr(source, group or None)
     except Exception as error:  # object stores and readers of files raise errors of many types
         reason = _advice(source) if _is_file(source) and os.path.isfile(source) else None
         raise StoreError(f"{source!s} cannot be opened as a cube: {reason or error}") from error
     return _with_name(cube)
+
+
+def _open_zarr(source: Any, group: str | None) -> xr.Dataset:
+    import xarray as xr
+
+    cube: xr.Dataset
+    try:
+        cube = xr.open_zarr(source, group=group, consolidated=True)
+    except (ValueError, KeyError):
+        cube = xr.open_zarr(source, group=group, consolidated=False)
+        # in this case variables come in any order; by name, and with all coordinates, also
+        # those along a dim of their own, such as bounds
+        cube = cube[sorted(map(str, cube.variables))]
+    return cube
 
 
 def _is_file(source: Any) -> bool:

@@ -380,6 +380,8 @@ def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Datas
     import xarray as xr
     from zarr.storage import LocalStore
 
+    from ml4cube.cube.chunks.bounded import bounded_decoding
+
     source: Any
     if isinstance(location, ZarrFolder):
         source, group = location.store, "/".join(filter(None, [location.path, group])) or None
@@ -392,7 +394,8 @@ def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Datas
             source = LocalStore(location, read_only=True)
         consolidated = group is None
     ds: xr.Dataset
-    ds = xr.open_zarr(source, group=group, consolidated=consolidated, decode_timedelta=False)
+    with bounded_decoding():
+        ds = xr.open_zarr(source, group=group, consolidated=consolidated, decode_timedelta=False)
     ds.encoding["source"] = location
     return ds
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import pickle
+import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numcodecs
 import numpy as np
 import pytest
+import zarr
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
+from ml4cube.core.errors import StoreError
+from ml4cube.cube.chunks.bounded import bounded_decoding
 from ml4cube.cube.chunks.codecs import ChunkCodecs
+from ml4cube.cube.opening import as_dataset
 from ml4cube.store.shard_encoding import with_checksum
 
 CELLS = np.arange(64, dtype="<f4").reshape(8, 8) // 3
@@ -177,3 +185,55 @@ def test_gzip_of_several_members_and_zeros_at_the_end_is_read() -> None:
     ChunkCodecs("gzip", checksum=False).decode(data, out)
     np.testing.assert_array_equal(out, CELLS)
     assert gzip.decompress(data.tobytes()) == CELLS.tobytes()
+
+
+FORMATS = {
+    "gzip": {"zarr_format": 3, "compressors": [GzipCodec()]},
+    "zstd": {"zarr_format": 3, "compressors": [ZstdCodec()]},
+    "blosc": {"zarr_format": 3, "compressors": [BloscCodec()]},
+    "gzip, shards": {"zarr_format": 3, "compressors": [GzipCodec()], "shards": (20,)},
+    "none": {"zarr_format": 3, "compressors": []},
+    "zlib, format 2": {"zarr_format": 2, "compressors": numcodecs.Zlib()},
+    "big-endian, format 2": {"zarr_format": 2, "compressors": numcodecs.GZip(), "dtype": ">f8"},
+    "fill, format 2": {"zarr_format": 2, "fill_value": 5.0},
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_zarr_reads_is_as_it_was_written(tmp_path: Path, kind: str) -> None:
+    values = np.arange(17.0)
+    options = {"dtype": "<f8", "chunks": (5,)} | FORMATS[kind]
+    with zarr.config.set({"array.write_empty_chunks": False}):
+        array = zarr.create_array(tmp_path / "cube.zarr", name="x", shape=(17,), **options)
+        array[:] = values
+        array.attrs["_ARRAY_DIMENSIONS"] = ["x"]
+    with bounded_decoding():
+        opened = zarr.open_group(tmp_path / "cube.zarr", mode="r")["x"]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(opened))[:], values)  # noqa: S301
+    np.testing.assert_array_equal(opened[3:11:2], values[3:11:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [None, (4,)])
+def test_no_coordinate_inflates_beyond_its_size(tmp_path: Path, shards: Any) -> None:
+    """A cube is refused when it is opened, before 300 MB are in memory."""
+    path, bomb = tmp_path / "cube.zarr", zeros_in_deflate(300 << 20, 31)
+    zarr.create_group(path).create_array(
+        "x",
+        shape=(4,),
+        chunks=(4,),
+        shards=shards,
+        dtype="f8",
+        compressors=[GzipCodec()],
+        dimension_names=["x"],
+    )
+    if shards is not None:
+        bomb += with_checksum(struct.pack("<QQ", 0, len(bomb)))
+    (path / "x/c").mkdir()
+    (path / "x/c/0").write_bytes(bomb)
+    tracemalloc.start()
+    with pytest.raises(StoreError, match=r"cannot be opened as a cube.* more than 32 bytes"):
+        as_dataset(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6
