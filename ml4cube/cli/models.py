@@ -242,6 +242,8 @@ def _recorder(run: str, stores: Mapping[str, str | None]) -> Any:
 
 def _check_folder(run: str, recipes: Mapping[str, Any]) -> None:
     """Refuse a folder of another model or other data, or one that would lose its weights."""
+    if any(os.path.exists(f"{run}/{name}") for name in ("zarr.json", ".zgroup", ".zarray")):
+        raise StoreExistsError(f"{run} is a zarr store, not a folder of a run; give another --run")
     has = {name: os.path.exists(f"{run}/{name}") for name in (CONFIG, BEST, SNAPSHOT, HISTORY)}
     check_ours(f"{run}/{CONFIG}")
     # A run that was killed before its first snapshot has no history yet, and starts over.

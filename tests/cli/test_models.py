@@ -219,6 +219,7 @@ def test_what_cannot_be_trained_is_refused(run):
         assert message in error_of(f"{TRAIN} {options}")
     assert "needs run, or model and weights" in error_of("predict sst.zarr --out x.zarr")
     assert not Path("run").exists()
+    assert "is a zarr store, not a folder of a run" in error_of(f"{TRAIN} --run sst.zarr")
 
 
 def test_objects_by_name(folder):

@@ -170,3 +170,12 @@ def test_counts_equal_those_of_a_loop(
         spanning += any(not 0 < step <= 1.5 * abs(median) for step in steps)
     assert found.over_missing_dates == spanning * others
     assert found.total == len(starts) * others
+
+
+def test_two_dates_have_a_step_and_one_has_none():
+    dates = np.array(["2000-01-01", "2000-01-03"], "M8[ns]")
+    steps = TimeSteps.of("time", dates)
+    assert steps.days.tolist() == [2.0]
+    assert steps.go_forward
+    assert not TimeSteps.of("time", dates[::-1]).go_forward
+    assert TimeSteps.of("time", dates[:1]) is None

@@ -108,7 +108,7 @@ def counted(
 
 def run_offline(what: str, *args: Any, **options: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"ml4cube.store.{what}", offline)
+        patch.setattr(f"ml4cube.ledger.{what}", offline)
         with pytest.raises(StoreError, match="network is gone"):
             sample(*args, **options).run()
 
