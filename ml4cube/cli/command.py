@@ -202,14 +202,11 @@ class Command(click.Command):
         self, options: Mapping[str, Any], file: Mapping[str, Any], settings: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, Argument]]:
         """Return the values that are given, and all arguments that apply."""
-        known = self.arguments()
-        read = {
-            name: read_value(name, value)
-            if isinstance(value, str) and not known[name].is_path
-            else value
-            for name, value in options.items()
-            if value is not None
-        }
+        all_arguments = self.arguments()
+        read = {name: value for name, value in options.items() if value is not None}
+        for name, value in read.items():
+            if isinstance(value, str) and not all_arguments[name].is_path:
+                read[name] = read_value(name, value)
         settings_of_call = merged(file, read, settings, PLACES)
         chosen = None
         if self._choice is not None:
@@ -226,7 +223,10 @@ class Command(click.Command):
         return settings_of_call, arguments
 
     def _as_yaml(self, settings: Mapping[str, Any], arguments: Mapping[str, Argument]) -> str:
-        defaults = {n: None if a.is_required else a.default for n, a in arguments.items()}
+        defaults = dict.fromkeys(arguments)
+        for name, argument in arguments.items():
+            if not argument.is_required:
+                defaults[name] = argument.default
         kinds = {n: f"{a.kind}{'; required' * a.is_required}" for n, a in arguments.items()}
         return as_yaml(str(self.name), {**defaults, **settings}, kinds)
 

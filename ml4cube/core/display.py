@@ -236,7 +236,8 @@ def _as_text(title: str, summary: Summary) -> str:
     for label, text in facts.items():
         lines += _wrapped(text, f"{label}:".ljust(width), " " * width)
     if tables:  # They share the lines that are left.
-        left = _LINES - len(lines) - sum(2 if table.columns else 1 for table in tables.values())
+        headings = sum(1 + bool(table.columns) for table in tables.values())
+        left = _LINES - len(lines) - headings
         for name, table in tables.items():
             lines += [f"{name}:", *_table_lines(table, max(left // len(tables), _LEAST_ROWS))]
     return "\n".join(lines)
@@ -260,8 +261,10 @@ def _table_lines(table: Table, most_rows: int) -> list[str]:
         if len(f"{lines[0]}  {'':{width}}  {_MORE}") > _LETTERS:
             lines = [f"{line}  {_MORE}" for line in lines]
             break
-        padded = (cell.rjust(width) if is_number else cell.ljust(width) for cell in column)
-        lines = [f"{line}  {cell}" for line, cell in zip(lines, padded, strict=True)]
+        side = "<"
+        if is_number:
+            side = ">"
+        lines = [f"{line}  {cell:{side}{width}}" for line, cell in zip(lines, column, strict=True)]
     return [line.rstrip() for line in lines]
 
 
@@ -306,7 +309,7 @@ def _html_headline(title: str, summary: Summary) -> str:
 
 def _html_table(table: Table) -> str:
     cells = table.cells(_HTML_ROWS)
-    kinds = [' class="ml4cube-number"' if is_ else "" for is_ in table.has_numbers(cells)]
+    kinds = [' class="ml4cube-number"' * is_number for is_number in table.has_numbers(cells)]
     lines = []
     for number, row in enumerate(cells):
         tag = "td"

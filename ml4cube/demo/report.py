@@ -45,10 +45,9 @@ def draw_maps(
         "network − truth": (predicted - truth).where(sea),
     }
     blocks = slice(SHOWN.start // FACTOR, SHOWN.stop // FACTOR)
-    shown = {
-        heading: field.isel({LON: blocks if field is coarse else SHOWN})
-        for heading, field in (fields | errors).items()
-    }
+    shown = {heading: field.isel({LON: SHOWN}) for heading, field in (fields | errors).items()}
+    (of_coarse,) = (heading for heading, field in fields.items() if field is coarse)
+    shown[of_coarse] = coarse.isel({LON: blocks})
     shown["truth"] = shown["truth"].assign_attrs(long_name="sea surface temperature")
     month = str(truth["time"].values)[:7]
     field_maps(

@@ -406,15 +406,16 @@ def suggest_block_size(
     # Two cells of each side touch others, one at either end.
     inner_fraction = 0.5 ** (1 / max(len(ranges), 1))
     shortest = math.floor(2 / (1 - inner_fraction)) + 1
-    wanted = {
-        dim: max(cells, shortest) if math.isfinite(cells) else float(lengths[dim])
-        for dim, cells in ranges.items()
-    }
+    wanted = dict.fromkeys(ranges, 0.0)
+    for dim, cells in ranges.items():
+        wanted[dim] = float(lengths[dim])
+        if math.isfinite(cells):
+            wanted[dim] = max(cells, shortest)
     # Cuts of dims without a sill are made where they leave the longest blocks.
-    scales = {
-        dim: low if math.isnan(ranges[dim]) and low > 0 else wanted[dim]
-        for dim, (low, _) in ranges.intervals.items()
-    }
+    scales = dict(wanted)
+    for dim, (low, _) in ranges.intervals.items():
+        if math.isnan(ranges[dim]) and low > 0:
+            scales[dim] = low
     counts = {dim: _most_blocks(lengths[dim], wanted[dim]) for dim in ranges}
     n_long_blocks = math.prod(counts.values())
     while math.prod(counts.values()) < min_blocks:

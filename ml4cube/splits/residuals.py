@@ -214,10 +214,9 @@ def _without_trend(values: Floats, positions: list[Floats]) -> Floats:
     columns = []
     for axis, axis_positions in enumerate(positions):
         if axis_positions.size > 1:
-            shape = [-1 if a == axis else 1 for a in range(values.ndim)]
-            columns.append(
-                ((axis_positions - axis_positions.mean()) / axis_positions.std()).reshape(shape)
-            )
+            column = (axis_positions - axis_positions.mean()) / axis_positions.std()
+            others = [other for other in range(values.ndim) if other != axis]
+            columns.append(np.expand_dims(column, others))
     filled = np.where(is_finite, values, 0.0)
     design = [is_finite.astype(float), *(is_finite * column for column in columns)]
     normal = np.array([[np.sum(a * b) for b in design] for a in design])

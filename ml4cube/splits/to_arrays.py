@@ -140,7 +140,10 @@ def _variables(
         raise InvalidTypeError(
             f"data must be a Dataset or a dict of arrays with a 'split', got {type(data).__name__}"
         )
-    names = [str(name) for name in (data.data_vars if isinstance(data, xr.Dataset) else data)]
+    variables: Iterable[Any] = data
+    if isinstance(data, xr.Dataset):
+        variables = data.data_vars
+    names = [str(name) for name in variables]
     if "split" not in names:
         raise InvalidValueError(f"data has no 'split', only {names}; call assign_block_split first")
     if filter_var not in (None, FILTER_VAR, *names):

@@ -64,9 +64,9 @@ def run_lengths(part: Bools, widths: Sequence[Ints], period: Sequence[int]) -> l
     """
     lengths = []
     for axis, width in enumerate(widths):
-        along_axis = [-1 if other == axis else 1 for other in range(part.ndim)]
-        stop = np.cumsum(width).reshape(along_axis)
-        start = stop - width.reshape(along_axis)
+        others = [other for other in range(part.ndim) if other != axis]
+        stop = np.expand_dims(np.cumsum(width), others)
+        start = stop - np.expand_dims(width, others)
         # A run ends at the nearest boxes of other parts, before and after it, or with the axis.
         run_start = np.maximum.accumulate(np.where(part, 0, stop), axis)
         backwards = np.flip(np.where(part, width.sum(), start), axis)

@@ -196,5 +196,6 @@ def _label_along(
     grid = Grid.blocks(view.sorted_sizes, dict.fromkeys(dims, 1))
     labels = np.where(is_test, TEST, TRAIN).astype(np.uint8)
     plan = SplitPlan(grid, labels.tobytes(), None, (("train", 0.5), ("test", 0.5)), buffer, cyclic)
-    positions = {dim: np.arange(n if dim in dims else 1) for dim, n in view.sorted_sizes.items()}
+    positions = {dim: np.arange(view.sizes[dim]) for dim in dims}
+    positions = dict.fromkeys(view.sorted_sizes, np.arange(1)) | positions
     return plan.label_cells(positions, reaches_of(plan, view)).ravel()

@@ -101,7 +101,7 @@ class Samples:
             )
         unknown = {dim: reasons.get(dim, "") for dim in view.dims if dim not in origin}
         origin |= dict.fromkeys(unknown, np.zeros(n, dtype=np.int64))
-        size = {dim: 1 if dim in unknown else size.get(dim, 1) for dim in view.dims}
+        size = dict.fromkeys(view.dims, 1) | size | dict.fromkeys(unknown, 1)
         return cls(view, origin, size, n, unknown)
 
     def count(self, grid: Grid) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView, dates_of
@@ -133,5 +134,8 @@ def _target_in(
 def _span(view: CubeView, dim: str, first: int, last: int) -> str:
     """Return the first and last step in brackets, as dates if there are some."""
     dates = dates_of(view.ds, dim)
-    ends = [str(i if dates is None else dates.values[i])[:10] for i in (first, last)]
-    return f" ({dim} {' to '.join(dict.fromkeys(ends))})"
+    ends: list[Any] = [first, last]
+    if dates is not None:
+        ends = list(dates.values[ends])
+    texts = [str(end)[:10] for end in ends]
+    return f" ({dim} {' to '.join(dict.fromkeys(texts))})"

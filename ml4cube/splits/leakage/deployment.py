@@ -98,23 +98,16 @@ class Axes:
         ours, theirs = self.times, other.times
         if ours is None or theirs is None:
             return np.arange(float(self.steps))
-        kinds = [
-            "dates" if is_time(times) else f"numbers ({times.attrs.get('units', 'without units')})"
-            for times in (ours, theirs)
-        ]
-        if kinds[0] != kinds[1]:
+        our_kind, their_kind = _kind_of_times(ours), _kind_of_times(theirs)
+        if our_kind != their_kind:
             raise InvalidValueError(
-                f"the deployment has {kinds[1]} along {theirs.name!r}, but the cube has "
-                f"{kinds[0]} along {ours.name!r}; decode the times of both (xarray.decode_cf)"
+                f"the deployment has {their_kind} along {theirs.name!r}, but the cube has "
+                f"{our_kind} along {ours.name!r}; decode the times of both (xarray.decode_cf)"
             )
         if not is_time(ours):
             return theirs.values
-        # Nanoseconds overflow after 292 years, and become integers as objects.
-        dates = [
-            values.astype("M8[us]") if values.dtype.kind == "M" else values
-            for values in (ours.values[:1], theirs.values)
-        ]
         try:
+            dates = [_in_microseconds(ours.values[:1]), _in_microseconds(theirs.values)]
             joined = xr.DataArray(np.concatenate(dates), dims="t", name=theirs.name)
             return microseconds(joined)[1:] / _MICROSECONDS_PER_DAY
         except TypeError as error:
@@ -122,6 +115,19 @@ class Axes:
                 "the dates of the deployment must have the cube's calendar, got another "
                 f"({' '.join(str(error).split())}); use convert_calendar"
             ) from None
+
+
+def _kind_of_times(times: xr.DataArray) -> str:
+    if is_time(times):
+        return "dates"
+    return f"numbers ({times.attrs.get('units', 'without units')})"
+
+
+def _in_microseconds(dates: NDArray[Any]) -> NDArray[Any]:
+    """Return dates in a unit that neither overflows after 292 years nor gives integers."""
+    if dates.dtype.kind != "M":
+        return dates
+    return dates.astype("M8[us]")
 
 
 def _times(view: CubeView, dim: str) -> xr.DataArray | None:

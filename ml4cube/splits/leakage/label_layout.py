@@ -150,7 +150,7 @@ def separate(
         labelled_windows = _sample_windows(layout, part)
 
     # Neighbours along an unordered dim, such as scenarios, are a thousand units apart.
-    unit = [1e-3 if dim in unordered else 1.0 for dim in valued.run_starts]
+    unit = np.where([dim in unordered for dim in valued.run_starts], 1e-3, 1.0).tolist()
     nearest = [window.nearest(unit, period) for window in windows]
     distances, cells = (np.concatenate(values) for values in zip(*nearest, strict=True))
     lengths = np.concatenate([window.run_lengths(label_period) for window in labelled_windows])

@@ -105,11 +105,13 @@ class LeakageReport(Summarized):
         rows = [
             (str(name), *row) for name, row in zip(shown_rows.index, shown_rows.values, strict=True)
         ]
-        facts = {
-            name.replace(", ", " in "): number if unit in name else f"{shown(number)} {unit}"
-            for name, number, unit, _, status, _ in rows
-            if not status
-        }
+        facts = {}
+        for name, number, unit, _, status, _ in rows:
+            fact = number
+            if unit not in name:
+                fact = f"{shown(number)} {unit}"
+            if not status:
+                facts[name.replace(", ", " in ")] = fact
         checks = sorted((row for row in rows if row[4]), key=lambda row: _STATUSES.index(row[4]))
         sections = {"Checks": Table(["check", *columns], checks)}
         return Summary(self.verdict, {"Found": facts}, sections)

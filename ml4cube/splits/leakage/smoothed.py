@@ -118,8 +118,10 @@ def _cells_apart(layout: Layout, dim: str) -> int | None:
     label = layout.label.transpose(..., dim)
     starts = {d: layout.run_starts[d] for d in map(str, label.dims[:-1])}
     rng = np.random.default_rng(0)
-    picked = {d: s if s.size <= _LINES else rng.choice(s, _LINES) for d, s in starts.items()}
-    codes = label.isel(picked).values.reshape(-1, label.sizes[dim])
+    for other, cells in starts.items():
+        if cells.size > _LINES:
+            starts[other] = rng.choice(cells, _LINES)
+    codes = label.isel(starts).values.reshape(-1, label.sizes[dim])
     fewest = None
     for line in codes:
         train, held_out = np.flatnonzero(line == TRAIN), np.flatnonzero(np.isin(line, HELD_OUT))

@@ -59,14 +59,14 @@ def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | Non
     # In units of the window size, samples share cells below a distance of 1, and touch at 1, give
     # or take `half_cell`. Along categories they do not touch: the unit is half a cell less, so that
     # neighbours are farther than 1 + `half_cell`.
-    units = {
-        dim: size - 0.5 if is_category(dim, train.coords.get(_origin_name(train, dim))) else size
-        for dim, size in zip(spec["dims"], spec["size"], strict=True)
-    }
+    units = dict(zip(spec["dims"], spec["size"], strict=True))
+    for dim in units:
+        if is_category(dim, train.coords.get(_origin_name(train, dim))):
+            units[dim] -= 0.5
     circle = both.view.lon_circle()
-    periods = [
-        circle.columns / unit if circle and circle.dim == dim else 0 for dim, unit in units.items()
-    ]
+    periods = [0.0] * len(units)
+    if circle and circle.dim in units:
+        periods[list(units).index(circle.dim)] = circle.columns / units[circle.dim]
     origins = np.stack([both.origin[dim] / unit for dim, unit in units.items()], axis=-1)
     for axis, period in enumerate(periods):
         if period:
