@@ -149,8 +149,7 @@ def trainers(folder: Path) -> dict[str, object]:
     made["fitted"].fit(batches(), batches(), 2)
     arrays = [(np.ones((4, 1)), np.ones(4))]
     made["sklearn"] = sklearn.Trainer(SGDRegressor(), arrays, epochs=2, progress=False)
-    made["sklearn trained"] = copy.copy(made["sklearn"])
-    made["sklearn trained"].history = History()
+    made["sklearn trained"] = copy.deepcopy(made["sklearn"])
     made["sklearn trained"].train()
     made["gpus"] = distributed.MultiGPUTrainer(nn.Linear(1, 1))
     made["wrapped"] = distributed.DistributedTrainer(nn.Linear(1, 1))

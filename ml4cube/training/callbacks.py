@@ -16,10 +16,18 @@ from typing import Any, ClassVar
 import torch
 
 from ml4cube.core.errors import InvalidValueError, RunError, check_choice
-from ml4cube.training.events import Callback, TrainingLoop, is_better, monitored
+from ml4cube.training.events import (
+    Callback,
+    TrainingLoop,
+    as_callbacks,
+    as_list,
+    is_better,
+    monitored,
+)
 from ml4cube.training.files.checkpoint import read_entry, refuse_foreign, write_bytes, write_file
 from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.options import above_zero, check_count
+from ml4cube.training.inputs.outside_model import state_of
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
 from ml4cube.training.state import copy_weights
 
@@ -32,6 +40,7 @@ __all__ = [
     "ModelCheckpoint",
     "Progress",
     "RankReport",
+    "as_callbacks",
     "is_better",
     "monitored",
 ]
@@ -121,8 +130,12 @@ class EarlyStopping(_MonitorCallback):
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Count a check without improvement, or reset the count."""
         value = monitored(row, self.monitor)
-        margin = -self.min_delta if self.mode == "min" else self.min_delta
-        to_beat = None if self.best is None else self.best + margin
+        margin = self.min_delta
+        if self.mode == "min":
+            margin = -self.min_delta
+        to_beat = None
+        if self.best is not None:
+            to_beat = self.best + margin
         if is_better(value, to_beat, self.mode):
             self.best, self.strikes = value, 0
         else:
@@ -162,13 +175,17 @@ class BestModel(_MonitorCallback):
         self, path: str | Path | None = None, mode: str = "min", monitor: str = "val_loss"
     ) -> None:
         super().__init__(mode, monitor)
-        self.path = None if path is None else absolute_path("path", path)
+        self.path = None
+        if path is not None:
+            self.path = absolute_path("path", path)
         self._has_checked = False  # True after a check in this process; not part of snapshots
 
     @property
     def found(self) -> tuple[int, float] | None:
         """The best epoch and its value; None before the first check."""
-        return None if self.epoch is None or self.value is None else (self.epoch, self.value)
+        if self.epoch is None or self.value is None:
+            return None
+        return (self.epoch, self.value)
 
     def on_train_start(self, loop: TrainingLoop) -> None:
         """Try to write."""
@@ -272,14 +289,9 @@ class ModelCheckpoint(_MonitorCallback):
         """Find the files of this run, because it may have been killed after its last snapshot."""
         if not loop.state.step:  # a new run, such as the next fold's, leaves the files of others
             self.forget()
-        mark = self._mark(loop)
         if loop.world.is_main:
             check_writable(self.save_dir / "epoch.pt")
-            if mark is not None and mark.exists():  # killed before its first snapshot
-                self.run = self.run or mark.read_text()
-            self.run = self.run or uuid.uuid4().hex
-            if mark is not None:
-                write_bytes(mark, self.run.encode())
+            self._mark_run(self._mark(loop))
         self.run = loop.world.broadcast(self.run)
         missing = loop.world.broadcast([path.name for path in self.paths if not path.exists()])
         self.kept = [(value, name) for value, name in self.kept if name not in missing]
@@ -288,6 +300,14 @@ class ModelCheckpoint(_MonitorCallback):
             files = sorted(self.save_dir.glob("epoch-*.pt"))
             own = [path for path in files if read_entry(path, "run") == self.run]
             self._left = [path for path in own if path not in self.paths]
+
+    def _mark_run(self, mark: Path | None) -> None:
+        """Take the id of a run that was killed before its first snapshot, or a new one."""
+        if mark is not None and mark.exists():
+            self.run = self.run or mark.read_text()
+        self.run = self.run or uuid.uuid4().hex
+        if mark is not None:
+            write_bytes(mark, self.run.encode())
 
     def on_train_end(self, loop: TrainingLoop) -> None:
         """Remove files of this run that are not among the best."""
@@ -314,7 +334,9 @@ class ModelCheckpoint(_MonitorCallback):
         """Write this epoch if it is among the best, then remove what no longer is."""
         value = monitored(row, self.monitor)
         is_full = 0 < self.save_top_k <= len(self.kept)  # never with -1, which keeps all
-        to_beat = self.kept[-1][0] if is_full else None
+        to_beat = None
+        if is_full:
+            to_beat = self.kept[-1][0]
         if not is_better(value, to_beat, self.mode):
             return
         name = loop.world.broadcast(self._free_name(row["epoch"]) if loop.world.is_main else "")
@@ -354,7 +376,7 @@ class ModelCheckpoint(_MonitorCallback):
             "model": loop.strategy.model_state(loop.model),
             "outside": loop.outside(),
             "optimizer": loop.strategy.optimizer_state(loop.optimizer),
-            "scheduler": None if loop.scheduler is None else loop.scheduler.state_dict(),
+            "scheduler": state_of(loop.scheduler),
             "scaler": loop.scaler.state_dict(),
             "epoch": epoch,
             "monitor": self.monitor,
@@ -371,9 +393,10 @@ def no_best_model(monitor: str | None) -> RunError:
     )
 
 
-def reporters(progress: bool, loggers: Any) -> list[Callback]:
+def reporters(progress: bool, *loggers: Any) -> list[Callback]:
     """Return the callbacks that show a run and log it."""
-    return [*([Progress()] if progress else []), LoggerCallback(loggers)]
+    log = LoggerCallback([target for targets in loggers for target in as_list(targets)])
+    return [Progress(), log] if progress else [log]
 
 
 def explain_interrupt(interrupt: KeyboardInterrupt, best_epoch: int | None) -> None:

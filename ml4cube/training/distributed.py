@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import weakref
 from collections.abc import Sequence
@@ -21,9 +20,16 @@ from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.files.checkpoint import read_file, write_file
 from ml4cube.training.inputs.checks import bad_loss, check_model
 from ml4cube.training.inputs.options import above_zero, check_count
-from ml4cube.training.inputs.outside_model import load_outside, outside_model
+from ml4cube.training.inputs.outside_model import (
+    held_parameters,
+    load_outside,
+    outside_model,
+    state_of,
+)
 from ml4cube.training.measure.summary import model_text
 from ml4cube.training.ranks.dist import World, join
+from ml4cube.training.ranks.environment import count_gpus
+from ml4cube.training.ranks.strategy import ddp_devices, sum_gradients
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +43,9 @@ class _ModelWrapper(Summarized):
 
     def _summary(self) -> Summary:
         """Return the model, its wrapper and the ranks."""
-        wrapper = None if self.model is self._unwrapped else type(self.model).__name__
+        wrapper = None
+        if self.model is not self._unwrapped:
+            wrapper = type(self.model).__name__
         facts = {
             "Model": model_text(self._unwrapped),
             "Wrapped by": wrapper,
@@ -55,7 +63,7 @@ class _ModelWrapper(Summarized):
             content = {
                 "model": self._unwrapped.state_dict(),
                 "outside": outside_model(self._unwrapped, optimizer, {}),
-                "optimizer": None if optimizer is None else optimizer.state_dict(),
+                "optimizer": state_of(optimizer),
                 "epoch": epoch,
             }
             write_file(path, content)
@@ -103,13 +111,17 @@ class MultiGPUTrainer(_ModelWrapper):
 
     def __init__(self, model: nn.Module, gpu_ids: Sequence[int] | None = None) -> None:
         check_model(model)
-        gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-        ids = list(gpus if gpu_ids is None else gpu_ids)
-        if gpus and (not ids or any(i not in gpus for i in ids)):
-            raise InvalidValueError(f"gpu_ids must be among {list(gpus)}, got {ids}")
-        if ids and not gpus:
+        gpus = range(count_gpus())
+        ids = list(gpus)
+        if gpu_ids is not None:
+            ids = list(gpu_ids)
+        self.device = torch.device("cpu")
+        if gpus:
+            if not ids or any(i not in gpus for i in ids):
+                raise InvalidValueError(f"gpu_ids must be among {list(gpus)}, got {ids}")
+            self.device = torch.device("cuda", ids[0])
+        elif ids:
             logger.warning("gpu_ids=%s, but this machine has no GPU; using the CPU", ids)
-        self.device = torch.device("cuda", ids[0]) if gpus else torch.device("cpu")
         self.world = World.single(self.device)
         self.model = self._unwrapped = model.to(self.device)
         if gpus and len(ids) > 1:
@@ -165,7 +177,7 @@ class DistributedTrainer(_ModelWrapper):
             )
         self.model = self._unwrapped = model.to(self.world.device)
         if self.world.size > 1:
-            device_ids = [self.world.device] if self.world.device.type == "cuda" else None
+            device_ids = ddp_devices(self.world)
             self.model = DistributedDataParallel(self._unwrapped, device_ids=device_ids)
 
     def create_dataloader(
@@ -207,14 +219,14 @@ class DistributedTrainer(_ModelWrapper):
         InvalidTypeError
             If ``shuffle=True`` and ``train=False``.
         """
-        train = shuffle if train is None else train
+        if train is None:
+            train = shuffle
         if shuffle and not train:
             raise InvalidTypeError("shuffle must be False with train=False")
         arguments = {"drop_last": False, "parallel": self.world.size > 1, **arguments}
-        name = "train_ds" if train else "test_ds"
-        return prep_dataloader(
-            **{name: dataset}, batch_size=batch_size, shuffle=shuffle, **arguments
-        )
+        if not train:
+            return prep_dataloader(test_ds=dataset, batch_size=batch_size, **arguments)
+        return prep_dataloader(dataset, batch_size=batch_size, shuffle=shuffle, **arguments)
 
 
 class GradientAccumulator(PrintedAsCall):
@@ -334,23 +346,13 @@ class GradientAccumulator(PrintedAsCall):
                 return False, True
             # This rank adds nothing, and not its gradients of the last step once more.
             self.optimizer.zero_grad(set_to_none=True)
-        # The optimizer may have others than the model, such as learned weights of losses.
-        groups = self.optimizer.param_groups
-        both = itertools.chain(self.model.parameters(), *(group["params"] for group in groups))
-        parameters = [p for p in dict.fromkeys(both) if p.requires_grad]
-        has_grad = [p.grad is not None for p in parameters]
-        samples, ranks_left, *ranks_with_grad = self._world.total(
-            [self._samples, not ended, *has_grad]
-        )
-        stepped = samples > 0
-        if stepped:
-            for parameter, n_ranks in zip(parameters, ranks_with_grad, strict=True):
-                if n_ranks == 0:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                # The gradient of `loss * samples`, summed over ranks and divided by all samples.
-                parameter.grad.copy_(self._world.sum_tensor(parameter.grad)).div_(samples)
+        samples, ranks_left = self._world.total([self._samples, not ended])
+        if samples:
+            # The optimizer may have others than the model, such as learned weights of losses.
+            both = [*self.model.parameters(), *held_parameters(self.optimizer)]
+            parameters = [p for p in dict.fromkeys(both) if p.requires_grad]
+            # The gradients of `loss * samples`, summed over ranks and divided by all samples.
+            sum_gradients(parameters, self._world, samples)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
             self.optimizer.step()
@@ -358,4 +360,4 @@ class GradientAccumulator(PrintedAsCall):
                 # As the model does without `no_sync`.
                 self._world.broadcast_tensors(self.model.buffers())
         self._batches, self._samples = 0, 0
-        return stepped, not ranks_left
+        return samples > 0, not ranks_left

@@ -255,7 +255,9 @@ def as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     is_one = isinstance(given, str) or not isinstance(given, Iterable)
-    return [given] if is_one else list(given)
+    if is_one:
+        return [given]
+    return list(given)
 
 
 def as_callbacks(given: Any) -> list[Callback]:

@@ -81,7 +81,10 @@ class Logger(PrintedAsCall, ABC):
         """
         self.start(step - 1)  # without entries of this step, which are written again
         # Scalars of torch and numpy become floats.
-        numbers = {n: v if type(v) in (int, float) else float(v) for n, v in values.items()}
+        numbers = dict(values)
+        for name, value in values.items():
+            if type(value) not in (int, float):
+                numbers[name] = float(value)
         self._write(numbers, int(step))
 
     def close(self) -> None:
@@ -143,7 +146,9 @@ class CSVLogger(Logger):
 
     def _open(self, step: int) -> list[str]:
         rows = self._rows(step)
-        columns = list(rows[0]) if rows else ["step"]
+        columns = ["step"]
+        if rows:
+            columns = list(rows[0])
         self._rewrite(columns, rows)
         return columns
 
@@ -366,8 +371,11 @@ class MLflowLogger(_ServiceLogger):
             self._last_step = max((metric.step for metric in metrics), default=-1)
             client.update_run(self.run_id, status="RUNNING")
             return client
-        found = client.get_experiment_by_name(self.experiment)
-        experiment_id = found.experiment_id if found else client.create_experiment(self.experiment)
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            experiment_id = client.create_experiment(self.experiment)
+        else:
+            experiment_id = experiment.experiment_id
         self.run_id = client.create_run(experiment_id, run_name=self.run_name).info.run_id
         self._last_step = -1
         if self.params:

@@ -80,12 +80,16 @@ class MaskedLoss(PrintedAsCall):
         # The loss per cell; it refuses predictions that would be broadcast against the target.
         self._cellwise = ShapeChecked("loss", reduced(loss, "none"))
         # If the loss is over classes: the class weights of targets, 0 for ignored ones.
-        self._classes = ClassWeights(loss) if is_over_classes(loss) else None
+        self._classes = None
+        if is_over_classes(loss):
+            self._classes = ClassWeights(loss)
         if self._classes is None:
             self._ignored_class = setting(loss, "ignore_index")
         else:
             self._ignored_class = self._classes.ignored  # -100, as in torch, if the loss says none
-        self._weights = None if weights is None else _as_weights(weights)
+        self._weights = None
+        if weights is not None:
+            self._weights = _as_weights(weights)
 
     def __call__(
         self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
@@ -108,7 +112,8 @@ class MaskedLoss(PrintedAsCall):
                 f"the loss {self.loss!r} must return one value per cell of the target "
                 f"{tuple(target.shape)}, or take reduction='none'; got shape {shape}"
             )
-        values = values if values.dtype == torch.float64 else values.float()
+        if values.dtype != torch.float64:
+            values = values.float()
         cell_weights = self._cell_weights(target, gaps, weights).to(values.dtype)
         if gaps is not None:
             values = torch.where(gaps, 0, values)
@@ -136,14 +141,20 @@ class MaskedLoss(PrintedAsCall):
 
     def _total(self, cell_weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the denominator of the mean, with the class weights that the loss contains."""
-        class_weights = None if self._classes is None else self._classes(target)
-        return (cell_weights if class_weights is None else cell_weights * class_weights).sum()
+        if self._classes is not None:
+            class_weights = self._classes(target)
+            if class_weights is not None:
+                cell_weights = cell_weights * class_weights
+        return cell_weights.sum()
 
     def _gaps(self, target: torch.Tensor) -> torch.Tensor | None:
         """Return which cells have no value; None if all have one."""
         if target.is_floating_point():
             return ~target.isfinite()
-        return None if self._ignored_class is None else target == self._ignored_class
+        if self._ignored_class is None:
+            return None
+        is_ignored: torch.Tensor = target == self._ignored_class
+        return is_ignored
 
     def _cell_weights(
         self, target: torch.Tensor, gaps: torch.Tensor | None, weights: torch.Tensor | None
@@ -161,7 +172,9 @@ class MaskedLoss(PrintedAsCall):
                 f"weights must broadcast to the target's shape {tuple(target.shape)}, "
                 f"got {tuple(combined.shape)}"
             )
-        return combined if gaps is None else torch.where(gaps, 0, combined)
+        if gaps is None:
+            return combined
+        return torch.where(gaps, 0, combined)
 
 
 class CrossEntropy(MaskedLoss):
@@ -206,8 +219,9 @@ class CrossEntropy(MaskedLoss):
             raise InvalidValueError(f"classes must be two or more distinct labels, got {classes!r}")
         self._order = torch.from_numpy(labels.argsort())
         self._labels = torch.from_numpy(labels)[self._order]
-        given = [*classes.values()] if isinstance(classes, Mapping) else None
-        self._of_classes = None if given is None else _as_weights(given)
+        self._of_classes = None
+        if isinstance(classes, Mapping):
+            self._of_classes = _as_weights([*classes.values()])
 
     def __call__(
         self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
@@ -238,7 +252,9 @@ class CrossEntropy(MaskedLoss):
             )
         positions = self._order[nearest]
         has_gaps = target.is_floating_point()
-        return torch.where(is_gap, torch.nan, positions) if has_gaps else positions
+        if has_gaps:
+            return torch.where(is_gap, torch.nan, positions)
+        return positions
 
     def _cell_weights(
         self, target: torch.Tensor, gaps: torch.Tensor | None, weights: torch.Tensor | None
@@ -310,7 +326,9 @@ def balanced_weights(data: Any) -> dict[float, float]:
 
 def _listed_labels(data: PTXrDataset) -> list[float]:
     """Return the labels that the flags of the target list, in their order."""
-    variables = data.metadata.provenance.get("variables", {}) if data.metadata else {}
+    variables = {}
+    if data.metadata:
+        variables = data.metadata.provenance.get("variables", {})
     attrs = variables.get(data.targets[0], {}).get("attrs")
     return [*class_names(xr.Variable((), 0.0, attrs))]
 
@@ -390,8 +408,12 @@ def area_weights(
             f"example -2 for (..., lat, lon); got {axis}"
         )
     units = getattr(latitude, "attrs", {}).get("units")
-    lons = None if longitude is None else in_degrees(longitude, units)
-    edges = None if bounds is None else in_degrees(bounds, units)
+    lons = None
+    if longitude is not None:
+        lons = in_degrees(longitude, units)
+    edges = None
+    if bounds is not None:
+        edges = in_degrees(bounds, units)
     weights = np.nan_to_num(grid_areas(in_degrees(latitude, units), lons, "latitude", edges))
     trailing_dims = (1,) * (-axis - dims)
     return torch.from_numpy(weights.reshape(*weights.shape, *trailing_dims)).float()
@@ -460,33 +482,43 @@ def target_weights(data: Any, weights: Mapping[Any, float]) -> torch.Tensor:
 
 def _find_level(data: PTXrDataset, level: Any) -> tuple[str, int]:
     """Return the dim and the position at which windows of y have a level."""
-    others = [d for d in data.step_sizes[1] if not (is_latitude(d, {}) or is_longitude(d, {}))]
-    later = [dim for dim, (offset, _) in (data.lead or {}).items() if offset]
-    sample, every = data.to_dataset(data.take([0]), [0]), data.coords(range(len(data)))
-    known = {}
-    for dim in others:
-        if f"{dim}_cells" in sample and dim not in later and not is_time(sample[f"{dim}_cells"]):
-            if np.ptp(every[f"{dim}_index"]):
-                raise InvalidValueError(
-                    f"weights of levels need windows with the same cells along {dim!r}, which "
-                    "those of these samples do not have; give PTXrDataset weights= of cells"
-                )
-            known[dim] = sample[f"{dim}_cells"].values[0]
-    matches = [(dim, np.flatnonzero(values == level)) for dim, values in known.items()]
-    matches = [(dim, positions) for dim, positions in matches if len(positions)]
+    levels, matches = _levels(data), []
+    for dim, values in levels.items():
+        for position in np.flatnonzero(values == level)[:1]:
+            matches.append((dim, int(position)))
     if len(matches) != 1:
-        levels = {dim: values.tolist() for dim, values in known.items()}
+        listed = {dim: values.tolist() for dim, values in levels.items()}
         raise InvalidValueError(
             f"weights: level {level!r} must be in one dim of the windows of y, found in "
-            f"{[dim for dim, _ in matches]}; they have {levels}"
+            f"{[dim for dim, _ in matches]}; they have {listed}"
         )
-    return matches[0][0], int(matches[0][1][0])
+    return matches[0]
+
+
+def _levels(data: PTXrDataset) -> dict[str, Any]:
+    """Return the coordinates of y along its dims that are neither time, latitude nor longitude."""
+    later = [dim for dim, (offset, _) in (data.lead or {}).items() if offset]
+    sample, every = data.to_dataset(data.take([0]), [0]), data.coords(range(len(data)))
+    levels = {}
+    for dim in data.step_sizes[1]:
+        cells = sample.get(f"{dim}_cells")
+        if cells is None or dim in later or is_time(cells):
+            continue
+        if is_latitude(dim, {}) or is_longitude(dim, {}):
+            continue
+        if np.ptp(every[f"{dim}_index"]):
+            raise InvalidValueError(
+                f"weights of levels need windows with the same cells along {dim!r}, which "
+                "those of these samples do not have; give PTXrDataset weights= of cells"
+            )
+        levels[dim] = cells.values[0]
+    return levels
 
 
 def _as_weights(weights: Any) -> torch.Tensor:
-    # numpy has no arrays of bfloat16, or on a GPU.
-    array = weights.detach() if isinstance(weights, torch.Tensor) else np.asarray(weights)
-    tensor = torch.as_tensor(array, dtype=torch.float32)
+    if not isinstance(weights, torch.Tensor):  # numpy has no arrays of bfloat16, or on a GPU
+        weights = np.asarray(weights)
+    tensor = torch.as_tensor(weights, dtype=torch.float32).detach()
     if not bool((tensor >= 0).all()) or not bool((tensor > 0).any()):
         raise InvalidValueError("weights must be 0 or more, and at least one positive, and not NaN")
     return tensor

@@ -19,12 +19,11 @@ from ml4cube.training.callbacks import (
     EarlyStopping,
     LossPlot,
     RankReport,
+    as_callbacks,
     explain_interrupt,
     reporters,
 )
-from ml4cube.training.events import as_callbacks
 from ml4cube.training.files.paths import absolute_path
-from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, pick_precision
 from ml4cube.training.measure.summary import data_text, run_facts, summary_of_run
 from ml4cube.training.ranks.dist import World
@@ -230,7 +229,7 @@ class Trainer(Summarized):
             raise InvalidTypeError(
                 f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}"
             )
-        step = Supervised(check_loss("loss", loss))
+        step = Supervised(loss)
         best_path = _pick_best_path(best_model_path, model_path, snapshot_path)
         if create_loss_plot and best_path is None:
             raise InvalidTypeError(

@@ -137,9 +137,13 @@ class Progress(Callback):
             remaining_steps = min(remaining_steps, loop.options.max_steps - state.step)
         step_s = (now - self._start_time) / max(state.step - self._start_step, 1)
         remaining_s = step_s * remaining_steps
-        time_format = "%H:%M" if remaining_s < 12 * 3600 else "%Y-%m-%d %H:%M"
+        time_format = "%Y-%m-%d %H:%M"
+        if remaining_s < 12 * 3600:
+            time_format = "%H:%M"
         end_time = time.localtime(now + remaining_s)
-        end = time.strftime(time_format, end_time) if remaining_s > 0 else None
+        end = None
+        if remaining_s > 0:
+            end = time.strftime(time_format, end_time)
         write_line(self.line(row, epochs, _describe_best(loop), end))
 
     def on_close(self, loop: TrainingLoop) -> None:
@@ -168,7 +172,9 @@ class Progress(Callback):
         str
             One line.
         """
-        step = f", step {row['step']}" if "step" in row else ""
+        step = ""
+        if "step" in row:
+            step = f", step {row['step']}"
         names = [name for name in ("train_loss", "val_loss") if row.get(name) is not None]
         losses = [f"{name} {row[name]:.6g}" for name in names]
         if best is not None:
@@ -268,12 +274,8 @@ class LoggerCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each logger; that of a dropped one is empty."""
-        return {
-            "loggers": [
-                target.state_dict() if hasattr(target, "state_dict") else {}
-                for target in self._loggers
-            ]
-        }
+        states: list[Any] = [getattr(target, "state_dict", dict)() for target in self._loggers]
+        return {"loggers": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of each logger."""
@@ -296,7 +298,9 @@ class LoggerCallback(Callback):
 def _describe_best(loop: TrainingLoop) -> str | None:
     """Return the best value so far of the monitored column, in words."""
     best = best_row(loop.history, loop.monitor, loop.options.mode)
-    return None if best is None else f"{loop.monitor} {best[1]:.6g} in epoch {best[0]}"
+    if best is None:
+        return None
+    return f"{loop.monitor} {best[1]:.6g} in epoch {best[0]}"
 
 
 def _describe_slow_rank(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -309,7 +313,9 @@ def _describe_slow_rank(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     median_data_wait = statistics.median_low(rank["data_wait"] for rank in ranks)
     # Data are the cause if they explain half of the least difference that is reported.
     waits_for_data = slowest["data_wait"] - median_data_wait > _SLOW / 2
-    cause = "waits for data" if waits_for_data else "computes longer"
+    cause = "computes longer"
+    if waits_for_data:
+        cause = "waits for data"
     return [f"the others wait for rank {slowest['rank']}, which {cause}"]
 
 
@@ -320,4 +326,6 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:.0%}"
     if name == "seconds":
         return f"{value:.2f}"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -69,9 +71,7 @@ class Residual(nn.Module):
         dim = lead_dim(data)
         check_same_cells(data, dim)
         # Axes of time in X and y, in which they may lack.
-        self._axes = [
-            2 + list(sizes).index(dim) if dim in sizes else None for sizes in data.step_sizes[:2]
-        ]
+        self._axes = [_axis(dim, sizes) for sizes in data.step_sizes[:2]]
         self._targets = len(data.targets)
         for name, channels in zip("xy", shared_channels(data), strict=True):
             # Not persistent, so that the state is that of the network.
@@ -93,7 +93,9 @@ class Residual(nn.Module):
         """
         change: Tensor = self.model(x)
         x_axis, y_axis = self._axes
-        last = x if x_axis is None else x.select(x_axis, -1)
+        last = x
+        if x_axis is not None:
+            last = x.select(x_axis, -1)
         last = last.index_select(1, self._x_channels)
         n_axes = last.ndim + (y_axis is not None)
         if change.ndim != n_axes or change.shape[1] != self._targets:
@@ -105,3 +107,8 @@ class Residual(nn.Module):
             last = torch.stack([last] * change.shape[y_axis], y_axis)
         dtype = torch.promote_types(change.dtype, last.dtype)  # half precision under autocast
         return change.to(dtype).index_add(1, self._y_channels, last.to(dtype))
+
+
+def _axis(dim: str, sizes: Mapping[str, int]) -> int | None:
+    """Return the axis of a dim in batches with windows of these sizes; None without it."""
+    return 2 + list(sizes).index(dim) if dim in sizes else None

@@ -1,52 +1,34 @@
 """Train scikit-learn estimators batch by batch from a loader, or at once on arrays.
 
-History and loggers are those of the other trainers. The loop is a separate one, because estimators
-have no parameters that torch could train.
+History and loggers are those of the other trainers.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, is_classifier, is_clusterer
 from sklearn.metrics import mean_squared_error, zero_one_loss
 
 from ml4cube.core.display import Summarized, Summary, counted, one_line
-from ml4cube.core.errors import (
-    EmptyPartError,
-    InvalidTypeError,
-    InvalidValueError,
-    StoreError,
-    check_choice,
-)
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
 from ml4cube.core.same_scaling import check_same_scaling
-from ml4cube.progress import write_line
-from ml4cube.training.callbacks import LoggerCallback, is_better, no_best_model
 from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.files.paths import absolute_path, check_writable
-from ml4cube.training.inputs.batches import as_pair, set_epoch
 from ml4cube.training.inputs.checks import check_loader, import_package
 from ml4cube.training.inputs.options import check_count
 from ml4cube.training.inputs.rollout import refuse_several_steps
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.measure.summary import data_text, summary_of_run
-from ml4cube.training.ranks.dist import World
-from ml4cube.training.state import History, TrainState, best_row
+from ml4cube.training.run.estimators import Array, EstimatorLoop, as_items, column, is_arrays
+from ml4cube.training.state import History, best_row
 
 __all__ = ["Trainer", "load_model", "save_model"]
 
-Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]
+_ONE_STEP = "an estimator is trained on one step; make them without rollout"
 
 
 class Trainer(Summarized):
@@ -148,16 +130,17 @@ class Trainer(Summarized):
     ) -> None:
         check_choice("task_type", task_type, ["supervised", "unsupervised"])
         check_choice("mode", mode, ["min", "max"])
-        self._by_batch = not _is_arrays(train_data) if batch_training is None else batch_training
-        _check_model(model, by_batch=self._by_batch)
+        if batch_training is None:
+            batch_training = not is_arrays(train_data)
+        _check_model(model, by_batch=batch_training)
         check_count("epochs", epochs)
         check_count("max_samples", max_samples, optional=True)
         check_count("patience", patience, optional=True)
-        if self._by_batch:
+        if batch_training:
             check_loader("train_data", train_data)
         check_same_scaling({"train_data": train_data, "test_data": test_data})
-        self._refuse_several_steps(train_data=train_data, test_data=test_data)
-        if not self._by_batch and epochs > 1:
+        refuse_several_steps({"train_data": train_data, "test_data": test_data}, _ONE_STEP)
+        if not batch_training and epochs > 1:
             raise InvalidTypeError(
                 f"epochs must be 1 with batch_training=False, which fits once; got {epochs}"
             )
@@ -165,41 +148,72 @@ class Trainer(Summarized):
             raise InvalidTypeError(
                 f"mlflow_run must have log_metric(name, value), got {mlflow_run!r}"
             )
-        self._path = None if model_path is None else absolute_path("model_path", model_path)
-        if self._path is not None:
+        self._path: Path | None = None
+        if model_path is not None:
+            self._path = absolute_path("model_path", model_path)
             _skops()
-        self.model, self.metrics = model, check_metrics(metrics)
-        self.history = History()
-        self.best_epoch: int | None = None
-        self._is_supervised = task_type == "supervised"
-        self._train_data = train_data
-        self._evaluated = {"train": train_data} if score_train or test_data is None else {}
-        if test_data is not None:
-            self._evaluated["val"] = test_data
-        loss = _default_loss(model, supervised=self._is_supervised) if loss is None else loss
-        self._metrics = ({} if loss is None else {"loss": loss}) | self.metrics
-        self._monitor = self._pick_monitor(monitor, patience)
-        self._mode, self._epochs, self._progress = mode, epochs, progress
-        self._classes: Any = classes
-        self._max_samples, self._mlflow = max_samples, mlflow_run
-        self._patience = patience
-        self._loggers = LoggerCallback(loggers)
+        self.metrics = check_metrics(metrics)
+        measured = dict(self.metrics)
+        loss = loss or _default_loss(model, supervised=task_type == "supervised")
+        if loss is not None:
+            measured = {"loss": loss} | measured
+        scored = {"train": train_data, "val": test_data}
+        if test_data is None:
+            del scored["val"]
+        elif not score_train:
+            del scored["train"]
+        self._loop = EstimatorLoop(
+            model,
+            train_data,
+            scored,
+            measured,
+            _pick_monitor(monitor, scored, measured, patience),
+            mode,
+            epochs,
+            batch_training,
+            task_type == "supervised",
+            loggers,
+            patience,
+            classes,
+            max_samples,
+            mlflow_run,
+            progress,
+        )
 
     def _summary(self) -> Summary:
         """Return how far training is, the next call, and what is trained on what."""
+        loop, done, fitted = self._loop, len(self.history), "at once"
+        if loop.by_batch:
+            fitted = "batch by batch"
         facts = {
             "Model": one_line(self.model),
-            "Fitted": "batch by batch" if self._by_batch else "at once",
-            "Metrics": list(self._metrics),
-            "Training": _shown_data(self._train_data),
-            "Validation": _shown_data(self._evaluated.get("val")),
+            "Fitted": fitted,
+            "Metrics": list(loop.metrics),
+            "Training": _shown_data(loop.train_data),
+            "Validation": _shown_data(loop.scored.get("val")),
             "Best model": self._path,
         }
-        history, done = self.history, len(self.history)
-        best = best_row(history, self._monitor, self._mode)
-        next_step = "evaluate(data), predict_cube(trainer.model, ...)" if done else "train()"
-        epochs = f"{done} of {counted(self._epochs, 'epoch')}"
-        return summary_of_run(epochs, self._monitor, best, next_step, facts, history)
+        best = best_row(self.history, loop.monitor, loop.mode)
+        next_step = "train()"
+        if done:
+            next_step = "evaluate(data), predict_cube(trainer.model, ...)"
+        epochs = f"{done} of {counted(loop.epochs, 'epoch')}"
+        return summary_of_run(epochs, loop.monitor, best, next_step, facts, self.history)
+
+    @property
+    def model(self) -> BaseEstimator:
+        """The estimator; after training, that of the best epoch."""
+        return self._loop.model
+
+    @property
+    def history(self) -> History:
+        """Loss, metrics and timings of every epoch."""
+        return self._loop.history
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch, from 1, whose estimator is kept; None before the first has ended."""
+        return self._loop.best_epoch
 
     def train(self) -> BaseEstimator:
         """Train for all epochs, or until `patience` runs out.
@@ -218,101 +232,12 @@ class Trainer(Summarized):
         RunError
             If the monitored value is NaN in every epoch.
         """
-        state = TrainState()
-        # The attributes of a `TrainingLoop` that LoggerCallback reads.
-        loop: Any = SimpleNamespace(world=World.single("cpu"), state=state)
-        best, best_value, best_epoch = None, None, 0
         if self._path is not None:
             check_writable(self._path)
-        try:
-            self._loggers.on_train_start(loop)
-            for epoch in range(1, self._epochs + 1):
-                row = self._run_epoch(state)
-                value = None if self._monitor is None else row[self._monitor]
-                if value is None or is_better(value, best_value, self._mode):
-                    best, best_value, best_epoch = copy.deepcopy(self.model), value, epoch
-                    self.best_epoch = best_epoch
-                    if self._path is not None:
-                        save_model(self._path, best)
-                self._loggers.on_epoch_end(loop, row)
-                if self._patience is not None and epoch - best_epoch >= self._patience:
-                    break
-        finally:
-            self._loggers.on_close(loop)
-        if best is None:
-            raise no_best_model(self._monitor)
-        self.model = best
-        if self._path is not None and hasattr(self._mlflow, "log_artifact"):
-            self._mlflow.log_artifact(str(self._path), self._path.name)
+        best = self._loop.run(self._save)
+        if self._path is not None and hasattr(self._loop.mlflow, "log_artifact"):
+            self._loop.mlflow.log_artifact(str(self._path), self._path.name)
         return best
-
-    def _pick_monitor(self, monitor: str | None, patience: int | None) -> str | None:
-        """Return the column that chooses the best epoch; None if nothing is measured."""
-        columns = [_column(part, name) for part in self._evaluated for name in self._metrics]
-        default = "val_loss" if "val" in self._evaluated else "train_loss"
-        if monitor is None and default not in columns and patience is None:
-            return None
-        if (monitor or default) not in columns:
-            raise InvalidValueError(
-                f"monitor must be one of the columns {columns}, got {monitor or default!r}; give "
-                "loss= or metrics=, or another monitor"
-            )
-        return monitor or default
-
-    def _run_epoch(self, state: TrainState) -> dict[str, Any]:
-        """Train for one epoch, evaluate, and return the row of the History."""
-        started = time.perf_counter()
-        set_epoch(self._train_data, state.epoch)
-        samples = self._partial_fit(state) if self._by_batch else self._fit(state)
-        state.epoch += 1
-        row: dict[str, Any] = {"epoch": state.epoch}
-        for part, data in self._evaluated.items():
-            row |= self._evaluate(data, part)
-            if self._mlflow is not None:
-                prefix = "training" if part == "train" else "validation"
-                for name in self._metrics:
-                    score = row[_column(part, name)]
-                    self._mlflow.log_metric(f"{prefix}_{name}", score, step=state.epoch)
-        row |= {"samples": samples, "seconds": time.perf_counter() - started}
-        self.history.append(row)
-        if self._progress:
-            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
-            text = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
-            write_line(f"epoch {state.epoch}/{self._epochs}: {text}")
-        return row
-
-    def _partial_fit(self, state: TrainState) -> int:
-        """Train on all batches once, and return the number of samples."""
-        if self._classes is None and self._is_supervised and is_classifier(self.model):
-            of_batches = [np.unique(batch.y) for batch in self._batches(self._train_data, "train")]
-            self._classes = np.unique(np.concatenate(of_batches))
-        samples = 0
-        for batch in self._batches(self._train_data, "train"):
-            arguments = {}
-            if state.step == 0 and self._classes is not None:
-                arguments["classes"] = self._classes  # only the first call of all takes them
-            self._learn(self.model.partial_fit, batch, **arguments)
-            samples += len(batch.x)
-            state.step += 1
-        return samples
-
-    def _fit(self, state: TrainState) -> int:
-        """Fit on all samples at once, and return their number."""
-        whole = _concatenate(self._batches(self._train_data, "train"), self._max_samples)
-        self._learn(self.model.fit, whole)
-        state.step += 1
-        return len(whole.x)
-
-    def _learn(self, method: Callable[..., Any], batch: Batch, **arguments: Any) -> None:
-        """Call `fit` or `partial_fit` of the estimator."""
-        if batch.weights is not None:
-            if not _takes_weights(method):
-                raise InvalidTypeError(
-                    f"batches have weights, but {type(self.model).__name__} takes no sample_weight"
-                )
-            arguments["sample_weight"] = batch.weights
-        targets = (batch.y,) if self._is_supervised else ()
-        method(batch.x, *targets, **arguments)
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Return loss and metrics over all samples of other data.
@@ -334,46 +259,12 @@ class Trainer(Summarized):
         InvalidValueError
             If its samples hold several steps of a forecast.
         """
-        self._refuse_several_steps(data=data)
-        return self._evaluate(data, "val")
+        refuse_several_steps({"data": data}, _ONE_STEP)
+        return self._loop.score(data)
 
-    def _refuse_several_steps(self, **data: Any) -> None:
-        refuse_several_steps(data, "an estimator is trained on one step; make them without rollout")
-
-    def _evaluate(self, data: Any, part: str) -> dict[str, float]:
-        """Return loss and metrics over all samples, by column."""
-        if not self._metrics:  # an estimator such as DBSCAN cannot predict
-            return {}
-        # Batches with the prediction in place of X, so that not all inputs must fit into memory.
-        batches = self._batches(data, part)
-        predicted = (Batch(self._predict(x), y, weights) for x, y, weights in batches)
-        pred, truth, weights = _concatenate(predicted)
-        return {
-            _column(part, name): _score(metric, truth, pred, weights)
-            for name, metric in self._metrics.items()
-        }
-
-    def _predict(self, x: Array) -> Array:
-        if hasattr(self.model, "predict"):
-            return np.asarray(self.model.predict(x))
-        if not self._is_supervised and hasattr(self.model, "inverse_transform"):
-            return np.asarray(self.model.inverse_transform(self.model.transform(x)))
-        raise InvalidTypeError(
-            f"{type(self.model).__name__} cannot be evaluated: it has no predict or "
-            "inverse_transform"
-        )
-
-    def _batches(self, data: Any, part: str) -> Iterator[Batch]:
-        """Yield batches as arrays with one row per sample."""
-        is_empty = True
-        for given in [data] if _is_arrays(data) else data:
-            batch = _as_batch(given, supervised=self._is_supervised)
-            if len(batch.x):
-                is_empty = False
-                yield batch
-        if is_empty:
-            name = {"train": "train_data", "val": "test_data"}[part]
-            raise EmptyPartError(f"{name} must not be empty")
+    def _save(self, model: BaseEstimator) -> None:
+        if self._path is not None:
+            save_model(self._path, model)
 
 
 def save_model(path: str | Path, model: BaseEstimator) -> None:
@@ -442,9 +333,11 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
     file, skops = Path(path).expanduser(), _skops()
     if not file.is_file():
         raise StoreError(f"{file} does not exist")
+    model = None
     try:
         unknown = sorted(set(skops.get_untrusted_types(file=file)) - set(trusted))
-        model = None if unknown else skops.load(file, trusted=list(trusted))
+        if not unknown:
+            model = skops.load(file, trusted=list(trusted))
     except Exception as error:  # skops raises errors of many types for damaged files
         raise StoreError(f"{file} is damaged or not written by save_model: {error}") from error
     if unknown:
@@ -452,114 +345,39 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
     return model
 
 
-class Batch(NamedTuple):
-    """Samples as arrays for scikit-learn."""
-
-    x: Array  # (samples, features)
-    y: Array  # (samples,) or (samples, targets)
-    weights: Array | None  # (samples,)
-
-
-def _column(part: str, name: str) -> str:
-    """Return the column of a metric; only the loss has a prefix for the validation data."""
-    return f"{part}_{name}" if part == "train" or name == "loss" else name
-
-
-def _as_batch(batch: Any, *, supervised: bool) -> Batch:
-    """Return a batch ``(X, y)``, ``(X, y, weights)`` or X as arrays; unsupervised, y is X."""
-    if isinstance(batch, Mapping):  # variables are stacked as channels
-        batch = as_pair(batch)
-    items = batch if isinstance(batch, tuple | list) else (batch,)
-    arrays = [
-        item.numpy(force=True) if isinstance(item, torch.Tensor) else np.asarray(item)
-        for item in items
-    ]
-    if len(arrays) not in (1, 2, 3):
-        raise InvalidTypeError(
-            f"a batch must be (X, y), (X, y, weights) or X, got {len(arrays)} items"
-        )
-    if supervised and len(arrays) == 1:
-        raise InvalidTypeError(
-            "a batch must be (X, y), got X alone; use task_type='unsupervised' to train without y"
-        )
-    x = _flatten(arrays[0])
-    y = _flatten(arrays[1]) if supervised else x
-    weights = arrays[2] if len(arrays) == 3 else None
-    if len(arrays) > 1 and len(x) != len(arrays[1]):
+def _pick_monitor(
+    monitor: str | None, parts: Iterable[str], metrics: Iterable[str], patience: int | None
+) -> str | None:
+    """Return the column that chooses the best epoch; None if nothing is measured."""
+    columns = [column(part, name) for part in parts for name in metrics]
+    default = "train_loss"
+    if "val" in parts:
+        default = "val_loss"
+    if monitor is None and default not in columns and patience is None:
+        return None
+    chosen = monitor or default
+    if chosen not in columns:
         raise InvalidValueError(
-            f"a batch must have as many targets as samples, got {len(arrays[1])} and {len(x)}"
+            f"monitor must be one of the columns {columns}, got {chosen!r}; give loss= or "
+            "metrics=, or another monitor"
         )
-    if weights is not None and weights.ndim != 1:
-        raise InvalidTypeError(f"weights must have one value per sample, got shape {weights.shape}")
-    if supervised and y.shape[1] == 1:  # scikit-learn expects one target as one dim
-        y = y[:, 0]
-    return Batch(x, y, weights)
-
-
-def _flatten(array: Array) -> Array:
-    """Return an array, which may be empty, with one row per sample."""
-    return array.reshape(len(array), math.prod(array.shape[1:]))
-
-
-def _concatenate(batches: Iterable[Batch], max_samples: int | None = None) -> Batch:
-    """Return all samples as one batch; refuse more than `max_samples`."""
-    read: list[Batch] = []
-    samples = 0
-    for batch in batches:
-        read.append(batch)
-        samples += len(batch.x)
-        if max_samples is not None and samples > max_samples:
-            raise InvalidValueError(
-                f"train_data has more than max_samples={max_samples}; increase it, or use an "
-                "estimator with partial_fit and batch_training=True"
-            )
-    weights = None
-    if any(batch.weights is not None for batch in read):  # samples without a weight have weight 1
-        weights = np.concatenate(
-            [np.ones(len(b.x)) if b.weights is None else b.weights for b in read]
-        )
-    return Batch(
-        np.concatenate([batch.x for batch in read]),
-        np.concatenate([batch.y for batch in read]),
-        weights,
-    )
-
-
-def _score(metric: Any, truth: Array, pred: Array, weights: Array | None) -> float:
-    """Return a metric over all samples, weighted if it takes weights."""
-    if hasattr(metric, "update"):
-        metric = copy.deepcopy(metric)  # the user's object stays empty
-        metric.update(pred, truth)
-        return float(metric.compute())
-    if weights is not None and _takes_weights(metric):
-        return float(metric(truth, pred, sample_weight=weights))
-    return float(metric(truth, pred))
-
-
-def _takes_weights(function: Callable[..., Any]) -> bool:
-    return "sample_weight" in inspect.signature(function).parameters
-
-
-def _is_arrays(data: Any) -> bool:
-    """Return True if the data are arrays and not a loader of batches."""
-    items = data if isinstance(data, tuple) else (data,)
-    return len(items) in (1, 2, 3) and all(hasattr(item, "shape") for item in items)
+    return chosen
 
 
 def _shown_data(data: Any) -> str | None:
     """Return the shapes of arrays, or the number of batches of a loader."""
-    if data is None or not _is_arrays(data):
+    if data is None or not is_arrays(data):
         return data_text(data)
-    items = data if isinstance(data, tuple) else (data,)
-    return "arrays " + ", ".join(str(tuple(item.shape)) for item in items)
+    return "arrays " + ", ".join(str(tuple(item.shape)) for item in as_items(data))
 
 
 def _default_loss(model: BaseEstimator, *, supervised: bool) -> Metric | None:
     if is_classifier(model):
         return zero_one_loss  # type: ignore[no-any-return]
     # What others predict of X, such as clusters or outliers, cannot be compared with X.
-    reconstructs = hasattr(model, "inverse_transform") and not hasattr(model, "predict")
-    has_error = not is_clusterer(model) if supervised else reconstructs
+    has_error = hasattr(model, "inverse_transform") and not hasattr(model, "predict")
+    if supervised:
+        has_error = not is_clusterer(model)
     return mean_squared_error if has_error else None
 
 

@@ -210,7 +210,9 @@ class History(Summarized):
 
 def default_monitor(history: History) -> str:
     """Return the column that judges a run unless another is chosen."""
-    return "val_loss" if "val_loss" in history else "train_loss"
+    if "val_loss" in history:
+        return "val_loss"
+    return "train_loss"
 
 
 def best_row(history: History, column: str | None, mode: str) -> tuple[int, float] | None:
@@ -218,8 +220,12 @@ def best_row(history: History, column: str | None, mode: str) -> tuple[int, floa
     columns = history.to_dict()
     pairs = zip(columns.get("epoch", ()), columns.get(column or "", ()), strict=False)
     found = [(epoch, v) for epoch, v in pairs if v is not None and not math.isnan(v)]
-    pick = min if mode == "min" else max
-    return pick(found, key=lambda pair: pair[1]) if found else None
+    pick = max
+    if mode == "min":
+        pick = min
+    if not found:
+        return None
+    return pick(found, key=lambda pair: pair[1])
 
 
 def nonfinite_to_none(value: Any) -> Any:
@@ -235,12 +241,13 @@ def nonfinite_to_none(value: Any) -> Any:
 
 def copy_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
     """Copy a model's state dict to main memory, including extra state."""
-    return {
-        name: value.detach().to("cpu", copy=True)
-        if isinstance(value, torch.Tensor)
-        else copy.deepcopy(value)
-        for name, value in weights.items()
-    }
+    copied: dict[str, Any] = {}
+    for name, value in weights.items():
+        if isinstance(value, torch.Tensor):
+            copied[name] = value.detach().to("cpu", copy=True)
+        else:
+            copied[name] = copy.deepcopy(value)
+    return copied
 
 
 def capture_rng(device: torch.device) -> dict[str, Any]:

@@ -1,42 +1,38 @@
 """A Trainer whose steps you write: `train_step` and `test_step`.
 
-Every call of `Trainer.run` makes a `Loop` that calls these steps. What one loop has reached is kept
-in the Trainer (`TrainerState`), and the next loop continues from there.
+Every call of `Trainer.run` makes a `Loop` that calls these steps (`trainer_runs`). What one loop
+has reached is kept in the Trainer (`TrainerState`), and the next loop continues from there.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.training.addons.core import AddOnBase, combine
 from ml4cube.training.addons.web_logger import web_loggers
 from ml4cube.training.advanced import AdvancedTrainer
-from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, explain_interrupt, reporters
-from ml4cube.training.events import Callback, as_callbacks, as_list
+from ml4cube.training.callbacks import (
+    Callback,
+    EarlyStopping,
+    ModelCheckpoint,
+    as_callbacks,
+    reporters,
+)
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
-from ml4cube.training.inputs.checks import check_loss, check_model
+from ml4cube.training.inputs.checks import check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
-from ml4cube.training.inputs.rollout import refuse_several_steps
-from ml4cube.training.ranks.dist import World, join
-from ml4cube.training.ranks.environment import pick_of
-from ml4cube.training.run.engine import Engine
-from ml4cube.training.run.loop import Loop
-from ml4cube.training.run.supervised_step import Supervised
+from ml4cube.training.ranks.dist import join
+from ml4cube.training.run import trainer_runs
 from ml4cube.training.run.trainer_state import ProgressChecker, TrainerState
-from ml4cube.training.run.user_steps import FollowTrainer, UserStep
 from ml4cube.training.state import History
 
 __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint", "ProgressChecker", "Trainer"]
-
-logger = logging.getLogger(__name__)
 
 DeviceOrDevices = str | torch.device | Sequence[str | torch.device] | None
 
@@ -169,9 +165,8 @@ class Trainer(TrainerState):
     ) -> None:
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
-        loggers = [*as_list(loggers), *web_loggers(web_logger, self.add_ons)]
-        world = join(_device_of_this_rank(device))
-        _warn_of_unused_devices(device, world)
+        web = web_loggers(web_logger, self.add_ons)
+        world = join(device)
         chosen = Options.choose(
             Trainer,
             options,
@@ -180,29 +175,28 @@ class Trainer(TrainerState):
             mode={"max": "max"}.get(mode, "min"),
             precision=self._pick_precision(use_amp, precision, world.device),
         )
-        loss_step = None
-        if loss is not None:
-            loss_step = Supervised(check_loss("loss", loss))
         self.mode = {"test": "test"}.get(mode, "train")
         super().__init__(
-            model, optimizer, scheduler, loss_step, metrics=metrics, world=world, options=chosen
+            model, optimizer, scheduler, loss, metrics=metrics, world=world, options=chosen
         )
-        self._check_step(f"{self.mode}_step")
+        self.check_step(f"{self.mode}_step")
         if self.mode == "train":
-            self._check_optimizer()
+            trainer_runs.check_optimizer(self)
         self.log_bar = log_bar
-        self._follower = FollowTrainer(self)
-        self._callbacks += [
-            self._follower,
-            *reporters(log_bar and progress, loggers),
+        self._callbacks = [
+            trainer_runs.follow(self),
+            *reporters(log_bar and progress, loggers, web),
             *as_callbacks(callbacks),
         ]
         self._test_history = History()
         # False once a test_step has returned no "output".
         self._may_return_output = self._overrides("test_step")
-        self._is_sharded = self._options.strategy == "fsdp" and world.size > 1
-        if not self._is_sharded:  # A sharded model may be too large for one device.
+        if not self.is_sharded:  # A sharded model may be too large for one device.
             self.model.to(world.device)
+
+    def _summary(self) -> Any:
+        """Return how far training is, the next call, and what is trained with what."""
+        return trainer_runs.summary_of(self)
 
     # ------------------------------------------------- methods that subclasses define
 
@@ -219,7 +213,7 @@ class Trainer(TrainerState):
         dict
             ``"loss"``, and whatever else is to be averaged or collected.
         """
-        return {"loss": self._default_step("train_step")(self.model, batch).loss}
+        return {"loss": self.default_step("train_step")(self.model, batch).loss}
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         """Return what one batch gives in validation or testing; define it in a subclass.
@@ -234,7 +228,7 @@ class Trainer(TrainerState):
         dict
             ``"loss"``, and whatever else is to be averaged or collected.
         """
-        return {"loss": self._default_step("test_step")(self.model, batch).loss}
+        return {"loss": self.default_step("test_step")(self.model, batch).loss}
 
     def count_samples(self, batch: Any) -> int | None:
         """Return how many samples a batch has; define it for batches of a kind of your own.
@@ -318,7 +312,7 @@ class Trainer(TrainerState):
         """
         check_count("n_epoch", n_epoch)
         if self.mode == "train":
-            self._train(n_epoch, loader, valid_loader, wrapped=("run_epoch", "run_batch"))
+            trainer_runs.train(self, n_epoch, loader, valid_loader, ("run_epoch", "run_batch"))
             return self.history
         if valid_loader is not None:
             raise InvalidTypeError("mode='test' tests on loader; leave valid_loader out")
@@ -350,7 +344,7 @@ class Trainer(TrainerState):
             return loop_method(loader)
         if self.mode == "test":
             return self._test(loader)
-        self._train(1, loader, None, wrapped=("run_batch",))
+        trainer_runs.train(self, 1, loader, None, ("run_batch",))
         last_row = {name: values[-1] for name, values in self.history.to_dict().items()}
         return {name: value for name, value in last_row.items() if value is not None}
 
@@ -372,17 +366,10 @@ class Trainer(TrainerState):
         loop_method = self.pending.pop("run_batch", None)  # as in `run_epoch`
         if loop_method is not None:
             return loop_method(batch)
-        if self.mode == "test":
-            with self.testing():
-                row = self._make_loop(wrapped=()).evaluate([batch])
-            return {name.removeprefix("val_"): value for name, value in row.items()}
-        if self._is_sharded:
-            raise InvalidTypeError("strategy='fsdp' trains in run() only; call run()")
-        loop = self._make_loop([batch], wrapped=())
-        result = loop.train_batch(batch)
-        self._keep_state_of(loop)
-        numbers: dict[str, Any] = {"loss": result.loss, **result.logs}
-        return {name: float(torch.as_tensor(value).detach()) for name, value in numbers.items()}
+        if self.mode == "train":
+            return trainer_runs.train_batch(self, batch)
+        row = trainer_runs.evaluate(self, [batch], wrapped=())
+        return {name.removeprefix("val_"): value for name, value in row.items()}
 
     def evaluate(self, loader: Any) -> dict[str, Any]:
         """Test once, exactly on any number of ranks; every rank must call this.
@@ -402,10 +389,8 @@ class Trainer(TrainerState):
         EmptyPartError
             If it gives no sample.
         """
-        self._check_step("test_step")
-        with self.testing():  # Empties `log_test`.
-            row: dict[str, Any] = dict(self._make_loop().evaluate(loader))
-        return row | self.user_metrics()
+        self.check_step("test_step")
+        return trainer_runs.evaluate(self, loader) | self.user_metrics()
 
     def inference(self, loader: Iterable[Any]) -> Any:
         """Return the model's predictions for every sample of a loader, in its order.
@@ -428,14 +413,7 @@ class Trainer(TrainerState):
         InvalidValueError
             If its samples hold several steps of a forecast, and no step of your own predicts them.
         """
-        if not self._overrides("predict_step") and not self._overrides("test_step"):
-            refuse_several_steps({"loader": loader}, "predict_cube(..., rollout=) predicts them")
-        was_training = self.model.training
-        try:
-            predictions = self._make_loop().engine.predict(loader, self.predict_step)
-            return _concatenate([_to_cpu(prediction) for prediction in predictions])
-        finally:
-            self.model.train(was_training)
+        return trainer_runs.predict(self, loader)
 
     @property
     def device(self) -> torch.device:
@@ -475,31 +453,6 @@ class Trainer(TrainerState):
         """Return True if a subclass or an add-on defines one of the methods of this class."""
         return getattr(type(self), name) is not getattr(Trainer, name)
 
-    def _train(self, epochs: int, loader: Any, valid_loader: Any, wrapped: tuple[str, ...]) -> None:
-        self._check_optimizer()
-        self._check_step("train_step")
-        if valid_loader is not None:
-            self._check_step("test_step")
-        goal = self._goal + epochs
-        loop = self._make_loop(loader, valid_loader, goal, wrapped=wrapped)
-        # An epoch that `max_time` has interrupted is finished from its snapshot.
-        is_inside_epoch = self._run_state.counters.batch > 0
-        is_interrupted = is_inside_epoch and self._options.snapshot_path is not None
-        resume = is_interrupted or not self._started
-        self._started, self._loop = True, loop
-        self._follower.monitor = loop.monitor
-        try:
-            loop.run(resume=resume)
-        except KeyboardInterrupt as interrupt:
-            explain_interrupt(interrupt, self.best_epoch)
-            raise
-        finally:
-            self._loop = None
-            self._keep_state_of(loop)
-            # A run that stopped early trained fewer epochs, and the next call counts from there.
-            # A snapshot may have had more than the goal; those count in the next call.
-            self._goal = min(goal, loop.state.epoch)
-
     def _test(self, loader: Any) -> dict[str, Any]:
         self.log_reset()
         row = self.evaluate(loader)
@@ -508,106 +461,6 @@ class Trainer(TrainerState):
         self._test_history.append(row)
         return row
 
-    def _make_loop(
-        self,
-        train: Any = None,
-        val: Any = None,
-        epochs: int = 1,
-        *,
-        wrapped: tuple[str, ...] = ("run_batch",),
-    ) -> Loop:
-        """Make a loop that continues where the last one ended; without `train`, one that tests.
-
-        `wrapped` are the methods whose overrides the loop calls around its own passes or batches.
-        """
-        parts = (self.optimizer, self.scheduler)
-        if train is None:
-            parts = (None, None)
-        engine = Engine(
-            self.model,
-            UserStep(self, wrapped),
-            *parts,
-            world=self._world,
-            options=replace(self._options, epochs=epochs),
-            run_state=self._run_state,
-        )
-        return Loop(engine, train, val, metrics=self._metrics, callbacks=self._callbacks)
-
-    def _keep_state_of(self, loop: Loop) -> None:
-        """Keep what the next loop needs."""
-        self._run_state = loop.run_state.left()
-        if loop.ema is not None and not self._is_sharded:
-            self._run_state.average = loop.ema.leave()
-        self.progress_checker.follow(loop.state)
-
     def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:
         """Return the precision; PrecisionMixerAddon overrides it."""
         return pick_precision(use_amp, precision, device)
-
-    def _check_optimizer(self) -> None:
-        if not isinstance(self.optimizer, Optimizer):
-            raise InvalidTypeError(
-                "optimizer must be a torch.optim.Optimizer for mode='train', got "
-                f"{self.optimizer!r}; give one, or mode='test'"
-            )
-
-    def _check_step(self, name: str) -> None:
-        if not self._overrides(name):
-            self._default_step(name)
-
-    def _default_step(self, name: str) -> Supervised:
-        """Return the step made of the argument `loss`."""
-        if self.loss_step is None:
-            raise InvalidTypeError(
-                f"{type(self).__name__} has neither {name}() nor a loss; define "
-                f"{name}(self, batch) in a subclass, or give loss=torch.nn.MSELoss()"
-            )
-        return self.loss_step
-
-
-def _device_of_this_rank(device: DeviceOrDevices) -> str | torch.device | None:
-    """Return the device that is given, or the one of this rank in a list of them."""
-    if isinstance(device, str) or not isinstance(device, Sequence):
-        return device
-    devices = list(device)
-    if not devices:
-        raise InvalidValueError("device must name a device, got []; give e.g. 'cpu', or None")
-    return pick_of(devices)
-
-
-def _warn_of_unused_devices(device: DeviceOrDevices, world: World) -> None:
-    if isinstance(device, str) or not isinstance(device, Sequence):
-        return
-    if len(device) > 1 and world.size == 1:
-        logger.warning(
-            "device names %d devices, but there is one process, which uses %s; "
-            "Trainer.add_on(MultiGPUAddon) trains on all of them",
-            len(device),
-            world.device,
-        )
-
-
-def _to_cpu(value: Any) -> Any:
-    """Return copies on the CPU of tensors, which may be nested in tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {name: _to_cpu(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_to_cpu(item) for item in value)
-    raise InvalidTypeError(
-        "predict_step must return tensors, or a tuple or dict of them, got a "
-        f"{type(value).__name__}"
-    )
-
-
-def _concatenate(parts: list[Any]) -> Any:
-    """Return the tensors of all batches as one, nested like those of one batch."""
-    if not parts:
-        raise EmptyPartError("loader gave no batch to predict; give one that is not empty")
-    first = parts[0]
-    if isinstance(first, Mapping):
-        return {name: _concatenate([part[name] for part in parts]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(_concatenate(list(column)) for column in zip(*parts, strict=True))
-    return torch.cat(parts)

@@ -59,9 +59,9 @@ class MixinAddOn(AddOnBase):
     def apply(cls, base_cls: Any) -> Any:
         """Return a subclass of the mixin and the Trainer class."""
         name = f"TrainerWith{cls.__name__.removesuffix('Addon')}"
-        bases = (base_cls,) if cls.mixin is None else (cls.mixin, base_cls)
+        bases = [part for part in (cls.mixin, base_cls) if part is not None]
         # Without a module, Python would name that of ABCMeta.
-        return type(base_cls)(name, bases, {"__module__": base_cls.__module__})
+        return type(base_cls)(name, tuple(bases), {"__module__": base_cls.__module__})
 
 
 class Combinable(ABCMeta):
@@ -102,7 +102,9 @@ def _reduce_class(cls: Combinable) -> Any:
     """Return how pickle makes a class again, or its name if it can be imported."""
     # Not by getattr: a class that a user derives from one with add-ons can be imported by name.
     made_of = vars(cls).get("_made_of")
-    return cls.__qualname__ if made_of is None else (_apply_once, made_of)
+    if made_of is None:
+        return cls.__qualname__
+    return (_apply_once, made_of)
 
 
 copyreg.pickle(Combinable, _reduce_class)

@@ -154,7 +154,9 @@ def _run_rank(trainer: Any, seed: int, loader: Any, valid_loader: Any, n_epoch: 
         returned = trainer.run_epoch(loader)
     else:
         returned = trainer.run(n_epoch, loader, valid_loader)
-    return (returned, trainer.pack()) if world.is_main else None
+    if not world.is_main:
+        return None
+    return (returned, trainer.pack())
 
 
 def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> Any:
@@ -169,7 +171,9 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
     if isinstance(loader, Mapping):  # several validation sets
         return {name: share_loader(part, world, exact=exact) for name, part in loader.items()}
     if isinstance(loader, list | tuple):  # of batches
-        n_shared = len(loader) if exact else len(loader) // world.size * world.size
+        n_shared = len(loader)
+        if not exact:
+            n_shared -= n_shared % world.size
         return list(loader[world.rank : n_shared : world.size])
     if not isinstance(loader, DataLoader) or not _is_divisible(loader):
         if exact:  # every rank evaluates all samples, which gives the same result
@@ -203,8 +207,12 @@ def _is_divisible(loader: DataLoader[Any]) -> bool:
 
 def _as_devices(device: Any) -> list[torch.device]:
     """Return the devices to train on, or without a GPU the CPU as many times."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = [device] if isinstance(device, str | torch.device) else device
+    gpus = 0
+    if torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+    names = device
+    if isinstance(device, str | torch.device):
+        names = [device]
     if device is None or str(device) == "cuda":
         names = [f"cuda:{number}" for number in range(gpus)] or ["cpu"]
     if not isinstance(names, Sequence) or not names:

@@ -19,7 +19,9 @@ class _Precision:
         if use_amp and precision == "fp32":
             raise InvalidTypeError("precision must not be 'fp32' with use_amp=True")
         if precision is None:
-            precision = ["bf16", "fp16"] if use_amp else "auto"
+            precision = "auto"
+            if use_amp:
+                precision = ["bf16", "fp16"]
         return choose_precision(precision, device)
 
 
@@ -51,12 +53,16 @@ class PrecisionMixerAddon(MixinAddOn):
 
 def choose_precision(precision: str | Sequence[str], device: torch.device) -> str:
     """Return the first of several precisions that a device supports."""
-    names = [precision] if isinstance(precision, str) else precision
+    names = precision
+    if isinstance(precision, str):
+        names = [precision]
     for name in names:
         check_choice("precision", name, ["auto", *DTYPES] if name == precision else DTYPES)
     if precision == "auto":
         # On a CPU, bf16 must be chosen by name, because many CPUs compute slowly in it.
-        names = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
+        names = ["bf16", "fp16"]
+        if device.type == "cpu":
+            names = ["fp32"]
     for name in names:
         if name != "bf16" or has_bf16(device):
             return name

@@ -13,7 +13,7 @@ from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.files.checkpoint import read_file, write_bytes, write_file
 from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.checks import import_package
-from ml4cube.training.inputs.outside_model import load_outside
+from ml4cube.training.inputs.outside_model import load_outside, state_of
 from ml4cube.training.state import TrainState
 
 FORMATS = (".ckpt", ".safetensor", ".safetensors")
@@ -54,7 +54,7 @@ class _State(TrainerBase):  # type: ignore[misc]
                 "model": weights,
                 "outside": self._outside(),
                 "optimizer": optimizer,
-                "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+                "scheduler": state_of(self.scheduler),
                 "epoch": self.progress_checker.epoch,
                 "step": self.progress_checker.step,
                 "best": [self.best_epoch, self.best_loss, self._best_step],
@@ -82,8 +82,12 @@ class _State(TrainerBase):  # type: ignore[misc]
         self.best_epoch, self.best_loss, self._best_step = state["best"]
         # By the step, because the best may be a validation inside an epoch.
         is_best = self._best_step == state["step"]
-        self.best_weights = state["model"] if is_best else None
-        self.best_outside = state.get("outside") if is_best else None
+        self.best_weights = None
+        if is_best:
+            self.best_weights = state["model"]
+        self.best_outside = None
+        if is_best:
+            self.best_outside = state.get("outside")
         self.start_at(TrainState(epoch=state["epoch"], step=state["step"]))
         return int(state["epoch"])
 
@@ -176,7 +180,9 @@ def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str
             "save_path must be given: the folder in which StateManagerAddon saves"
         )
     path, name = absolute_path("save_path", save_path), "model"
-    suffix = ".ckpt" if save_format is None else f".{save_format.removeprefix('.')}"
+    suffix = ".ckpt"
+    if save_format is not None:
+        suffix = f".{save_format.removeprefix('.')}"
     check_choice("save_format", suffix, FORMATS)
     if path.suffix in FORMATS:
         if save_format is not None and suffix != path.suffix:

@@ -38,7 +38,9 @@ def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
                 f"prep_dataloader: callback) that returns batch[{x!r}], batch[{y!r}] of what "
                 "default_collate gives"
             )
-    length = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
+    length = ""
+    if isinstance(batch, Sized):
+        length = f" of {len(batch)} items"
     raise InvalidTypeError(
         "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
         f"{type(batch).__name__}{length}"
@@ -47,9 +49,10 @@ def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
 
 def _are_variables(batch: Mapping[str, Any]) -> bool:
     """Return True if all items of a batch are tensors of one shape, and no image with its mask."""
-    shapes = {value.shape if isinstance(value, Tensor) else None for value in batch.values()}
-    is_pair = batch.keys() >= set(_PAIR_OF_NAMES)
-    return len(shapes) == 1 and None not in shapes and not is_pair
+    if batch.keys() >= set(_PAIR_OF_NAMES):
+        return False
+    are_tensors = all(isinstance(value, Tensor) for value in batch.values())
+    return are_tensors and len({value.shape for value in batch.values()}) == 1
 
 
 def weights_of(batch: Any) -> Tensor | None:
@@ -82,7 +85,9 @@ def count_samples(batch: Any) -> int:
 def agreed_samples(batch: Any) -> int | None:
     """Return the common length of all tensors of a batch, or None if they differ."""
     lengths = {int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim}
-    return lengths.pop() if len(lengths) == 1 else None
+    if len(lengths) != 1:
+        return None
+    return lengths.pop()
 
 
 def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
@@ -113,7 +118,9 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
 
 def named_sets(loader: Any) -> dict[str, Any]:
     """Return validation sets by name; the name of a single one is empty."""
-    return dict(loader) if isinstance(loader, Mapping) else {"": loader}
+    if isinstance(loader, Mapping):
+        return dict(loader)
+    return {"": loader}
 
 
 def sets_by_argument(argument: str, loader: Any) -> dict[str, Any]:
@@ -195,7 +202,9 @@ def data_facts(loader: Any) -> dict[str, Any]:
                 facts[name] = [names] if isinstance(names, str) else [str(item) for item in names]
                 break
     statistics = statistics_of(dataset)
-    return facts if statistics is None else facts | {"statistics": statistics}
+    if statistics is None:
+        return facts
+    return facts | {"statistics": statistics}
 
 
 def statistics_of(dataset: Any) -> str | None:
@@ -210,7 +219,9 @@ def statistics_of(dataset: Any) -> str | None:
 def describe_batch(batch: Any) -> str:
     """Describe a batch in an error that it caused."""
     if not isinstance(batch, Mapping):
-        items = batch if isinstance(batch, tuple | list) else (batch,)
+        items = batch
+        if not isinstance(batch, tuple | list):
+            items = [batch]
         batch = dict(zip(("X", "y", "weights"), items, strict=False))
     arrays = {name: item for name, item in batch.items() if hasattr(item, "shape")}
     shapes = [f"{name} of shape {tuple(array.shape)}" for name, array in arrays.items()]

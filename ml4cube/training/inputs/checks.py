@@ -21,6 +21,7 @@ from ml4cube.loading.loaders import EpochLoader
 from ml4cube.training.files.checkpoint import to_plain
 from ml4cube.training.inputs.batches import sets_by_argument
 from ml4cube.training.inputs.options import Options
+from ml4cube.training.inputs.outside_model import held_parameters
 
 
 def check_trainable(
@@ -33,8 +34,14 @@ def check_trainable(
         raise InvalidTypeError(
             f"scheduler must have a method step(), like those of torch, got {scheduler!r}"
         )
-    if optimizer is None:
-        return
+    if optimizer is not None:
+        _check_optimizer(model, optimizer)
+        _check_scheduler(scheduler, optimizer, on_batch=on_batch, mode=mode)
+        _check_optimized(model, optimizer)
+
+
+def _check_optimizer(model: nn.Module, optimizer: Any) -> None:
+    """Refuse an optimizer that the loop cannot step."""
     # Extra state that no snapshot can hold is refused here, not when the first one is written.
     state = model.state_dict().items()
     to_plain({n: v for n, v in state if not isinstance(v, torch.Tensor)}, "model.state_dict()")
@@ -48,6 +55,10 @@ def check_trainable(
             "optimizer must take a step after one backward pass, as torch.optim.AdamW does, got "
             f"{type(optimizer).__name__}, whose step() computes the loss several times"
         )
+
+
+def _check_scheduler(scheduler: Any, optimizer: Optimizer, *, on_batch: bool, mode: str) -> None:
+    """Refuse a scheduler of another optimizer, or that contradicts the options."""
     if on_batch and isinstance(scheduler, ReduceLROnPlateau):
         raise InvalidTypeError(
             "scheduler_step_on_batch=True and ReduceLROnPlateau contradict, because it needs the "
@@ -64,10 +75,14 @@ def check_trainable(
             f"scheduler ({type(scheduler).__name__}) must be made with the optimizer that trains "
             f"({type(optimizer).__name__}), got one made with another ({type(scheduled).__name__})"
         )
+
+
+def _check_optimized(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that holds none of the model's parameters."""
     trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
     if not trainable:
         raise InvalidValueError("model has no parameter to train; check requires_grad")
-    optimized = [p for group in optimizer.param_groups for p in group["params"]]
+    optimized = held_parameters(optimizer)
     if trainable.isdisjoint(optimized):
         if any(hasattr(p, "full_tensor") for p in optimized):  # a DTensor, on which FSDP works
             raise InvalidValueError(

@@ -48,15 +48,19 @@ class ClassWeights:
     def __init__(self, loss: Callable[..., Any]) -> None:
         ignored = setting(loss, "ignore_index")
         self.ignored: int = -100 if ignored is None else ignored  # as torch does
-        # The weights of a module are read anew for each batch: they may be moved or replaced.
-        self._module = loss if isinstance(loss, nn.Module) else None
+        self._module: Any = None
+        if isinstance(loss, nn.Module):
+            self._module = loss
         self._of_function = setting(loss, "weight")
 
     def __call__(self, target: Any) -> torch.Tensor | None:
         """Return the class weight of each target, 0 where it is ignored; None if not of classes."""
+        # The weights are read anew for each batch: those of a module may be moved or replaced.
         if not isinstance(target, torch.Tensor) or target.is_floating_point():
             return None
-        by_class = self._of_function if self._module is None else self._module.weight
+        by_class = self._of_function
+        if self._module is not None:
+            by_class = self._module.weight
         counted = target != self.ignored
         if not isinstance(by_class, torch.Tensor):
             return counted.float()
@@ -172,7 +176,9 @@ def setting(loss: Callable[..., Any], name: str) -> Any:
     if hasattr(loss, name):
         return getattr(loss, name)
     parameter = _parameters(loss).get(name)
-    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+    if parameter is None or parameter.default is parameter.empty:
+        return None
+    return parameter.default
 
 
 def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
@@ -182,12 +188,16 @@ def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
         copied = copy.copy(loss)  # the user's own keeps its reduction
         copied.reduction = reduction  # type: ignore[assignment]
         return copied
-    return partial(loss, reduction=reduction) if "reduction" in _parameters(loss) else loss
+    if "reduction" in _parameters(loss):
+        return partial(loss, reduction=reduction)
+    return loss
 
 
 def is_over_classes(loss: Callable[..., Any]) -> bool:
     """Return True if a loss is one of torch's over classes, with torch's own forward."""
-    function = loss.func if isinstance(loss, partial) else uncompiled(loss)
+    function = uncompiled(loss)
+    if isinstance(loss, partial):
+        function = loss.func
     if isinstance(function, _CLASS_MODULES):
         return any(type(function).forward is kind.forward for kind in _CLASS_MODULES)
     return any(function is over_classes for over_classes in _CLASS_FUNCTIONS)
@@ -201,14 +211,18 @@ def uncompiled(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 def loss_name(loss: Callable[..., Any]) -> str:
     """Return the name of a loss for messages."""
-    function = loss.func if isinstance(loss, partial) else loss
+    function = loss
+    if isinstance(loss, partial):
+        function = loss.func
     return getattr(function, "__name__", repr(function))
 
 
 def _parameters(loss: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         # A module's __call__ takes any arguments, its forward names them.
-        call = loss.forward if isinstance(loss, nn.Module) else loss
+        call = loss
+        if isinstance(loss, nn.Module):
+            call = loss.forward
         return inspect.signature(call).parameters
     except (TypeError, ValueError):  # builtins have no signature
         return {}

@@ -126,6 +126,11 @@ class Options:
             object.__setattr__(self, "snapshot_path", absolute)  # the dataclass is frozen
         check_choice("strategy", self.strategy, ["ddp", "fsdp"])
         check_choice("mode", self.mode, ["min", "max"])
+        self._refuse_contradictions()
+        if self.fast_dev_run is not False:
+            self._shorten()
+
+    def _refuse_contradictions(self) -> None:
         if self.validate_every_steps is not None and self.validate_every != 1:
             raise InvalidValueError(
                 f"validate_every={self.validate_every} and "
@@ -140,14 +145,18 @@ class Options:
                 "find_unused_parameters=True and strategy='fsdp' contradict: every rank must use "
                 "the same parameters in a step; give one of them"
             )
-        if self.fast_dev_run is not False:
-            batches = 1 if self.fast_dev_run is True else self.fast_dev_run
-            check_count("fast_dev_run", batches)
-            changes = {"epochs": 1, "snapshot_path": None, **dict.fromkeys(_BATCH_LIMITS, batches)}
-            if self.rollout is not None:
-                changes["rollout"] = max(self.rollout_steps)  # what may need too much memory
-            for name, value in changes.items():
-                object.__setattr__(self, name, value)
+
+    def _shorten(self) -> None:
+        """Apply `fast_dev_run` to the other options."""
+        batches = self.fast_dev_run
+        if self.fast_dev_run is True:
+            batches = 1
+        check_count("fast_dev_run", batches)
+        changes = {"epochs": 1, "snapshot_path": None, **dict.fromkeys(_BATCH_LIMITS, batches)}
+        if self.rollout is not None:
+            changes["rollout"] = max(self.rollout_steps)  # what may need too much memory
+        for name, value in changes.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def choose(
@@ -172,20 +181,26 @@ class Options:
     @property
     def max_seconds(self) -> float | None:
         """The time limit in seconds."""
-        return None if self.max_time is None else _as_seconds(self.max_time)
+        if self.max_time is None:
+            return None
+        return _as_seconds(self.max_time)
 
     @property
     def rollout_steps(self) -> set[int]:
         """The numbers of steps that `rollout` asks for in some epoch; empty for the default."""
         if isinstance(self.rollout, Mapping):
             return {self.rollout_in(1) or 1, *self.rollout.values()}
-        return set() if self.rollout is None else {self.rollout}
+        if self.rollout is None:
+            return set()
+        return {self.rollout}
 
     def rollout_in(self, epoch: int) -> int | None:
         """Return the steps that `rollout` asks for in an epoch, from 1; None for the default."""
         if isinstance(self.rollout, Mapping):
             begun = [first for first in self.rollout if first <= epoch]
-            return self.rollout[max(begun)] if begun else 1
+            if begun:
+                return self.rollout[max(begun)]
+            return 1
         return self.rollout
 
     def _check(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
@@ -203,7 +218,9 @@ def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -
         raise InvalidTypeError("use_amp=True and precision='fp32' contradict; give one of them")
     if precision is not None or not use_amp:
         return precision or "fp32"
-    half = "bf16" if has_bf16(device) else "fp16"
+    half = "fp16"
+    if has_bf16(device):
+        half = "bf16"
     logger.info("use_amp=True: %s computes in %s", device, half)
     return half
 
@@ -239,7 +256,9 @@ def _is_seed(value: Any) -> bool:
 
 
 def _is_batch_limit(value: Any) -> bool:
-    return 0 < value <= 1 if isinstance(value, float) else _is_count(value)
+    if isinstance(value, float):
+        return 0 < value <= 1
+    return _is_count(value)
 
 
 def _as_seconds(value: Any) -> float:

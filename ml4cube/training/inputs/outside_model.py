@@ -20,6 +20,13 @@ def modules_in(name: str, owner: Any) -> dict[str, nn.Module]:
     return {f"{name}.{key}": item for key, item in attributes if isinstance(item, nn.Module)}
 
 
+def state_of(part: Any) -> Any:
+    """Return the state of an optimizer or scheduler; None if there is none."""
+    if part is None:
+        return None
+    return part.state_dict()
+
+
 def held_parameters(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -56,7 +63,9 @@ def outside_model(
     for prefix, module in modules.items():
         held = {name: p for name, p in module.named_parameters(prefix) if p in names}
         buffers = {name: b for name, b in module.named_buffers(prefix) if b not in own}
-        tensors = {**held, **buffers} if held else {}
+        tensors = {}
+        if held:
+            tensors = {**held, **buffers}
         names |= {tensor: name for name, tensor in tensors.items()}
     return {name: tensor for tensor, name in names.items()}
 

@@ -125,7 +125,9 @@ class Rollout:
             self._check_output(output, given)
             yield output
             if step + 1 < steps:
-                kept = None if keep is None else self.target_of(keep, step)
+                kept = None
+                if keep is not None:
+                    kept = self.target_of(keep, step)
                 given = self.next_input(given, output, x, step + 1, kept)
 
     def _check_output(self, output: object, given: Tensor) -> None:
@@ -146,11 +148,15 @@ class Rollout:
 
     def _with_axis(self, cells: Tensor) -> Tensor:
         """Return cells of a single step with the axis of time."""
-        return cells if cells.ndim == self.ndim else cells.unsqueeze(self.axis)
+        if cells.ndim == self.ndim:
+            return cells
+        return cells.unsqueeze(self.axis)
 
     def _without_axis(self, cells: Tensor, has_axis: bool) -> Tensor:
         """Return cells with the axes that a single step has."""
-        return cells if has_axis else cells.squeeze(self.axis)
+        if has_axis:
+            return cells
+        return cells.squeeze(self.axis)
 
 
 def refuse_several_steps(data: Mapping[str, Any], advice: str) -> None:

@@ -47,10 +47,14 @@ class BatchMean:
             return self._masked(pred, target, weights)
         if self._class_weights is not None:
             target, _ = as_labels(target, None, self._class_weights.ignored, pred)
-        class_weights = None if self._class_weights is None else self._class_weights(target)
+        class_weights = None
+        if self._class_weights is not None:
+            class_weights = self._class_weights(target)
         if class_weights is None:
             value = self._function(pred, target)
-            return value / samples if self._is_sum else value
+            if self._is_sum:
+                return value / samples
+            return value
         # Of a batch in which all targets are ignored, the sum is 0, but the mean would be NaN.
         smallest = torch.finfo(class_weights.dtype).tiny
         return self._sum(pred, target) / class_weights.sum().clamp_min(smallest)
@@ -64,8 +68,12 @@ class BatchMean:
             return weight
         if self._class_weights is not None:
             target, _ = as_labels(target, None, self._class_weights.ignored)
-        class_weights = None if self._class_weights is None else self._class_weights(target)
-        return None if class_weights is None else class_weights.sum()
+        class_weights = None
+        if self._class_weights is not None:
+            class_weights = self._class_weights(target)
+        if class_weights is None:
+            return None
+        return class_weights.sum()
 
     def leaves_gaps_out(self, target: torch.Tensor) -> bool:
         """Return True if cells whose target is NaN do not count."""
@@ -78,11 +86,17 @@ class BatchMean:
         """True if the function is known to have a value per cell, which can be weighted."""
         if isinstance(self._given, MaskedLoss):
             return True
-        function = self._given.func if isinstance(self._given, partial) else self._given
-        origin = type(function) if isinstance(function, nn.Module) else function
+        function = self._given
+        if isinstance(self._given, partial):
+            function = self._given.func
+        origin = function
+        if isinstance(function, nn.Module):
+            origin = type(function)
         is_of_torch = getattr(origin, "__module__", "").startswith("torch.nn.")
         return is_of_torch and setting(self._given, "reduction") is not None
 
     @cached_property  # made at the first batch with weights, because it copies the user's loss
     def _masked(self) -> MaskedLoss:
-        return self._given if isinstance(self._given, MaskedLoss) else MaskedLoss(self._given)
+        if isinstance(self._given, MaskedLoss):
+            return self._given
+        return MaskedLoss(self._given)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.loading.handover import to_device
 from ml4cube.training.inputs.checks import refuse_class
 from ml4cube.training.inputs.loss_functions import warn_if_unknown
 from ml4cube.training.inputs.steps import Weight
@@ -48,7 +49,9 @@ class Sums(NamedTuple):
     @property
     def mean(self) -> float | None:
         """The mean; None without samples that count."""
-        return self.total / self.weight if self.weight else None
+        if not self.weight:
+            return None
+        return self.total / self.weight
 
 
 def add_up(ranks: Iterable[Sums]) -> Sums:
@@ -130,8 +133,13 @@ class Meters:
         for rank_sums in world.gather_objects(own_sums):
             for name, sums in rank_sums.items():
                 sums_by_name.setdefault(name, []).append(sums)
-        means = {self._prefix + name: add_up(ranks).mean for name, ranks in sums_by_name.items()}
-        return {name: math.nan if mean is None else mean for name, mean in means.items()}
+        means = {}
+        for name, ranks in sums_by_name.items():
+            mean = add_up(ranks).mean
+            if mean is None:
+                mean = math.nan
+            means[self._prefix + name] = mean
+        return means
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sums, by name."""
@@ -159,7 +167,9 @@ class Norms:
     def columns(self) -> dict[str, float | None]:
         """Return the columns for the History."""
         mean = self._mean.sums().mean
-        maximum = None if mean is None else float(self._maximum)
+        maximum = None
+        if mean is not None:
+            maximum = float(self._maximum)
         return {"grad_norm": mean, "grad_norm_max": maximum}
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,7 +204,9 @@ class Scores:
             self._warn_of_logits(pred)
         self._has_batches = True
         for name, function in self._functions.items():
-            used = weights if function.has_cell_values else None
+            used = None
+            if function.has_cell_values:
+                used = weights
             mean = _batch_mean(name, function(pred, target, samples, used))
             self._means.add(name, mean, samples, function.weigh(target, used))
         for name, metric in self._objects.items():
@@ -276,7 +288,9 @@ def _batch_mean(name: str, value: Any) -> torch.Tensor:
 
 def _to_numpy(name: str, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        names = f" of {list(value)}" if isinstance(value, Mapping) else ""
+        names = ""
+        if isinstance(value, Mapping):
+            names = f" of {list(value)}"
         raise InvalidTypeError(
             f"metrics[{name!r}] compares tensors, got a {type(value).__name__}{names}; use a "
             "function that selects one, such as lambda pred, target: l1_loss(pred['a'], target)"
@@ -301,7 +315,9 @@ def _is_object(metric: Any) -> bool:
 
 def _applies_sigmoid(metric: Any) -> bool:
     """Return True if a metric of torchmetrics applies a sigmoid to batches outside 0 to 1."""
-    members = metric.values() if hasattr(metric, "items") else [metric]
+    members = [metric]
+    if hasattr(metric, "items"):
+        members = metric.values()
     return any(
         type(member).update.__module__.startswith("torchmetrics.classification")
         and (hasattr(member, "threshold") or hasattr(member, "thresholds"))
@@ -327,7 +343,9 @@ def _reset_copy(metric: Any, device: torch.device) -> Any:
         # Ranks that each train a model of their own must not be reduced, and the sync of
         # torchmetrics hangs if a rank has no sample: `_compute_over_ranks` reduces instead.
         part.sync_on_compute = part._to_sync = False
-    return metric.to(device) if hasattr(metric, "to") else metric
+    if hasattr(metric, "to"):
+        return metric.to(device)
+    return metric
 
 
 def _compute_over_ranks(metric: Any, has_batches: bool, world: World) -> Any:
@@ -349,7 +367,9 @@ def _compute_over_ranks(metric: Any, has_batches: bool, world: World) -> Any:
         )
     if hasattr(metric, "items"):  # a collection, whose members may share a state
         metric.items(copy_state=True)
-    own_states = [_cpu_state(part) for part in parts] if has_batches else None
+    own_states = None
+    if has_batches:
+        own_states = [_cpu_state(part) for part in parts]
     states = [s for s in world.gather_objects(own_states) if s is not None]
     for part, *states_of_part in zip(parts, *states, strict=True):
         for name, reduction in part._reductions.items():
@@ -360,15 +380,14 @@ def _compute_over_ranks(metric: Any, has_batches: bool, world: World) -> Any:
 
 def _torchmetrics_in(metric: Any) -> list[Any]:
     """Return a metric of torchmetrics and those inside it: a wrapper's or collection's members."""
-    modules = metric.modules() if isinstance(metric, nn.Module) else ()
-    return [module for module in modules if hasattr(module, "_reductions")]
+    if not isinstance(metric, nn.Module):
+        return []
+    return [module for module in metric.modules() if hasattr(module, "_reductions")]
 
 
 def _cpu_state(metric: Any) -> dict[str, Any]:
-    return {
-        name: [v.cpu() for v in value] if isinstance(value, list) else value.cpu()
-        for name, value in metric.metric_state.items()
-    }
+    on_cpu = to_device(metric.metric_state, torch.device("cpu"))
+    return dict(on_cpu)
 
 
 def _merge(parts: list[Any], reduction: Callable[[torch.Tensor], Any] | None) -> Any:
@@ -378,7 +397,9 @@ def _merge(parts: list[Any], reduction: Callable[[torch.Tensor], Any] | None) ->
     if len(parts) == 1:
         return parts[0]
     stacked = torch.stack(parts)
-    return stacked if reduction is None else reduction(stacked)
+    if reduction is None:
+        return stacked
+    return reduction(stacked)
 
 
 def _by_index(value: Any) -> Any:

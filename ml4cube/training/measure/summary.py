@@ -26,7 +26,9 @@ def summary_of_run(
     """Return the summary of a trainer; `best` is the best epoch by `monitor`, and its value."""
     if best is not None:
         progress += f"; best {monitor} {shown(best[1])} in epoch {best[0]}"
-    rows = history if len(history) else None
+    rows = None
+    if len(history):
+        rows = history
     return Summary(progress, {"Next": next_step, **facts}, {"History": rows})
 
 
@@ -34,7 +36,9 @@ def run_facts(
     model: nn.Module, world: World, options: Options, optimizer: Any, scheduler: Any
 ) -> dict[str, object]:
     """Return model, optimizer, device and files of a run."""
-    rank = "" if world.size == 1 else f", rank {world.rank} of {world.size}, {options.strategy}"
+    rank = ""
+    if world.size != 1:
+        rank = f", rank {world.rank} of {world.size}, {options.strategy}"
     saved = counted(options.save_every, "epoch")
     snapshot = options.snapshot_path
     return {
@@ -52,7 +56,9 @@ def model_text(model: nn.Module) -> str:
     total = sum(p.numel() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     text = f"{type(model).__name__}, {counted(total, 'parameter')}"
-    return text if trained == total else f"{text}, {trained:,} of them trained"
+    if trained == total:
+        return text
+    return f"{text}, {trained:,} of them trained"
 
 
 def optimizer_text(optimizer: Any) -> str | None:

@@ -48,7 +48,9 @@ class TrainMeasures:
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
         """Reduce to columns of the History over all ranks; every rank must call this."""
         loss = mean_over_ranks(world, self.loss, "train_data")
-        norms = self.norms.columns() if log_grad_norm else {}
+        norms = {}
+        if log_grad_norm:
+            norms = self.norms.columns()
         return {"train_loss": loss} | self.logs.compute(world) | norms
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,7 +68,9 @@ class ValidationMeasures:
         self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
     ) -> None:
         self.loss, self.logs = Meter(), Meters("val_")
-        self._scores = Scores(metrics, device) if metrics else None
+        self._scores = None
+        if metrics:
+            self._scores = Scores(metrics, device)
         self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
 
     def add(self, result: StepResult, portion: Portion, set_name: str = "") -> None:

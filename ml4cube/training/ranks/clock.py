@@ -37,7 +37,9 @@ class StepClock:
     def timed(self, model: nn.Module, steps: int) -> AbstractContextManager[None]:
         """Time the step in the body, if that is due after so many steps."""
         due = steps % _PERIOD == _FIRST and self._world.size > 1 and self._active
-        return self._timing(model) if due else nullcontext()
+        if due:
+            return self._timing(model)
+        return nullcontext()
 
     def end_backward(self) -> None:
         """End the waiting time, after a backward pass."""
@@ -51,7 +53,9 @@ class StepClock:
             return 0.0
         total = sum(map(self._time.seconds, self._steps))
         waited = sum(map(self._time.seconds, self._waits))
-        return min(waited / total, 1.0) if total else None
+        if not total:
+            return None
+        return min(waited / total, 1.0)
 
     @contextmanager
     def _timing(self, model: nn.Module) -> Iterator[None]:

@@ -29,6 +29,7 @@ from ml4cube.loading.pickling import explain_unsendable
 from ml4cube.training.inputs.options import above_zero
 from ml4cube.training.ranks.environment import (
     choose_backend,
+    device_of_rank,
     gpu_name,
     pick_device,
     refuse_mpirun,
@@ -75,11 +76,15 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
 
 
 def join(
-    device: str | torch.device | None,
+    device: Any,
     backend: str | None = None,
     timeout: float | timedelta = DEFAULT_TIMEOUT_S,
 ) -> World:
-    """Initialize the process group, as `ddp_init` does, and return the world with this device."""
+    """Initialize the process group, as `ddp_init` does, and return the world with this device.
+
+    Of several devices, each rank takes its own.
+    """
+    chosen = device_of_rank(device)
     check_choice("backend", backend, ["gloo", "nccl", None])
     limit = _as_timedelta(timeout)
     if not dist.is_initialized():
@@ -88,10 +93,19 @@ def join(
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             store = _served_store(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
-            _join_group(store, rank, size, backend, limit, device)
+            _join_group(store, rank, size, backend, limit, chosen)
             if "TORCHELASTIC_RUN_ID" in os.environ:
                 watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
-    return World.current(device)
+    world = World.current(chosen)
+    is_list = isinstance(device, Sequence) and not isinstance(device, str)
+    if is_list and len(device) > 1 and world.size == 1:
+        logger.warning(
+            "device names %d devices, but there is one process, which uses %s; "
+            "Trainer.add_on(MultiGPUAddon) trains on all of them",
+            len(device),
+            world.device,
+        )
+    return world
 
 
 def ddp_cleanup(*, failed: bool = False) -> None:
@@ -180,7 +194,9 @@ def _join_group(
     store = PrefixStore(f"ml4cube/{start}", base)
     with loopback_if_local(size):
         # Objects and decisions travel in main memory, so that they do not wait for the GPU.
-        backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+        backends = backend
+        if backend == "nccl":
+            backends = "cpu:gloo,cuda:nccl"
         dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=timeout)
     Joined.group, Joined.store = dist.group.WORLD, store
     atexit.unregister(_clean_up_at_exit)
@@ -226,7 +242,9 @@ def _ask(store: Store, rank: int, start: str, end: float) -> Any:
 
 
 def _as_timedelta(timeout: float | timedelta) -> timedelta:
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    seconds: Any = timeout
+    if isinstance(timeout, timedelta):
+        seconds = timeout.total_seconds()
     if not above_zero(seconds) or seconds >= _MAX_TIMEOUT_S:
         raise InvalidValueError(
             f"timeout must be a positive number of seconds or a timedelta, got {timeout!r}"
@@ -254,7 +272,9 @@ def _run_rank(
     failed = True
     try:
         store = FileStore(store_path, size)
-        device = None if devices is None else devices[rank]
+        device = None
+        if devices is not None:
+            device = devices[rank]
         _join_group(store, rank, size, backend, timeout, device)
         World.current(device)
         result = call()
@@ -265,7 +285,9 @@ def _run_rank(
         raise
     finally:
         ddp_cleanup(failed=failed)
-    return result if rank == 0 else None
+    if rank != 0:
+        return None
+    return result
 
 
 def _result_of_main(futures: list[Future[Any]]) -> Any:

@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -71,7 +71,9 @@ def tasks_per_node(counts: str) -> list[int]:
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of this process among those on this machine; None if it is not known."""
     variables = {**environ, **slurm_variables(environ)}
-    return int(variables["LOCAL_RANK"]) if "LOCAL_RANK" in variables else None
+    if "LOCAL_RANK" not in variables:
+        return None
+    return int(variables["LOCAL_RANK"])
 
 
 def choose_device(
@@ -105,19 +107,36 @@ def choose_device(
     return torch.device("cuda", current)
 
 
+def count_gpus() -> int:
+    """Return the number of GPUs that torch can use."""
+    # torch may count GPUs that it cannot use, with a driver that is too old for example.
+    return torch.cuda.device_count() * torch.cuda.is_available()
+
+
 def pick_device(device: str | torch.device | None = None) -> torch.device:
     """Return the device to compute on."""
+    wanted = None
     try:
-        wanted = None if device is None else torch.device(device)
+        if device is not None:
+            wanted = torch.device(device)
     except (RuntimeError, TypeError):
         raise InvalidValueError(
             f"device must be a torch device such as 'cpu' or 'cuda:0', got {device!r}"
         ) from None
-    # torch may count GPUs that it cannot use, with a driver that is too old for example.
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    has_started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    current = torch.cuda.current_device() if has_started else 0
-    return choose_device(wanted, os.environ, gpus=gpus, current=current, size=_world_size())
+    current = 0
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_device()
+    size = _world_size()
+    return choose_device(wanted, os.environ, gpus=count_gpus(), current=current, size=size)
+
+
+def device_of_rank(device: Any) -> Any:
+    """Return a device as it is given, or of several that of this rank."""
+    if isinstance(device, str) or not isinstance(device, Sequence):
+        return device
+    if not device:
+        raise InvalidValueError("device must name a device, got []; give e.g. 'cpu', or None")
+    return pick_of(device)
 
 
 def pick_of(devices: Sequence[Device]) -> Device:
@@ -129,7 +148,9 @@ def pick_of(devices: Sequence[Device]) -> Device:
 
 
 def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def _unknown(count: int, things: str) -> InvalidValueError:

@@ -26,7 +26,9 @@ def exact_loader(loader: Any, world: World) -> Any:
         return loader.for_validation()
     if not isinstance(loader, DataLoader):
         return loader
-    owner = loader.batch_sampler if type(loader.batch_sampler) is BatchSampler else loader
+    owner: Any = loader
+    if type(loader.batch_sampler) is BatchSampler:
+        owner = loader.batch_sampler
     sampler, batch_size = owner.sampler, owner.batch_size
     # DistributedSampler pads or drops; a subclass with another __iter__ may do neither.
     if (

@@ -35,7 +35,9 @@ def make_strategy(world: World, options: Options) -> Strategy:
     """Return the strategy named in the options."""
     _size_or_classes(options.shard_modules)  # refuses anything else, also on one rank
     is_sharded = options.strategy == "fsdp" and world.size > 1  # one rank has nothing to shard
-    return Sharded(world, options) if is_sharded else Strategy(world, options)
+    if is_sharded:
+        return Sharded(world, options)
+    return Strategy(world, options)
 
 
 class Sharded(Strategy):
@@ -81,8 +83,9 @@ class Sharded(Strategy):
         for module in self._groups:
             # Parameters travel in half precision, their gradients do not. The rest gets the input
             # of the model, which must keep its digits, and BatchNorm computes in float32.
-            in_half = half and module is not sharded and not _has_batch_norm(module)
-            policy = policy_of(half, torch.float32) if in_half else policy_of()
+            policy = policy_of()
+            if half and module is not sharded and not _has_batch_norm(module):
+                policy = policy_of(half, torch.float32)
             fully_shard(module, mesh=mesh, mp_policy=policy)
         self._parameters = dict(sharded.named_parameters())
         self._user_parameters = list(model.parameters())
@@ -152,7 +155,9 @@ class Sharded(Strategy):
                 if any_without_filler:
                     # A rank that never had a batch takes one of another rank.
                     cpu = torch.device("cpu")
-                    batch = None if portion is None else to_device(portion.batch, cpu)
+                    batch = None
+                    if portion is not None:
+                        batch = to_device(portion.batch, cpu)
                     batches = self.world.gather_objects(batch)
                     batch = next(batch for batch in batches if batch is not None)
                     filler = filler or Portion(to_device(batch, self.world.device), 0, 0.0)
@@ -192,7 +197,10 @@ class Sharded(Strategy):
     def local_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return this rank's shards of tensors, which are whole or already sharded."""
         shards = {n: _shard_like(self._parameters.get(n), v.detach()) for n, v in tensors.items()}
-        return {name: s.to_local() if _is_sharded(s) else s for name, s in shards.items()}
+        for name, shard in shards.items():
+            if _is_sharded(shard):
+                shards[name] = shard.to_local()
+        return shards
 
     def gather_tensors(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Gather tensors of which each rank has its `local_shards`; every rank."""
@@ -224,7 +232,9 @@ class Sharded(Strategy):
         """Gather all tensors in main memory of rank 0; other ranks get None."""
         if isinstance(value, torch.Tensor):
             whole = _whole_tensor(value.detach())
-            return whole.to("cpu", copy=True) if self.world.is_main else None
+            if not self.world.is_main:
+                return None
+            return whole.to("cpu", copy=True)
         if isinstance(value, Mapping):
             return {key: self._gather(item) for key, item in value.items()}
         return value
@@ -236,7 +246,9 @@ def _size_or_classes(shard_modules: Any) -> int | tuple[type[nn.Module], ...]:
         return _GROUP_SIZE
     if type(shard_modules) is int and shard_modules >= 1:
         return shard_modules
-    classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else (shard_modules,)
+    classes = (shard_modules,)
+    if isinstance(shard_modules, Sequence):
+        classes = tuple(shard_modules)
     if not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
         raise InvalidTypeError(
             "shard_modules must be a number of parameters, a class of modules or a list of them, "
@@ -252,23 +264,30 @@ def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Mod
     have enough parameters.
     """
     chosen = _size_or_classes(shard_modules)
-    containers = [m for m in model.modules() if isinstance(m, _LISTS | nn.Sequential)]
-    members = {member for container in containers for member in container.children()}
     if isinstance(chosen, tuple) and not any(isinstance(m, chosen) for m in model.modules()):
         raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
+    members = _members_of_containers(model)
     groups: dict[str, nn.Module] = {}
     grouped: set[nn.Parameter] = set()
     for name, module in reversed(list(model.named_modules())):  # a module after its submodules
         ungrouped = set(module.parameters()) - grouped
-        if isinstance(chosen, int):
-            is_large = sum(parameter.numel() for parameter in ungrouped) >= chosen
-            fits = is_large and module in members and not isinstance(module, _LISTS)
-        else:
+        if isinstance(chosen, tuple):
             fits = name != "" and isinstance(module, chosen)
+        else:
+            fits = module in members and sum(p.numel() for p in ungrouped) >= chosen
         if fits and not _has_tied_parameters(model, module):
             groups[name] = module
             grouped |= ungrouped
     return groups
+
+
+def _members_of_containers(model: nn.Module) -> set[nn.Module]:
+    """Return the members of lists and sequences of modules, without lists inside them."""
+    members: set[nn.Module] = set()
+    for container in model.modules():
+        if isinstance(container, _LISTS | nn.Sequential):
+            members.update(m for m in container.children() if not isinstance(m, _LISTS))
+    return members
 
 
 def _has_tied_parameters(model: nn.Module, module: nn.Module) -> bool:

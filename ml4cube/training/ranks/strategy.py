@@ -32,6 +32,23 @@ def broadcast_model(model: nn.Module, world: World) -> None:
         model.load_state_dict({**state, **world.broadcast(to_plain(extra_state))})
 
 
+def sum_gradients(tensors: Sequence[torch.Tensor], world: World, divisor: float) -> None:
+    """Give tensors the gradients of all ranks, summed and divided; every rank."""
+    has_gradient = world.maximum([tensor.grad is not None for tensor in tensors])
+    for tensor, on_any_rank in zip(tensors, has_gradient, strict=True):
+        if on_any_rank:
+            if tensor.grad is None:
+                tensor.grad = torch.zeros_like(tensor)
+            tensor.grad.copy_(world.sum_tensor(tensor.grad)).div_(divisor)
+
+
+def ddp_devices(world: World) -> list[torch.device] | None:
+    """Return the argument `device_ids` of DistributedDataParallel."""
+    if world.device.type != "cuda":
+        return None
+    return [world.device]
+
+
 class Strategy:
     """Every rank has the whole model, and gradients are averaged over ranks."""
 
@@ -91,7 +108,7 @@ class Strategy:
             return compiled
         ddp = DistributedDataParallel(
             compiled,
-            device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
+            device_ids=ddp_devices(self.world),
             process_group=self.world.group(self.world.device),
             find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,
@@ -122,20 +139,17 @@ class Strategy:
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes do not reduce gradients."""
-        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+        if isinstance(module, DistributedDataParallel):
+            return module.no_sync()
+        return nullcontext()
 
     def check_outside(self, names: Collection[str]) -> None:
         """Refuse parameters outside the model, by name, if they cannot be trained."""
 
     def average_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
         """Average gradients over ranks, of tensors that are not the model's; every rank."""
-        if self.world.size == 1 or not tensors:
-            return
-        has_gradient = self.world.maximum([tensor.grad is not None for tensor in tensors])
-        for tensor, on_any_rank in zip(tensors, has_gradient, strict=True):
-            if on_any_rank:
-                gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-                tensor.grad = self.world.sum_tensor(gradient) / self.world.size
+        if self.world.size > 1 and tensors:
+            sum_gradients(tensors, self.world, self.world.size)
 
     def clip(self, parameters: Iterable[torch.Tensor], norm: float) -> torch.Tensor:
         """Clip the gradients by their norm, and return what it was; every rank."""

@@ -70,9 +70,9 @@ def find_unshared(loader: Any) -> UnsharedData | None:
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         return None
     if hasattr(loader, "share_out"):  # a loader of ours
-        return (
-            None if loader.parallel else _describe(loader, dataset, f"{loader.num_samples} samples")
-        )
+        if loader.parallel:
+            return None
+        return _describe(loader, dataset, f"{loader.num_samples} samples")
     batch_sampler = getattr(loader, "batch_sampler", None)
     if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return None
@@ -102,7 +102,9 @@ def _item_digest(data: Any, index: int) -> str:
     with kept_rng(_CPU):
         first = digest(data[index])
     second = digest(data[index])
-    return first if first == second else "random"
+    if first == second:
+        return first
+    return "random"
 
 
 def _warn(world: World, message: str) -> None:

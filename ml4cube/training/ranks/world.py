@@ -132,7 +132,9 @@ class World:
 
     def group(self, device: torch.device) -> Any:
         """Return the process group for tensors on a device; None is the one of all of torch."""
-        return self._group() if device.type == "cpu" else None
+        if device.type != "cpu":
+            return None
+        return self._group()
 
     def post(self, topic: str, message: str) -> None:
         """Leave a message that all ranks can read."""
@@ -146,7 +148,9 @@ class World:
         """Return the message that a rank has left, without waiting for other ranks."""
         key = f"ml4cube/{topic}"
         is_there = self._ask_store(lambda store: store.check([key]))
-        return self._ask_store(lambda store: store.get(key).decode()) if is_there else None
+        if not is_there:
+            return None
+        return self._ask_store(lambda store: store.get(key).decode())
 
     def _ask_store(self, ask: Callable[[Store], T]) -> T | None:
         """Return what the store of the ranks says; None if there is none any more."""
@@ -160,7 +164,9 @@ class World:
         if self.is_patient:
             return _beside("patient", _FOREVER)
         # A group that the caller made may have nccl alone, which cannot use main memory.
-        return None if "cpu:" in dist.get_backend_config() else _beside("cpu", None)
+        if "cpu:" in dist.get_backend_config():
+            return None
+        return _beside("cpu", None)
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         tensor = torch.tensor(list(values), dtype=torch.float64)
@@ -193,7 +199,9 @@ def _beside(name: str, timeout: timedelta | None) -> Any:
 
 def _sending_device(device: torch.device) -> torch.device:
     """Return the device to send a tensor from: where it is if that has nccl, else the CPU."""
-    return device if f"{device.type}:nccl" in dist.get_backend_config() else _CPU
+    if f"{device.type}:nccl" in dist.get_backend_config():
+        return device
+    return _CPU
 
 
 @contextmanager

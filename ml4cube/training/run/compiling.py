@@ -17,9 +17,11 @@ def compiled(
     """Return a model that computes the same through `torch.compile`."""
     if setting is False:
         return model
-    arguments = {} if setting is True else setting
-    if isinstance(arguments, str):
-        arguments = {"backend": arguments}
+    arguments: Mapping[str, Any] = {}
+    if isinstance(setting, str):
+        arguments = {"backend": setting}
+    elif isinstance(setting, Mapping):
+        arguments = setting
     try:
         # Without this trial, a missing compiler is an error deep inside the first step, after all
         # loaders have started.

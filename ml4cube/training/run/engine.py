@@ -154,7 +154,9 @@ class Engine:
 
     def with_average(self, on: bool = True) -> AbstractContextManager[None]:
         """Return a context in which the model has its averaged weights, or with `on=False` not."""
-        return nullcontext() if self.ema is None else self.ema.applied(on)
+        if self.ema is None:
+            return nullcontext()
+        return self.ema.applied(on)
 
     def use_average(self, on: bool) -> None:
         """Give the model its averaged weights, or its own, if there is an average."""

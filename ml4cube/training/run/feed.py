@@ -62,7 +62,9 @@ class Feed:
     def steps(self) -> int | None:
         """Optimizer steps of an epoch; None if the loader has no length."""
         sizes = self._used_sizes()
-        return None if sizes is None else self.steps_of(sizes[0])
+        if sizes is None:
+            return None
+        return self.steps_of(sizes[0])
 
     def steps_of(self, batches: int) -> int:
         """Return the number of optimizer steps for a number of batches."""
@@ -70,7 +72,9 @@ class Feed:
 
     def compare_sizes(self) -> None:
         """Compare the number and sizes of batches on all ranks; every rank must call this."""
-        own_sizes = None if self._engine.step.counts_itself else self._used_sizes()
+        own_sizes = None
+        if not self._engine.step.counts_itself:
+            own_sizes = self._used_sizes()
         sizes = self._world.gather_objects(own_sizes)
         self.is_even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
         if not self.is_even and None not in sizes:
@@ -150,7 +154,9 @@ class Feed:
     def capture_rng(self) -> dict[str, Any]:
         """Return the state of all generators that decide the order of the next epoch."""
         generator = loader_generator(self.loader)
-        state = {} if generator is None else {"loader": generator.get_state()}
+        state = {}
+        if generator is not None:
+            state = {"loader": generator.get_state()}
         return capture_rng(self._world.device) | state
 
     def restore_rng(self, state: Mapping[str, Any]) -> None:

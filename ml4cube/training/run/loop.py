@@ -457,4 +457,6 @@ class _OutOfTime(Exception):
 
 def default_column(val: Any) -> str:
     """Return the column that judges a run with such validation data, unless another is chosen."""
-    return "train_loss" if val is None else "val_loss"
+    if val is None:
+        return "train_loss"
+    return "val_loss"

@@ -31,7 +31,9 @@ class RolledOut:
     def steps(self, x: Tensor, epoch: int, *, training: bool) -> int:
         """Return the steps to predict: all that a batch has, or in training those of the epoch."""
         in_batch = self.rollout.steps_in(x)
-        return min(self._options.rollout_in(epoch) or in_batch, in_batch) if training else in_batch
+        if training:
+            return min(self._options.rollout_in(epoch) or in_batch, in_batch)
+        return in_batch
 
     def predict(self, module: nn.Module, x: Tensor, y: Tensor, steps: int) -> Tensor:
         """Return the predictions of all steps; gaps of y keep the values of X in the next input."""
@@ -40,7 +42,9 @@ class RolledOut:
             first = max(0, steps - (self._options.rollout_gradient or steps))
         # DDP prepares the reduction of gradients and copies buffers in each call of it. That is
         # done once a batch, in the first call with a gradient.
-        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        inner = module
+        if isinstance(module, DistributedDataParallel):
+            inner = module.module
 
         def call(given: Tensor, step: int) -> Any:
             if step < first:
@@ -52,9 +56,13 @@ class RolledOut:
                 torch.clear_autocast_cache()
             return self._first_call(module, given, steps)
 
-        keep = ~y.isfinite() if steps > 1 else None
+        keep = None
+        if steps > 1:
+            keep = ~y.isfinite()
         outputs = list(self.rollout.forecast(call, x, steps, keep))
-        return outputs[0] if steps == 1 else torch.cat(outputs)
+        if steps == 1:
+            return outputs[0]
+        return torch.cat(outputs)
 
     def scored(self, y: Tensor, weights: Tensor | None, steps: int) -> tuple[Tensor, Tensor | None]:
         """Return targets and weights of some steps, joined like the predictions."""
@@ -67,7 +75,9 @@ class RolledOut:
 
     def _joined(self, cells: Tensor, steps: int) -> Tensor:
         parts = [self.rollout.target_of(cells, step) for step in range(steps)]
-        return parts[0] if steps == 1 else torch.cat(parts)
+        if steps == 1:
+            return parts[0]
+        return torch.cat(parts)
 
     def _first_call(self, module: nn.Module, given: Tensor, steps: int) -> Any:
         """Call the model; the first time in training, measure what its gradient needs."""

@@ -28,6 +28,11 @@ class RunState:
     # What `Ema.leave` returned at the end of the last run.
     average: dict[str, Any] = field(default_factory=dict)
 
+    # Of a Trainer with several runs: at which epoch the last one was to end, and whether there was
+    # any, after which a snapshot is no longer resumed.
+    goal: int = 0
+    has_trained: bool = False
+
     # Of the call under way: whether it started from a snapshot, and why it ends after this epoch.
     resumed: bool = False
     stop_reason: str | None = None
@@ -52,4 +57,5 @@ class RunState:
 
     def left(self) -> RunState:
         """Return what the next run continues from."""
-        return RunState(self.counters, self.history, self.scaler, self.average)
+        kept = (self.counters, self.history, self.scaler, self.average)
+        return RunState(*kept, self.goal, self.has_trained)

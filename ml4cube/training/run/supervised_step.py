@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ml4cube.training.inputs.batches import as_pair, weights_of
+from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.loss_functions import warn_if_unknown
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.outside_model import modules_in
@@ -23,15 +24,17 @@ class Supervised(Step):
     The loss of a batch ``(X, y, weights)`` is a `MaskedLoss`, made from `loss` if it is not one.
     """
 
-    def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
-        self.loss = loss
+    def __init__(self, loss: Any) -> None:
+        self.loss = check_loss("loss", loss)
         warn_if_unknown("loss", loss)
         self._mean = BatchMean("loss", loss)
         self._rolled_out: RolledOut | None = None  # if data have several steps of a forecast
 
     def prepare(self, options: Options, data: Mapping[str, Any]) -> None:
         """Prepare for loaders, given by the argument that holds them."""
-        known = None if self._rolled_out is None else self._rolled_out.rollout
+        known = None
+        if self._rolled_out is not None:
+            known = self._rolled_out.rollout
         rollout = find_rollout(options, data, known)
         if rollout is not known and rollout is not None:
             self._rolled_out = RolledOut(rollout, options)

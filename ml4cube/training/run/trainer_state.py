@@ -14,20 +14,23 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 
-from ml4cube.core.display import Summarized, Summary, counted, one_line
+from ml4cube.core.display import Summarized
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.training.addons.core import Combinable
 from ml4cube.training.events import Callback, is_better
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.inputs.options import Options
-from ml4cube.training.inputs.outside_model import load_outside, modules_in, outside_model
-from ml4cube.training.measure.summary import run_facts, summary_of_run
+from ml4cube.training.inputs.outside_model import (
+    load_outside,
+    modules_in,
+    outside_model,
+    state_of,
+)
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import broadcast_model
-from ml4cube.training.run.loop import Loop
 from ml4cube.training.run.run_state import RunState
 from ml4cube.training.run.supervised_step import Supervised
-from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights, default_monitor
+from ml4cube.training.state import COLUMNS, History, TrainState, copy_weights
 
 Log = defaultdict[str, list[Any]]
 # The attributes that training changes. Model, optimizer, scheduler and callbacks have a state_dict;
@@ -37,9 +40,7 @@ _PACKED = (
     "log_train",
     "mode",
     "progress_checker",
-    "_goal",
     "_run_state",
-    "_started",
 )
 
 
@@ -87,14 +88,16 @@ class TrainerState(Summarized, metaclass=Combinable):
         model: nn.Module,
         optimizer: Optimizer | None,
         scheduler: Any,
-        loss_step: Supervised | None,
+        loss: Callable[..., torch.Tensor] | None,
         *,
         metrics: Mapping[str, Any] | None,
         world: World,
         options: Options,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.loss_step = loss_step
+        self.loss_step: Supervised | None = None
+        if loss is not None:
+            self.loss_step = Supervised(loss)
         self._metrics, self._world, self._options = metrics, world, options
         self._callbacks: list[Callback] = []
         self.progress_checker = ProgressChecker()
@@ -104,37 +107,20 @@ class TrainerState(Summarized, metaclass=Combinable):
         self.best_loss: float | None = None
         self.best_weights: dict[str, torch.Tensor] | None = None
         self.best_outside: dict[str, torch.Tensor] | None = None  # see `_outside`
-        self._loop: Loop | None = None  # the one that is training, if any
+        self._loop: Any = None  # the one that is training, if any
         # By name of a method that the user overrides: the function that its super() call runs.
         self.pending: dict[str, Callable[[Any], None]] = {}
-        self._goal = 0  # the number of epochs at which training is to end
-        self._started = False  # True once it has trained: a snapshot is then no longer resumed
         self._run_state = RunState()  # as the last loop has left it; the next continues from it
-
-    def _summary(self) -> Summary:
-        """Return how far training is, the next call, and what is trained with what."""
-        options, loss = self._options, self.loss_step
-        facts = {
-            **run_facts(self.model, self._world, options, self.optimizer, self.scheduler),
-            "Loss": "that of train_step" if loss is None else one_line(loss.loss),
-            "Metrics": list(self._metrics or ()),
-        }
-        next_step = "run(n_epoch, loader, valid_loader)"
-        if self.mode == "test":
-            next_step = "run(1, loader), which tests"
-        elif self.best_epoch is not None:
-            next_step += " trains on, apply_weights() loads those of the best epoch"
-        epochs = counted(self._run_state.counters.epoch, "epoch")
-        best = None
-        if self.best_epoch is not None and self.best_loss is not None:
-            best = self.best_epoch, self.best_loss
-        monitor = options.monitor or default_monitor(self.history)
-        return summary_of_run(epochs, monitor, best, next_step, facts, self.history)
 
     @property
     def history(self) -> History:
         """What every epoch gave."""
         return self._run_state.history
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if ranks hold shares of the model while it is trained."""
+        return self._options.strategy == "fsdp" and self._world.size > 1
 
     @property
     def is_main(self) -> bool:
@@ -145,7 +131,9 @@ class TrainerState(Summarized, metaclass=Combinable):
 
     def logging(self, step_dict: Mapping[str, Any]) -> None:
         """Collect what a step returned; an add-on may override it."""
-        log = self.log_train if self.mode == "train" else self.log_test
+        log = self.log_test
+        if self.mode == "train":
+            log = self.log_train
         for name, value in step_dict.items():
             if isinstance(value, torch.Tensor):
                 value = value.detach()
@@ -189,15 +177,34 @@ class TrainerState(Summarized, metaclass=Combinable):
 
     # ------------------------------------------------------------------- weights
 
+    def check_step(self, name: str) -> None:
+        """Refuse a Trainer that has neither a step nor a loss."""
+        if not self._overrides(name):
+            self.default_step(name)
+
+    def default_step(self, name: str) -> Supervised:
+        """Return the step made of the argument `loss`."""
+        if self.loss_step is None:
+            raise InvalidTypeError(
+                f"{type(self).__name__} has neither {name}() nor a loss; define "
+                f"{name}(self, batch) in a subclass, or give loss=torch.nn.MSELoss()"
+            )
+        return self.loss_step
+
     def weights_now(self) -> dict[str, Any]:
         """Return the model's state dict, whole also if ranks hold shares of it; every rank."""
         loop = self._loop
-        return self.model.state_dict() if loop is None else loop.strategy.model_state(loop.model)
+        if loop is None:
+            return self.model.state_dict()
+        weights: dict[str, Any] = loop.strategy.model_state(loop.model)
+        return weights
 
     def _modules(self) -> dict[str, nn.Module]:
         """Return by name the modules besides the model that steps may use: attributes, the loss."""
-        of_loss = {} if self.loss_step is None else self.loss_step.modules
-        modules = {**of_loss, **modules_in("trainer", self)}
+        modules = {}
+        if self.loss_step is not None:
+            modules = self.loss_step.modules
+        modules |= modules_in("trainer", self)
         modules.pop("trainer.model", None)
         return modules
 
@@ -205,12 +212,12 @@ class TrainerState(Summarized, metaclass=Combinable):
         """Return by name the tensors that the optimizer trains besides the model."""
         return outside_model(self.model, self.optimizer, self._modules())
 
-    def optimizer_now(self) -> dict[str, Any] | None:
+    def optimizer_now(self) -> Any:
         """Return the optimizer's state dict, whole also if ranks hold shares of it; every rank."""
-        loop, optimizer = self._loop, self.optimizer
-        if optimizer is None or loop is None:
-            return None if optimizer is None else optimizer.state_dict()
-        return loop.strategy.optimizer_state(optimizer)
+        if self.optimizer is None or self._loop is None:
+            return state_of(self.optimizer)
+        state: dict[str, Any] = self._loop.strategy.optimizer_state(self.optimizer)
+        return state
 
     def save_model(self, filename: str | Path) -> None:
         """Write the model's weights: a plain state dict, written by rank 0."""
@@ -256,7 +263,9 @@ class TrainerState(Summarized, metaclass=Combinable):
 
     def _load_weights(self, content: Mapping[str, Any], source: str, strict: bool) -> None:
         nested = content.get("model")
-        weights = nested if isinstance(nested, Mapping) else content
+        weights = content
+        if isinstance(nested, Mapping):
+            weights = nested
         try:
             self.model.load_state_dict(weights, strict=strict)
         except (RuntimeError, AttributeError) as error:
@@ -269,13 +278,14 @@ class TrainerState(Summarized, metaclass=Combinable):
         """Let the next run average from here on, and leave an interrupted epoch unfinished."""
         # Replaced, because a loop that is running has the same objects.
         counters = replace(self._run_state.counters, batch=0, sums={})
-        self._run_state = RunState(counters, self.history, self._run_state.scaler)
+        self._run_state = replace(self._run_state.left(), counters=counters, average={})
 
     # ---------------------------------------------------------------------- state
 
     def start_at(self, state: TrainState) -> None:
         """Continue from the epoch and step of a state that was loaded."""
-        self._run_state.counters, self._goal, self._started = state, state.epoch, True
+        self._run_state.counters, self._run_state.goal = state, state.epoch
+        self._run_state.has_trained = True
         self.progress_checker.follow(state)
 
     def pack(self) -> dict[str, Any]:
@@ -315,7 +325,9 @@ class TrainerState(Summarized, metaclass=Combinable):
 def _move_scalars_to_cpu(log: Log) -> None:
     """Move the scalar tensors of a log to the CPU, in place."""
     for values in log.values():
-        values[:] = [v.cpu() if isinstance(v, torch.Tensor) else v for v in values]
+        for number, value in enumerate(values):
+            if isinstance(value, torch.Tensor):
+                values[number] = value.cpu()
 
 
 def _check_user_metrics(found: Any) -> dict[str, float]:

@@ -64,7 +64,9 @@ class UserStep(Step):
     def loss_parts(self) -> list[Any]:
         """The user's methods, and losses that they may use."""
         trainer = self._trainer
-        default_loss = [] if trainer.loss_step is None else trainer.loss_step.loss_parts
+        default_loss = []
+        if trainer.loss_step is not None:
+            default_loss = trainer.loss_step.loss_parts
         own_steps = [name for name in ("train_step", "test_step") if trainer._overrides(name)]
         modules = [part for part in vars(trainer).values() if isinstance(part, nn.Module)]
         losses = [module for module in modules if next(module.parameters(), None) is None]
@@ -78,7 +80,9 @@ class UserStep(Step):
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""
         default_step = self._default_step(training)
-        return None if default_step is None else default_step.weigh(batch, training)
+        if default_step is None:
+            return None
+        return default_step.weigh(batch, training)
 
     def count(self, batch: Any, training: bool) -> int:
         """Return the number of samples of a batch."""
@@ -136,7 +140,9 @@ class UserStep(Step):
         if self._trainer.loss_step is not None:
             self._trainer.loss_step.epoch = self.epoch
         overridden = self._trainer._overrides("train_step" if training else "test_step")
-        return None if overridden else self._trainer.loss_step
+        if overridden:
+            return None
+        return self._trainer.loss_step
 
     def _to_result(self, name: str, values: Any) -> StepResult:
         """Check and log what a user's step returned, and return it as a StepResult."""
@@ -166,8 +172,13 @@ class FollowTrainer(Callback):
 
     def __init__(self, trainer: TrainerState) -> None:
         self._trainer = trainer
-        self.monitor, self.mode = "val_loss", trainer._options.mode
+        self.mode = trainer._options.mode
         self._rng: dict[str, Any] | None = None
+
+    @property
+    def monitor(self) -> str:
+        """The column that chooses the best epoch of the run under way."""
+        return "" if self._trainer._loop is None else self._trainer._loop.monitor
 
     def on_train_start(self, loop: TrainingLoop) -> None:
         """Continue with the random state at the end of the run before."""
