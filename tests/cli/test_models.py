@@ -243,6 +243,12 @@ def test_objects_by_name(folder):
     assert make("loader.augment", {"class": "Flip", "dims": ["lon"]}).dims == ("lon",)
 
 
+def test_a_module_that_lacks_another_says_which(folder):
+    Path("lacks_another.py").write_text("import not_installed\n")
+    with pytest.raises(ModuleNotFoundError, match="'not_installed'"):
+        Names(trusts=True).make("loss", "lacks_another:f")
+
+
 def test_doctor_says_what_ranks_wait_for():
     rows = [
         {"rank": rank, "train_n": 8, "data_wait": data, "communicate": others}

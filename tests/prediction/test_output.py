@@ -213,6 +213,7 @@ def test_a_netcdf_without_room_is_refused_before_hdf5_fills_the_disk(tmp_path, m
         patch.setattr(xr.Dataset, "to_netcdf", lambda *_, **__: pytest.fail("was begun"))
         with pytest.raises(StoreError, match="No space left on device; make room"):
             predict_cube(model, source(), out=path, progress=False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**21))
     predict_cube(model, source(), out=path, progress=False)
 
 
