@@ -381,19 +381,21 @@ def test_numbers_come_with_dims_and_coordinates() -> None:
     assert all(isinstance(number, float) for number in weighted["t"])
 
 
-def test_per_pixel_statistics_of_a_lazy_cube_hold_few_blocks_at_a_time() -> None:
+def test_per_pixel_statistics_of_a_lazy_cube_hold_few_blocks_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import tracemalloc
 
-    rng = dask.array.random.default_rng(0)
-    cells = rng.normal(size=(1600, 64, 64), chunks=(8, 64, 64))
+    monkeypatch.setattr("ml4cube.cube.scan.usable_cores", lambda: 2)
+    cells = dask.array.ones((10_000, 64, 64), chunks=(8, 64, 64))
     ds = xr.Dataset({"t": (("time", "lat", "lon"), cells)})
     pp.get_statistics(ds.isel(time=slice(80)), dims="time")
     tracemalloc.start()
     pp.get_statistics(ds, dims="time")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # the cube is 52 MB, and so are the results of all blocks together
-    assert peak < 20e6
+    # the cube is 330 MB; a block of each thread is 17 MB, and so are its values as float64
+    assert peak < 70e6
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
