@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.ledger.folders import Files, LocalFolder
+from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
@@ -79,10 +79,10 @@ def write_store(
         rows = {name: v[first:last] for name, v in (values | index).items()}
         files |= write_shard(LocalFolder(root), layout, k, rows)
     shape = {"time": max(n, 1), **window}
-    spec = SampleSpec.parse(shape, list(names), sample_size=window, to_pred=targets)
+    bound = BoundRecipe.parse(shape, list(names), sample_size=window, to_pred=targets)
     metadata = StoreMetadata(
         part="train",
-        spec=spec,
+        bound=bound,
         statistics=Statistics.of(values, part="train"),
         accounting={"total": n, "train": n},
         split={"kind": "none"},

@@ -17,7 +17,6 @@ import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
@@ -34,6 +33,7 @@ from ml4cube.postprocessing import undo_standardizing
 from ml4cube.prediction import cube as cube_module
 from ml4cube.prediction import predict_cube
 from ml4cube.preprocessing import CubeScaler, accounting, drop_nan_values, get_statistics
+from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.splits.cube import CubeView
 from ml4cube.store.format import StoreMetadata
 from ml4cube.training.ranks.dist import World, launch
@@ -241,7 +241,7 @@ def test_only_what_is_no_target_mask_or_label_is_a_feature_by_default():
 def metadata(cube: xr.Dataset, **spec) -> StoreMetadata:
     """What a store made from the cube would say of itself."""
     names = [str(name) for name in cube.data_vars]
-    made = SampleSpec.parse(dict(cube.sizes), names, **spec)
+    made = BoundRecipe.parse(dict(cube.sizes), names, **spec)
     values = {name: cube[name].values for name in names if cube[name].dtype.kind == "f"}
     attrs = {name: {"attrs": dict(cube[name].attrs)} for name in names}
     found = Statistics.of(values, part="train")

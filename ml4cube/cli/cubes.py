@@ -226,13 +226,13 @@ def sample(
         **arguments,
     )
 
-    spec = sampler.sampling.spec
-    is_alone = bool(spec.targets) and {*spec.variables} <= {*spec.targets}
+    sampled = sampler.sampling.recipe
+    is_alone = bool(sampled.targets) and {*sampled.variables} <= {*sampled.targets}
     if is_alone and callback is None:  # which can add variables
         raise InvalidValueError(
-            f"to_pred={list(spec.targets)} leaves no variable to predict from; sample more "
+            f"to_pred={list(sampled.targets)} leaves no variable to predict from; sample more "
             "variables, or leave out to_pred and name the target in the training, with an offset: "
-            f"--set data.to_pred={spec.targets[0]} --set data.target_offset.DIM=1"
+            f"--set data.to_pred={sampled.targets[0]} --set data.target_offset.DIM=1"
         )
     stores = {part: str(target) for part, target in sampler.targets.items()}
     for store in stores.values():

@@ -75,7 +75,7 @@ def rerun(
         return MultiProcSampler(cube, nproc=nproc, progress=progress, **targets, **arguments)
 
     with prefixed(f"{store} cannot be rerun"):
-        arguments = _arguments(store, metadata) | _callback(metadata.provenance, callback, names)
+        arguments = _arguments(store, metadata) | _callback(metadata, callback, names)
         if statistics is not None:
             arguments["statistics"] = read_statistics(statistics)
         cube = _source(metadata)
@@ -132,7 +132,7 @@ def _source(metadata: StoreMetadata) -> xr.Dataset:
         ds = as_dataset(provenance["source"])
     except StoreError as error:
         raise InvalidValueError(str(error)) from None
-    names = [*metadata.spec.variables, *provenance["left_out"], metadata.spec.filter_var]
+    names = [*metadata.recipe.variables, *provenance["left_out"], metadata.recipe.filter_var]
     names += [split_label(ds)]
     ds = ds[[name for name in dict.fromkeys(names) if name in ds.data_vars]]
     if split_label(ds) is not None:
@@ -146,18 +146,18 @@ def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
     """Return the arguments of `MultiProcSampler` that made a store, apart from cube and targets."""
     from zarr.codecs import BloscCodec
 
-    spec, settings = metadata.spec, metadata.provenance["settings"]
-    sizes = dict(zip(spec.dims, spec.size, strict=True))
-    overlaps = zip(spec.dims, spec.overlap, strict=True)
+    recipe, settings = metadata.recipe, metadata.provenance["settings"]
+    sizes = dict(zip(recipe.dims, recipe.size, strict=True))
+    overlaps = zip(recipe.dims, recipe.overlap, strict=True)
     compressor, precision = settings["compressor"], settings["precision"]
     grid = metadata.split.get("plan", {}).get("grid")
-    fills: Any = spec.fill_method
+    fills: Any = recipe.fill_method
     arguments: dict[str, Any] = {
         "sample_size": sizes,
         "overlap": {dim: cells / sizes[dim] for dim, cells in overlaps if cells},
-        "to_pred": list(spec.targets) or None,
-        "features": spec.features,
-        "array_dims": list(spec.array_dims),
+        "to_pred": list(recipe.targets) or None,
+        "features": recipe.features,
+        "array_dims": list(recipe.array_dims),
         "fill_method": dict(fills) or None,
         "max_chunk_mb": math.inf,
         "compressors": BloscCodec(**compressor) if compressor["cname"] else None,
@@ -165,22 +165,24 @@ def _arguments(store: str, metadata: StoreMetadata) -> dict[str, Any]:
         "bitround": precision["keepbits"] or None,
         "missing_chunks": settings.get("missing_chunks", "warn"),
     }
-    arguments |= {n: getattr(spec, n) for n in ("const", "drop_nan", "apply_mask", "drop_sample")}
     arguments |= {
-        n: settings[n] for n in ("order", "seed", "data_fraq", "rand_chunk", "chunk_size")
+        n: getattr(recipe, n) for n in ("const", "drop_nan", "apply_mask", "drop_sample", "seed")
     }
-    if spec.filter_var is not None:
-        arguments["filter_var"] = spec.filter_var
+    arguments |= {n: settings[n] for n in ("order", "data_fraq", "rand_chunk", "chunk_size")}
+    if recipe.filter_var is not None:
+        arguments["filter_var"] = recipe.filter_var
     # with given statistics, the store has their scaling
-    arguments |= {"statistics": store} if "statistics" in settings else {"scale_fn": spec.scale_fn}
+    arguments |= (
+        {"statistics": store} if "statistics" in settings else {"scale_fn": recipe.scale_fn}
+    )
     if settings["data_fraq"] < 1 and grid is not None:
         arguments["block_size"] = dict(zip(grid["dims"], grid["tile"], strict=True))
     return arguments
 
 
-def _callback(provenance: Mapping[str, Any], named_callback: Any, names: Names) -> dict[str, Any]:
+def _callback(metadata: StoreMetadata, named_callback: Any, names: Names) -> dict[str, Any]:
     """Return the callback of a call and its version."""
-    name = provenance["settings"]["callback"]
+    name, provenance = metadata.recipe.callback, metadata.provenance
     if name is None:
         return {}
     path = named_callback or provenance.get("callback")

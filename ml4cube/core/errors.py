@@ -148,6 +148,14 @@ def names_of(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...
     return names
 
 
+def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return names as a tuple; refuse a name that is given twice."""
+    names = names_of(argument, given)
+    if len(set(names)) != len(names):
+        raise InvalidValueError(f"{argument} must not name a variable twice, got {given!r}")
+    return names
+
+
 def caller_level() -> int:
     """Return the stack level of the code outside ml4cube, for a warning of the calling function."""
     ours = __name__.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Samples in words: how they are cut, and the outcomes of all windows."""
+"""Samples in words: their variables, their split, and the outcomes of all windows."""
 
 from __future__ import annotations
 
@@ -6,42 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ml4cube.core.display import Table, bytes_text, shown
-from ml4cube.core.sample_spec import SampleSpec
 
-_DROPPED = {
-    "auto": "samples with a gap are dropped",
-    "if_all_nan": "samples whose variables are all gap are dropped",
-    "masked": "samples without a cell inside the mask, or with a gap there, are dropped",
-    None: "kept",
-}
-
-
-def cutting_facts(spec: SampleSpec) -> dict[str, object]:
-    """Return cube, windows, and the treatment of gaps and masked cells."""
-    sizes = zip(spec.dims, spec.size, spec.overlap, strict=True)
-    window = {
-        dim: f"{cells:,} (overlap {shared:,})" if shared else cells
-        for dim, cells, shared in sizes
-        if cells > 1
-    }
-    mask = None
-    if spec.filter_var is not None:
-        uses = {"drops samples": spec.mask_drops_samples, "makes gaps": spec.mask_makes_gaps}
-        mask = f"{spec.filter_var}, {'; '.join(use for use, does in uses.items() if does)}"
-    return {
-        "Cube": dict(zip(spec.dims, spec.shape, strict=True)),
-        "Window": window or "single cells",
-        "Gaps": "; ".join([_DROPPED[spec.drop_nan], *_fills(spec)]),
-        "Mask": mask,
-    }
-
-
-def _fills(spec: SampleSpec) -> list[str]:
-    names: dict[str, list[str]] = {}
-    for name in spec.variables:
-        if (method := spec.fill_of(name)) is not None:
-            names.setdefault(method, []).append(name)
-    return [f"filled by {method!r}: {shown(filled)}" for method, filled in names.items()]
+#: Dim of the samples in arrays of many, unless a user names another.
+SAMPLE_DIM = "samples"
 
 
 def variable_facts(

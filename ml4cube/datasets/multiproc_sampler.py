@@ -41,7 +41,7 @@ from ml4cube.ledger.targets import is_in_memory, targets_of
 from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.progress import Stage
 from ml4cube.sampling.extractor import Callback, Extractor
-from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
+from ml4cube.sampling.identity.callback import checked_identity, copy_of
 from ml4cube.sampling.identity.cube import SourceChangedError
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
@@ -350,7 +350,7 @@ class MultiProcSampler(Summarized):
         self.sampling = Sampling.of(
             ds, options if callback is None else replace(options, callback=copy_of(callback))
         )
-        spec = self.sampling.spec
+        recipe = self.sampling.recipe
         if "val" in self.targets and self.sampling.labelled and self.sampling.lacks("val"):
             raise EmptyPartError(
                 f"val_cube={str(val_cube)!r} is given, but the split label "
@@ -360,18 +360,16 @@ class MultiProcSampler(Summarized):
         self._precision = Precision.parse(dtype, bitround)
         self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
         if callback is None:
-            self._precision.check_names({n: self.sampling.ds[n].dtype for n in spec.variables})
+            self._precision.check_names({n: self.sampling.ds[n].dtype for n in recipe.variables})
         # A callback may rename variables of the cube, but not its dims.
-        check_stored_names(spec, spec.variables if callback is None else ())
-        self._chunk = chunk_samples(chunk_size, spec)
+        check_stored_names(recipe, recipe.variables if callback is None else ())
+        self._chunk = chunk_samples(chunk_size, recipe)
         self._settings = {
             "order": order,
-            "seed": options.seed,
             "data_fraq": float(data_fraq),
             "rand_chunk": rand_chunk,
             "chunk_size": self._chunk,
             "parts": sorted(self.targets),
-            "callback": name_of(callback),
             "compressor": asdict(self._compressor),
             "precision": asdict(self._precision),
         }
@@ -388,14 +386,14 @@ class MultiProcSampler(Summarized):
         """Return how samples are cut, where they go, and what is known of them so far."""
         sampling = self.sampling
         plan = next((found.plan for found in self._planned.values()), None)
-        state = f"{counted(sampling.spec.total, 'window')}; plan() counts the samples"
+        state = f"{counted(sampling.extractor.bound.total, 'window')}; plan() counts the samples"
         if plan is not None:
             state = f"{counted(sum(plan.samples.values()), 'sample')}; run() writes them"
         if self._is_written:
             state = "written; get_datasets() opens the stores"
         facts = {
             **sampling.facts,
-            "Callback": self._settings["callback"],
+            "Callback": sampling.recipe.callback,
             **{f"{part.capitalize()} store": str(t) for part, t in self.targets.items()},
         }
         return Summary(state, facts, {"Plan": plan})
@@ -450,17 +448,17 @@ class MultiProcSampler(Summarized):
                 )
             if self.sampling.labelled and not plan.samples.get("val", 1):
                 refuse_empty(plan.accounting, ["val"], plan.parts)
-            check_stored_names(self.sampling.spec, plan.schema)
-            scaled_by_train = self.sampling.spec.scale_fn and self.sampling.given is None
+            check_stored_names(self.sampling.recipe, plan.schema)
+            scaled_by_train = self.sampling.recipe.scale_fn and self.sampling.given is None
             if not plan.samples["train"] and scaled_by_train:
                 raise EmptyPartError(
                     "the train part would hold no sample, so there are no statistics for "
-                    f"scale_fn={self.sampling.spec.scale_fn!r}; give it blocks (data_split, or "
+                    f"scale_fn={self.sampling.recipe.scale_fn!r}; give it blocks (data_split, or "
                     "the split label), statistics=, or scale_fn=None"
                 )
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
             stored_plan = plan.stored_as(self._precision)
-            if self.sampling.spec.scale_fn is None:
+            if self.sampling.recipe.scale_fn is None:
                 self._precision.check_unscaled(plan.statistics, plan.dtypes)
             self._planned = {call.id: _Planned(extractor, stored_plan, scaling)}
         return self._planned[call.id]
@@ -598,7 +596,7 @@ class MultiProcSampler(Summarized):
             for draft in drafts.values():
                 draft.discard()
             raise
-        named = zip(self.sampling.spec.dims, extractor.axes, strict=True)
+        named = zip(self.sampling.recipe.dims, extractor.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
         made_from = provenance(self.sampling, self._settings) | {
             "call": call.id,
@@ -608,10 +606,10 @@ class MultiProcSampler(Summarized):
         for part, draft in drafts.items():
             metadata = StoreMetadata(
                 part=part,
-                spec=self.sampling.spec,
+                bound=extractor.bound,
                 statistics=plan.statistics,
                 accounting=plan.accounting,
-                split=self.sampling.recipe,
+                split=self.sampling.split,
                 provenance=made_from,
                 variables=tuple(plan.schema),
                 fill=extractor.fill,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -195,7 +194,7 @@ class XrDataset(Summarized):
         scaling = self._sampling.scaling(self.statistics, schema)
         self._samples = self._sampling.extractor.scaled(samples, scaling, origins)
         self.accounting = self._count_outcomes()
-        warn_of_nothing_to_fill(self._sampling.spec, self.accounting)
+        warn_of_nothing_to_fill(self._sampling.recipe, self.accounting)
 
     def _summary(self) -> Summary:
         """Return how samples were cut, and what became of all windows."""
@@ -227,7 +226,7 @@ class XrDataset(Summarized):
     def _tile(self, id: int) -> Block | None:
         """Return the windows that start in a block, or None if there are none."""
         block = self._sampling.blocks.block(id)
-        windows = self._sampling.spec.windows
+        windows = self._sampling.extractor.bound.windows
         # From cells to windows, rounded up: the first window that starts at this cell or later.
         start = -(-np.array(block.start) // windows.stride)
         stop = np.minimum(-(-np.array(block.stop) // windows.stride), windows.counts)
@@ -238,7 +237,7 @@ class XrDataset(Summarized):
     def _read_samples(self) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
         """Read the samples of the blocks used, with their origins and their parts."""
         extractor, ids = self._sampling.extractor, self._block_ids()
-        if self._sampling.spec.fills_from_train:
+        if self._sampling.recipe.fills_from_train:
             extractor = replace(extractor, fill=fill_statistics(self._sampling, Threads(1)))
         tiles = (tile for id in ids if (tile := self._tile(id)) is not None)
         used = self._used_blocks(extractor, tiles)
@@ -246,7 +245,7 @@ class XrDataset(Summarized):
         empty = [part for part in self._needed_parts if PARTS[part] not in found]
         if not used or empty:
             refuse_empty(self._count_outcomes(), empty or list(PARTS))
-        check_targets(self._sampling.spec, used[0].samples, self._sampling.ds)
+        check_targets(self._sampling.recipe, used[0].samples, self._sampling.ds)
         samples = _joined([block.samples for block in used])
         origins = _joined([block.origins for block in used])
         return samples, origins, np.concatenate([block.labels for block in used])
@@ -254,7 +253,7 @@ class XrDataset(Summarized):
     @property
     def _needed_parts(self) -> tuple[str, ...]:
         """Parts that must not be empty."""
-        return ("train", "test") if self._sampling.spec.targets else ()
+        return ("train", "test") if self._sampling.recipe.targets else ()
 
     def _used_blocks(self, extractor: Extractor, tiles: Iterable[Block]) -> list[_BlockSamples]:
         """Return the first blocks with samples, and later ones that hold a lacking part."""
@@ -304,7 +303,7 @@ class XrDataset(Summarized):
         scaled = extractor.to_scale({name: values.dtype for name, values in samples.items()})
         if (given := self._sampling.given) is not None:
             return select_statistics(given, scaled)
-        train, scale_fn = self._labels == PARTS["train"], self._sampling.spec.scale_fn
+        train, scale_fn = self._labels == PARTS["train"], self._sampling.recipe.scale_fn
         if scale_fn and scaled and not train.any():
             raise EmptyPartError(
                 "the blocks used hold no train sample, so there are no statistics for "
@@ -315,9 +314,9 @@ class XrDataset(Summarized):
 
     def _count_outcomes(self) -> dict[str, int]:
         """Return the number of windows by outcome; those never read are unused."""
-        spec, counts = self._sampling.spec, self._counts.copy()
-        counts[OUTCOMES.index("unused")] += math.prod(spec.windows.counts) - counts.sum()
-        return accounting_of(spec.total, counts, PARTS)
+        bound, counts = self._sampling.extractor.bound, self._counts.copy()
+        counts[OUTCOMES.index("unused")] += len(bound.windows) - counts.sum()
+        return accounting_of(bound.total, counts, PARTS)
 
     def get_datasets(self) -> dict[str, NDArray[Any]] | tuple[Pair, Pair]:
         """Return the samples.
@@ -331,17 +330,17 @@ class XrDataset(Summarized):
             sample axis: ``(samples, channels, *window)``; samples of a validation part are in
             the dict only.
         """
-        spec = self._sampling.spec
-        if not spec.targets:
+        recipe = self._sampling.recipe
+        if not recipe.targets:
             # A cube that is not split has a label without dims.
             label = self._sampling.ds[self._sampling.extractor.label]
             return self._samples | ({"split": self._labels} if label.ndim else {})
-        features = spec.features or [n for n in self._samples if n not in spec.targets]
+        features = recipe.features or [n for n in self._samples if n not in recipe.targets]
         if not features:
             raise InvalidValueError(
-                f"to_pred={list(spec.targets)} leaves no variable to predict from; name fewer"
+                f"to_pred={list(recipe.targets)} leaves no variable to predict from; name fewer"
             )
-        dates = [n for n in (*features, *spec.targets) if self._samples[n].dtype.kind == "M"]
+        dates = [n for n in (*features, *recipe.targets) if self._samples[n].dtype.kind == "M"]
         if dates:
             raise InvalidTypeError(
                 f"features and targets must be numbers or booleans, got dates {dates}; choose "
@@ -349,7 +348,7 @@ class XrDataset(Summarized):
             )
         x, y = (
             np.stack([self._samples[name] for name in names], axis=1)
-            for names in (features, spec.targets)
+            for names in (features, recipe.targets)
         )
         train, test = (self._labels == PARTS[part] for part in ("train", "test"))
         return (x[train], y[train]), (x[test], y[test])

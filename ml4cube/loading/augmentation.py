@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from ml4cube.core.display import PrintedAsCall
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
-from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch, parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.handover import Augment
 from ml4cube.loading.sources import SampleSource

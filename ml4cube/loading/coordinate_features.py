@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.errors import InvalidValueError, parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.sources import SampleSource, SampleVariable
 from ml4cube.loading.views import Computed, View

@@ -21,7 +21,7 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.rank_shares import Ints
-from ml4cube.core.sample_spec import SAMPLE_DIM, SampleSpec
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.engine import local_engine
@@ -29,9 +29,10 @@ from ml4cube.cube.variables import split_label
 from ml4cube.loading.lead_time import TargetOptions, with_lead
 from ml4cube.loading.sources import SampleSource, SampleVariable, first_cells_of, known_scaling
 from ml4cube.progress import Stage
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT, TARGET, ArrayName, Lead
 from ml4cube.sampling.extractor import Arrays, CellsByRole, Extractor, Schema
-from ml4cube.sampling.identity.callback import identity_of, name_of
+from ml4cube.sampling.identity.callback import identity_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
 from ml4cube.sampling.request import Sampling, SamplingOptions
@@ -85,12 +86,12 @@ class CubeSource(SampleSource):
         self._scaling = known_scaling(metadata)
         self.cube_dims: Mapping[str, str] = {}  # Samples have dims of the same names as the cube.
         self.lead: Lead = extractor.lead
-        self.axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
+        self.axes = {d: sampling.ds[d].variable for d in extractor.recipe.dims if d in sampling.ds}
         self.remote = "://" in str(sampling.ds.encoding.get("source", ""))
-        self.variables = _variables_of(INPUT, extractor.spec, plan.schema)
+        self.variables = _variables_of(INPUT, extractor.recipe, plan.schema)
         if extractor.targets is not None:
             schema = extractor.targets.schema(sampling.reader.dtypes)
-            self.variables |= _variables_of(TARGET, extractor.targets.spec, schema)
+            self.variables |= _variables_of(TARGET, extractor.targets.recipe, schema)
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
         # One bit per window of each tile that was classified: is it a sample?
         self._sample_bits: dict[int, NDArray[np.uint8]] = {}
@@ -182,10 +183,10 @@ class CubeSource(SampleSource):
         return {dim: origins[f"{dim}_index"].astype(np.int64) for dim in dims}
 
 
-def _variables_of(role: str, spec: SampleSpec, schema: Schema) -> dict[ArrayName, SampleVariable]:
+def _variables_of(role: str, recipe: Recipe, schema: Schema) -> dict[ArrayName, SampleVariable]:
     """Return the variables of one role; dims that a callback makes get new names."""
     return {
-        ArrayName(name, role): SampleVariable(spec.window_of(name, window), np.dtype(dtype))
+        ArrayName(name, role): SampleVariable(recipe.window_of(name, window), np.dtype(dtype))
         for name, (window, dtype) in schema.items()
     }
 
@@ -209,15 +210,15 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
     logger.info("samples cut as they are read:\n%s", plan)
     # The statistics of the inputs scale the targets at a lead time too.
     scaling = sampling.scaling(plan.statistics, plan.schema)
-    settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
+    settings = {}
     if sampling.dropped:
         settings["missing_chunks"] = options.missing_chunks
     metadata = StoreMetadata(
         part=part,
-        spec=sampling.spec,
+        bound=sampling.extractor.bound,
         statistics=plan.statistics,
         accounting=plan.accounting,
-        split=sampling.recipe,
+        split=sampling.split,
         provenance=provenance(sampling, settings),
         variables=tuple(plan.schema),
         fill=extractor.fill,
@@ -238,14 +239,14 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
     extractor = sampling.extractor
     by_role = extractor.outcome_variables(sampling.reader.dtypes)
     rules = itertools.chain.from_iterable(by_role.values())
-    fills = sampling.spec.fills_from_train
+    fills = sampling.recipe.fills_from_train
     # Labels alone are counted at once, without a progress bar or a plan to remember.
     reads_cells = fills or makes_samples(sampling) or {*rules} != {extractor.label}
     call = _identity_of(sampling) if reads_cells else None
     if call is not None and (known := _counted.get(call)) is not None:
         return replace(extractor, fill=known[0]), known[1]
     # Without fractions, no other part is refused for being empty.
-    sampling = replace(sampling, recipe={"plan": {"fractions": {}}})
+    sampling = replace(sampling, split={"plan": {"fractions": {}}})
     stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads_cells)
     with local_engine(nproc) as engine, stage:
         extractor, plan = make_plan(sampling, engine, PARTS, note=stage.update, sparing=True)
@@ -259,12 +260,12 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
 def _identity_of(sampling: Sampling) -> str | None:
     """Return the identity of a call, or None if it cannot be known without reading the cube."""
     extractor = sampling.extractor
-    settings: dict[str, Any] = {"seed": extractor.seed, "ds": [str(d) for d in sampling.ds.dims]}
+    settings: dict[str, Any] = {"ds": [str(d) for d in sampling.ds.dims]}
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
     settings["dropped"] = sampling.dropped
     if extractor.targets is not None:
-        settings["lead"] = [extractor.lead, extractor.targets.spec.variables]
+        settings["lead"] = [extractor.lead, extractor.targets.recipe.variables]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
         return Call.of_samples(sampling, settings, callback, may_read=False).id

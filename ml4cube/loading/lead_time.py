@@ -13,9 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_whole
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    caller_level,
+    check_whole,
+    parse_names,
+)
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
-from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.time_steps import TimeSteps, WindowsOverTime, starts_of
 from ml4cube.recipe.roles import DimLead, Lead
 from ml4cube.sampling.request import Sampling, axis_values, check_known
@@ -104,24 +109,20 @@ def warn_of_uneven_steps(lead: Lead, axes: Mapping[str, xr.Variable]) -> None:
 
 def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
     """Return a sampling whose targets lie elsewhere than its inputs."""
-    spec, extractor, targets = sampling.spec, sampling.extractor, options.scored
-    check_known("to_pred", options.targets, spec.variables, sampling.left_out)
-    check_known("weights", targets, spec.variables)  # The variables of y are known by now.
+    recipe, extractor, targets = sampling.recipe, sampling.extractor, options.scored
+    check_known("to_pred", options.targets, recipe.variables, sampling.left_out)
+    check_known("weights", targets, recipe.variables)  # The variables of y are known by now.
     if extractor.callback is not None:
         raise InvalidTypeError(
             "callback cannot be combined with target_offset or target_size, because it gets the "
             "inputs without their targets; compute the variable on the cube, or use augment="
         )
-    size, shape = (dict(zip(spec.dims, cells, strict=True)) for cells in (spec.size, spec.shape))
+    size, shape = dict(zip(recipe.dims, recipe.size, strict=True)), extractor.bound.sizes
     lead = options.lead_of(size, shape, "the cube")
     warn_of_uneven_steps(lead, {d: sampling.ds[d].variable for d in lead if d in sampling.ds})
-    target_size = tuple(of_dim.target_size for of_dim in lead.values())
-    # Targets have the stride of the inputs. Negative where cells lie between windows of targets.
-    target_overlap = tuple(n - stride for n, stride in zip(target_size, spec.stride, strict=True))
-    target_spec = replace(
-        spec,
-        size=target_size,
-        overlap=target_overlap,
+    of_targets = replace(
+        recipe,
+        size=tuple(of_dim.target_size for of_dim in lead.values()),
         variables=targets,
         window_dims=(),
         array_dims=(),
@@ -130,13 +131,12 @@ def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
     )
     # Windows without a whole target in the cube are left out.
     cells = tuple(shape[dim] - of_dim.cells_past_input for dim, of_dim in lead.items())
-    windows = Grid(spec.dims, cells, spec.size, spec.stride, ragged=False)
-    counts = dict(zip(spec.dims, windows.counts, strict=True))
-    tile = zip(spec.dims, extractor.tiles.tile, strict=True)
+    windows = Grid(recipe.dims, cells, recipe.size, recipe.stride, ragged=False)
+    counts = dict(zip(recipe.dims, windows.counts, strict=True))
+    tile = zip(recipe.dims, extractor.tiles.tile, strict=True)
     tiles = Grid.blocks(counts, {dim: min(n, counts[dim]) for dim, n in tile})
-    extractor = replace(extractor, tiles=tiles, lead=lead)
-    extractor = replace(
-        extractor, targets=replace(extractor, spec=target_spec, used_blocks=None, lead={})
-    )
-    over_time = WindowsOverTime.of(starts_of(windows), axis_values(sampling.ds, spec.dims))
+    bound = replace(extractor.bound, recipe=of_targets)
+    target_extractor = replace(extractor, bound=bound, tiles=tiles, used_blocks=None)
+    extractor = replace(extractor, tiles=tiles, lead=lead, targets=target_extractor)
+    over_time = WindowsOverTime.of(starts_of(windows), axis_values(sampling.ds, recipe.dims))
     return replace(sampling, extractor=extractor, over_missing_dates=over_time.over_missing_dates)

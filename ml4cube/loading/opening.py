@@ -16,9 +16,10 @@ from ml4cube.core.errors import (
     StoreError,
     check_choice,
     check_whole,
+    parse_names,
 )
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
-from ml4cube.core.sample_spec import SAMPLE_DIM, parse_names
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.opening import as_dataset
 from ml4cube.ledger.manifest import NoStoreError
@@ -152,7 +153,7 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
     only_for_cubes = [name for name in options.for_cubes if name != "progress"]
     ds = _opened(ds, may_be_cube=bool(only_for_cubes))
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
-    dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
+    dim = metadata.recipe.array_dims[0] if metadata else SAMPLE_DIM
     if metadata and dim not in ds.dims:
         raise InvalidValueError(
             f"ds is a sample store but has no dim {dim!r}, only {list(ds.dims)}; rename the dim "
@@ -177,7 +178,7 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
             f"{', '.join(only_for_cubes)} can be given for a cube only, and ds holds samples "
             f"already (dim {dim!r}); leave them out"
         )
-    source = source_of_store(ds, metadata.spec) if metadata else DatasetSource(ds)
+    source = source_of_store(ds, metadata.recipe) if metadata else DatasetSource(ds)
     if options.shifted:
         return cut_windows(source, options, options.sample_size), metadata
     return source, metadata

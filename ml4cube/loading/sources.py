@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.rank_shares import Ints
-from ml4cube.core.sample_spec import SAMPLE_DIM, SampleSpec
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import scale_parameters
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
@@ -26,6 +26,7 @@ from ml4cube.ledger.locations import location_of
 from ml4cube.ledger.manifest import NoStoreError
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import TARGET, ArrayName, Lead
 from ml4cube.sampling.cf_encoding import NUMBERED
 from ml4cube.sampling.extractor import Arrays
@@ -99,7 +100,7 @@ class SampleSource(ChunkSource, Protocol):
 
 def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
     """Return the scaling of samples by variable of the cube, as far as it is known."""
-    if metadata is None or (method := metadata.spec.scale_fn) is None:
+    if metadata is None or (method := metadata.recipe.scale_fn) is None:
         return {}
     known = {}
     for name, stats in metadata.statistics.items():
@@ -138,9 +139,9 @@ class DatasetSource(SampleSource):
 
     remote: bool = False
 
-    def __init__(self, ds: xr.Dataset, spec: SampleSpec | None = None) -> None:
-        self._dim = dim = spec.array_dims[0] if spec else SAMPLE_DIM
-        self.cube_dims = spec.cube_dims if spec else {}
+    def __init__(self, ds: xr.Dataset, recipe: Recipe | None = None) -> None:
+        self._dim = dim = recipe.array_dims[0] if recipe else SAMPLE_DIM
+        self.cube_dims = recipe.cube_dims if recipe else {}
         self.lead: Lead = {}
         self._first_cells: dict[str, Ints] = {}
         self._coords = ds.drop_vars(list(ds.data_vars))
@@ -269,10 +270,8 @@ def _even_counts(n: int, size: int) -> Ints:
 class StoreSource(DatasetSource):
     """Samples of a sample store as it was opened, read straight from its shard files."""
 
-    def __init__(
-        self, ds: xr.Dataset, spec: SampleSpec, arrays: Mapping[str, ShardedArray]
-    ) -> None:
-        super().__init__(ds, spec)
+    def __init__(self, ds: xr.Dataset, recipe: Recipe, arrays: Mapping[str, ShardedArray]) -> None:
+        super().__init__(ds, recipe)
         self._arrays = dict(arrays)
         first = next(iter(self._arrays.values()))
         self.remote = first.fs is not None
@@ -296,14 +295,14 @@ class StoreSource(DatasetSource):
         return next(iter(self._arrays.values())).describe(chunk)
 
 
-def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
+def source_of_store(ds: xr.Dataset, recipe: Recipe) -> DatasetSource:
     """Choose how to read an opened store: straight from its files, unless it was changed."""
     from zarr.storage import StorePath
 
     names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
     arrays = [_array_behind(ds[name].variable) for name in names]
-    if not arrays or None in arrays or not ds.sizes[spec.array_dims[0]]:
-        return DatasetSource(ds, spec)
+    if not arrays or None in arrays or not ds.sizes[recipe.array_dims[0]]:
+        return DatasetSource(ds, recipe)
     groups = [
         location_of("store", StorePath(array.store, array.path.rpartition("/")[0]))
         for array in arrays
@@ -314,9 +313,9 @@ def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
             "samples that were opened with storage options, or from several stores, are read "
             "through xarray, which is slower; give PTXrDataset the path or URL of one store"
         )
-        return DatasetSource(ds, spec)
+        return DatasetSource(ds, recipe)
     stored = {name: array.basename for name, array in zip(names, arrays, strict=True)}
-    return StoreSource(ds, spec, sharded_arrays(groups[0], stored))
+    return StoreSource(ds, recipe, sharded_arrays(groups[0], stored))
 
 
 def _array_behind(variable: xr.Variable) -> Any:

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.display import Summarized, Summary, bytes_text, counted, one_line, shown
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch, parse_names
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.sample_facts import variable_facts
-from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.opening import as_dataset
@@ -513,10 +512,16 @@ class PTXrDataset(Summarized, Dataset[Any]):
         self._y_names = tuple(ArrayName(name, y_role) for name in targets)
         others = {*not_features, options.weights_variable, *self._source.auxiliary}
         features = [name for name in stored if name not in others]
-        spec = self.metadata.spec if self.metadata else None
-        if spec and spec.features and targets and targets == spec.targets and not self.shifted:
+        recipe = self.metadata.recipe if self.metadata else None
+        if (
+            recipe
+            and recipe.features
+            and targets
+            and targets == recipe.targets
+            and not self.shifted
+        ):
             # The store records the features that were sampled for these targets.
-            features = [name for name in spec.features if name in stored]
+            features = [name for name in recipe.features if name in stored]
         self.features = chosen or tuple(features)
         self._stacked = bool(chosen or targets)
         if not self.features:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.rank_shares import Ints
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.sources import SampleSource, known_scaling, unscaled
 from ml4cube.recipe.roles import INPUT, WEIGHT, ArrayName, DimLead

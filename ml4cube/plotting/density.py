@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.plotting.maps import SEQUENTIAL, Scale, check_maps, draw_group, new_map_panels
 from ml4cube.plotting.style import check_axes, figure_of, style

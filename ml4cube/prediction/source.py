@@ -71,14 +71,9 @@ class Source:
         return () if self.data is None else self.data.coord_features
 
     @property
-    def _settings(self) -> Mapping[str, Any]:
-        """Arguments of the call that made the store."""
-        return {} if self.metadata is None else self.metadata.provenance.get("settings", {})
-
-    @property
     def callback(self) -> str | None:
         """Name of the function that changed the samples before they were scaled."""
-        return self._settings.get("callback")
+        return None if self.metadata is None else self.metadata.recipe.callback
 
     @property
     def variables(self) -> Mapping[str, Mapping[str, Any]]:
@@ -94,14 +89,14 @@ class Source:
         """Return the variables of a cube outside which results and features are gaps."""
         if self.metadata is None:
             return None, None
-        spec = self.metadata.spec
-        name = spec.filter_var
+        recipe = self.metadata.recipe
+        name = recipe.filter_var
         if name not in cube.variables:
             return None, None
         of_results, of_features = None, None
-        if spec.apply_mask:
+        if recipe.apply_mask:
             of_results = name
-        if spec.mask_makes_gaps:
+        if recipe.mask_makes_gaps:
             of_features = name
         return of_results, of_features
 
@@ -109,13 +104,12 @@ class Source:
         """Return how gaps of variables of floats were filled."""
         if self.metadata is None:
             return {}
-        spec, fills = self.metadata.spec, {}
+        recipe, fills = self.metadata.recipe, {}
         stats: Mapping[str, VariableStatistics] = self.metadata.fill or {}
         for name in floats:
-            method = spec.fill_of(name)
+            method = recipe.fill_of(name)
             if method is not None:
-                seed = self._settings.get("seed", 0)
-                fills[name] = Fill(method, stats.get(name), spec.const, seed)
+                fills[name] = Fill(method, stats.get(name), recipe.const, recipe.seed)
         return fills
 
     def scaling(self, cube: xr.Dataset, names: Iterable[str]) -> dict[str, Scaling]:
@@ -129,7 +123,7 @@ class Source:
                 for name, pair in _used(self.statistics, names).items()
             }
         source = self.metadata or self.statistics
-        if source is None or (self.metadata and self.metadata.spec.scale_fn is None):
+        if source is None or (self.metadata and self.metadata.recipe.scale_fn is None):
             return {}
         statistics, scale_fn = given_statistics(source, _DEFAULT)
         used = Statistics(_used(statistics, names), statistics.part)

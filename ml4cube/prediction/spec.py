@@ -15,9 +15,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, parse_names
 from ml4cube.core.missing import check_mask
-from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import variables as cube_variables
 from ml4cube.cube.classes import class_names, holds_classes
@@ -154,9 +153,9 @@ def _check_source(source: Source, cube: xr.Dataset, names: Iterable[str]) -> Non
             f"unknown variables {unknown}; the store has {list(metadata.variables)}; rename "
             "variables of the cube, or give statistics"
         )
-    if set(metadata.spec.dims) != set(dims):
+    if set(metadata.recipe.dims) != set(dims):
         raise InvalidValueError(
-            f"the dims of the cube must be those of the store, {metadata.spec.dims}, got "
+            f"the dims of the cube must be those of the store, {metadata.recipe.dims}, got "
             f"{dims}; rename them"
         )
 

@@ -18,7 +18,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.missing import find_gaps
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset

@@ -38,7 +38,7 @@ from ml4cube.core.missing import (
     find_gaps,
     set_gaps,
 )
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.statistics import VariableStatistics, check_decoded, scaled_dtype
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.chunks.blocks import read_in_blocks

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.missing import masked_to_gaps
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.opening import as_dataset
 from ml4cube.preprocessing import cubes

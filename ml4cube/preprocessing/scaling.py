@@ -139,12 +139,12 @@ def given_statistics(given: Any, scale_fn: str | None) -> tuple[core.Statistics,
         statistics, given_scale_fn = given.fitted_statistics(), given.method
     else:
         metadata = _metadata_of(given)
-        if metadata.spec.scale_fn is None:
+        if metadata.recipe.scale_fn is None:
             raise InvalidValueError(
                 "statistics= is a store that was not scaled (scale_fn=None); give its "
                 "StoreMetadata.of(...).statistics, or a CubeScaler"
             )
-        statistics, given_scale_fn = metadata.statistics, metadata.spec.scale_fn
+        statistics, given_scale_fn = metadata.statistics, metadata.recipe.scale_fn
     default = SCALE_FNS[0]
     if scale_fn not in (given_scale_fn, default):
         raise InvalidValueError(

@@ -12,17 +12,17 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError
-from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.sampling.extractor import Axis
 
 #: Long name, in a store, of the cell numbers along a dim without a coordinate.
 NUMBERED = "number of the cell, which has no coordinate"
 
 
-def axis_of(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
+def axis_of(ds: xr.Dataset, dim: str, recipe: Recipe) -> Axis:
     """Return the coordinate along a dim, dates as numbers; cell numbers if the cube has none."""
-    name = origin_name(dim, spec)
+    name = origin_name(dim, recipe)
     if dim not in ds.coords:
         return Axis(name, np.arange(ds.sizes[dim]), {"long_name": NUMBERED})
     # without the encoding of the source file, which may pack values or round dates
@@ -43,12 +43,12 @@ def axis_of(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
     return Axis(name, values, jsonable(encoded.attrs))
 
 
-def origin_name(dim: str, spec: SampleSpec) -> str:
+def origin_name(dim: str, recipe: Recipe) -> str:
     """Return the name of the stored coordinate with the origins of samples along a dim.
 
     It is the dim's own name, unless a dim or variable of the stored arrays has that.
     """
-    return f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
+    return f"{dim}_origin" if dim in recipe.array_dims or dim in recipe.variables else dim
 
 
 def in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:

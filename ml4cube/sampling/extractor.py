@@ -19,17 +19,27 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.core.grid import Block, Grid, cell_ids
 from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps, window_all, window_any
-from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import ABSENT
 from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.cube.variables import DATE_UNITS, holds_dtype
+from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT, TARGET, Lead
 
 Arrays = dict[str, NDArray[Any]]
 Callback = Callable[[Arrays], Mapping[str, Any]]
+
+
+def name_of(function: Callback | None) -> str | None:
+    """Return the name of a callback, to be stored with the samples."""
+    if function is None:
+        return None
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
 #: Cells of the inputs, and of targets that lie elsewhere, by role.
 CellsByRole = dict[str, Arrays]
 #: Window shape and dtype of every variable of samples.
@@ -72,8 +82,8 @@ class UsedBlocks:
 class Extractor:
     """Classifies windows and makes samples, tile by tile; picklable."""
 
-    spec: SampleSpec
-    # Tiles over the positions of ``spec.windows``.
+    bound: BoundRecipe
+    # Tiles over the positions of ``bound.windows``.
     tiles: Grid
     # One for each dim of the cube.
     axes: tuple[Axis, ...]
@@ -85,12 +95,14 @@ class Extractor:
     fill: Statistics | None = None
     # Called with all samples of one part of a tile.
     callback: Callback | None = None
-    seed: int = 0
-    # Variables that hold classes, which are not scaled, although they may be floats.
-    classes: frozenset[str] = frozenset()
     # Where targets lie, if not in the cells of the inputs, and how they are classified and cut.
     lead: Lead = field(default_factory=dict)
     targets: Extractor | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """How samples are cut from any cube."""
+        return self.bound.recipe
 
     @property
     def by_role(self) -> dict[str, Extractor]:
@@ -99,13 +111,7 @@ class Extractor:
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
         """Return the cells that the inputs of a tile's windows cover."""
-        spec = self.spec
-        return {
-            dim: slice(first * stride, (stop - 1) * stride + size)
-            for dim, first, stop, stride, size in zip(
-                spec.dims, tile.start, tile.stop, spec.stride, spec.size, strict=True
-            )
-        }
+        return self.bound.cells_of(tile)
 
     def boxes(self, tile: Block) -> dict[str, dict[str, slice]]:
         """Return the cells that a tile's windows cover, by role."""
@@ -146,8 +152,8 @@ class Extractor:
     @property
     def sample_variables(self) -> tuple[str, ...]:
         """Variables of the cube that `samples` needs."""
-        mask = self.spec.filter_var
-        return (*self.spec.variables, *([mask] if mask and self.spec.mask_makes_gaps else []))
+        mask = self.recipe.filter_var
+        return (*self.recipe.variables, *([mask] if mask and self.recipe.mask_makes_gaps else []))
 
     def outcome_variables(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[str, ...]]:
         """Variables of the cube that `outcomes` needs, by role."""
@@ -158,24 +164,27 @@ class Extractor:
 
         Among them are the cells of absent chunks, if a variable without gaps has any.
         """
-        spec = self.spec
-        checked = () if spec.drop_nan is None else spec.variables
+        recipe = self.recipe
+        checked = () if recipe.drop_nan is None else recipe.variables
         with_gaps = (name for name in checked if dtypes[name].kind in "fM")
-        mask = () if spec.filter_var is None else (spec.filter_var,)
+        mask = () if recipe.filter_var is None else (recipe.filter_var,)
         absent = (name for name in dtypes if name == ABSENT)
         return (*with_gaps, self.label, *mask, *absent)
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> Schema:
         """Return the schema of samples that no callback changes, from the dtypes of the cube."""
-        return {name: (self.spec.window_shape, dtypes[name].str) for name in self.spec.variables}
+        return {
+            name: (self.recipe.window_shape, dtypes[name].str) for name in self.recipe.variables
+        }
 
     def only(self, names: Iterable[str]) -> Extractor:
         """Return an extractor of some variables; of all if a callback needs them, or none fits."""
         wanted = set(names)
-        variables = tuple(name for name in self.spec.variables if name in wanted)
+        variables = tuple(name for name in self.recipe.variables if name in wanted)
         if self.callback is not None or not variables:
             return self
-        return replace(self, spec=self.spec.replace(variables=variables))
+        recipe = replace(self.recipe, variables=variables)
+        return replace(self, bound=replace(self.bound, recipe=recipe))
 
     def outcomes(self, cells: CellsByRole, tile: Block) -> NDArray[np.uint8]:
         """Return the outcome code of each window of a tile.
@@ -197,12 +206,12 @@ class Extractor:
             is_in_part = codes < len(PARTS)
             codes[dropped & is_in_part] = _CODES[reason]
         if self.used_blocks is not None:
-            codes[~self.used_blocks.are_used(self._starts(tile))] = _CODES["unused"]
+            codes[~self.used_blocks.are_used(self.bound.starts_of(tile))] = _CODES["unused"]
         return codes.reshape(-1)
 
     def _parts(self, label: NDArray[Any], tile: Block) -> NDArray[np.uint8]:
         """Return the code of the part that all cells of a window have, or why there is none."""
-        spec = self.spec
+        recipe = self.recipe
         labels = _as_labels(label, self.label)
         counts = tuple(tile.shape.values())
         first = labels.flat[0]
@@ -210,104 +219,94 @@ class Extractor:
             return np.full(counts, _CODES["buffer"] if first == EXCLUDED else first, np.uint8)
         codes = np.full(counts, _CODES["straddle"], np.uint8)
         for part in PARTS.values():
-            codes[window_all(labels == part, spec.size, spec.stride)] = part
-        codes[window_any(labels == EXCLUDED, spec.size, spec.stride)] = _CODES["buffer"]
+            codes[window_all(labels == part, recipe.size, recipe.stride)] = part
+        codes[window_any(labels == EXCLUDED, recipe.size, recipe.stride)] = _CODES["buffer"]
         return codes
 
     def _dropped_windows(self, cells: Arrays) -> list[tuple[str, NDArray[np.bool_]]]:
         """Return reasons to drop windows, in order of precedence, and which windows each drops."""
-        spec = self.spec
+        recipe = self.recipe
         drops = []
         mask = self._mask(cells)
-        if mask is not None and self.spec.mask_drops_samples:
-            drops.append(("mask", ~window_all(mask, spec.size, spec.stride)))
+        if mask is not None and self.recipe.mask_drops_samples:
+            drops.append(("mask", ~window_all(mask, recipe.size, recipe.stride)))
         if ABSENT in cells:
-            drops.append(("gap", window_any(cells[ABSENT], spec.size, spec.stride)))
-        if spec.drop_nan is None:
+            drops.append(("gap", window_any(cells[ABSENT], recipe.size, recipe.stride)))
+        if recipe.drop_nan is None:
             return drops
-        values_read = (cells[name] for name in spec.variables if name in cells)
+        values_read = (cells[name] for name in recipe.variables if name in cells)
         gaps = [self._gaps(values, mask) for values in values_read if values.dtype.kind in "fM"]
-        if spec.drop_nan == "masked":
+        if recipe.drop_nan == "masked":
             assert mask is not None
-            drops.append(("mask", ~window_any(mask, spec.size, spec.stride)))
+            drops.append(("mask", ~window_any(mask, recipe.size, recipe.stride)))
             gaps = [flags & mask for flags in gaps]
-        if gaps and spec.drop_nan == "if_all_nan":
+        if gaps and recipe.drop_nan == "if_all_nan":
             all_gaps = np.logical_and.reduce(gaps)
-            drops.append(("gap", window_all(all_gaps, spec.size, spec.stride)))
+            drops.append(("gap", window_all(all_gaps, recipe.size, recipe.stride)))
         elif gaps:
             any_gap = np.logical_or.reduce(gaps)
             if any_gap.any():
-                drops.append(("gap", window_any(any_gap, spec.size, spec.stride)))
+                drops.append(("gap", window_any(any_gap, recipe.size, recipe.stride)))
         return drops
 
     def _mask(self, cells: Arrays) -> NDArray[np.bool_] | None:
         """Return the mask, False where it has a gap."""
-        if self.spec.filter_var is None:
+        if self.recipe.filter_var is None:
             return None
-        return bool_mask(cells[self.spec.filter_var])
+        return bool_mask(cells[self.recipe.filter_var])
 
     def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
         """Return the gaps of a variable, with those that the mask makes."""
         gaps = find_gaps(values)
-        return gaps | ~mask if mask is not None and self.spec.mask_makes_gaps else gaps
+        return gaps | ~mask if mask is not None and self.recipe.mask_makes_gaps else gaps
 
     def filled_in(self, cells: Arrays) -> tuple[str, ...]:
         """Return the variables with gaps that are filled in a tile."""
-        spec = self.spec
-        if not spec.fill_method or spec.drop_nan == "auto":  # which drops every sample with a gap
+        recipe = self.recipe
+        if (
+            not recipe.fill_method or recipe.drop_nan == "auto"
+        ):  # which drops every sample with a gap
             return ()
         mask = self._mask(cells)
-        names = [n for n in spec.variables if spec.fill_of(n) and cells[n].dtype.kind == "f"]
+        names = [n for n in recipe.variables if recipe.fill_of(n) and cells[n].dtype.kind == "f"]
         return tuple(name for name in names if self._gaps(cells[name], mask).any())
-
-    def _starts(self, tile: Block) -> list[NDArray[np.intp]]:
-        """Return the first cells of a tile's windows along each dim."""
-        return [
-            np.arange(first, last) * stride
-            for first, last, stride in zip(tile.start, tile.stop, self.spec.stride, strict=True)
-        ]
-
-    @property
-    def index_dtype(self) -> np.dtype[Any]:
-        """Dtype of cell indices along all dims."""
-        return np.dtype(np.int32 if max(self.spec.shape) < 2**31 else np.int64)
 
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Return the first cell of each sample along every dim, as value and as index."""
         result: Arrays = {}
         windows = np.unravel_index(keep, tuple(tile.shape.values()))
         for axis, dim, starts, along in zip(
-            self.axes, self.spec.dims, self._starts(tile), windows, strict=True
+            self.axes, self.recipe.dims, self.bound.starts_of(tile), windows, strict=True
         ):
             result[axis.name] = axis.values[starts].take(along)
-            result[f"{dim}_index"] = starts.astype(self.index_dtype).take(along)
+            result[f"{dim}_index"] = starts.astype(self.bound.index_dtype).take(along)
         return result
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Make samples of the windows in `keep`: mask, cut, fill, callback; not scaled yet."""
-        mask = self._mask(cells) if self.spec.mask_makes_gaps else None
+        mask = self._mask(cells) if self.recipe.mask_makes_gaps else None
         samples = {}
-        for name in self.spec.variables:
+        for name in self.recipe.variables:
             values = cells[name]
             if mask is not None and values.dtype.kind in "fM":
                 gap = np.array("NaT" if values.dtype.kind == "M" else np.nan, values.dtype)
                 values = np.where(mask, values, gap)
             samples[name] = self._cut_windows(values, keep)
-            method = self.spec.fill_of(name)
+            method = self.recipe.fill_of(name)
             if method is not None and values.dtype.kind == "f":
                 samples[name] = self._fill(name, method, samples[name], tile, keep)
         return samples if self.callback is None else self._apply_callback(samples, len(keep), tile)
 
     def _cut_windows(self, values: NDArray[Any], keep: NDArray[np.intp]) -> NDArray[Any]:
         """Cut windows from the cells of a tile, with the dims that samples keep."""
-        spec = self.spec
-        strided = tuple(slice(None, None, step) for step in spec.stride)
-        if math.prod(spec.size) == 1:
-            samples = values[strided].reshape(-1).take(keep).reshape(-1, *spec.size)
+        recipe = self.recipe
+        strided = tuple(slice(None, None, step) for step in recipe.stride)
+        if math.prod(recipe.size) == 1:
+            samples = values[strided].reshape(-1).take(keep).reshape(-1, *recipe.size)
         else:
-            windows = np.lib.stride_tricks.sliding_window_view(values, spec.size)[strided]
+            windows = np.lib.stride_tricks.sliding_window_view(values, recipe.size)[strided]
             samples = windows[np.unravel_index(keep, windows.shape[: values.ndim])]
-        kept_axes = [1 + spec.dims.index(dim) for dim in spec.window_dims]
+        kept_axes = [1 + recipe.dims.index(dim) for dim in recipe.window_dims]
         # the others have length 1
         dropped_axes = [axis for axis in range(1, samples.ndim) if axis not in kept_axes]
         moved = samples.transpose([0, *kept_axes, *dropped_axes])
@@ -318,14 +317,14 @@ class Extractor:
     ) -> NDArray[Any]:
         positions = None
         if method == "noise":
-            shape = dict(zip(self.spec.dims, self.spec.shape, strict=True))
-            positions = self._cut_windows(cell_ids(shape, self.cells_of(tile)), keep)
+            ids = cell_ids(self.bound.sizes, self.cells_of(tile))
+            positions = self._cut_windows(ids, keep)
         return fill_gaps(
             samples,
             method,
             train_stats=None if self.fill is None else self.fill[name],
-            const=self.spec.const,
-            seed=self.seed,
+            const=self.recipe.const,
+            seed=self.recipe.seed,
             positions=positions,
             variable=name,
         )
@@ -359,18 +358,18 @@ class Extractor:
 
     def scaled(self, samples: Arrays, scaling: Mapping[str, Scaling], origins: Arrays) -> Arrays:
         """Scale the variables of samples that are scaled."""
-        first_cells = {dim: origins[f"{dim}_index"] for dim in self.spec.dims}
+        first_cells = {dim: origins[f"{dim}_index"] for dim in self.recipe.dims}
         result = dict(samples)
         for name, of_variable in scaling.items():
             values = samples[name]
-            window = self.spec.window_of(name, values.shape[1:])
+            window = self.recipe.window_of(name, values.shape[1:])
             result[name] = of_variable.scaled(values, first_cells, window)
         return result
 
     def to_scale(self, dtypes: Mapping[str, Any]) -> list[str]:
         """Return the variables of samples that are scaled: floats that are no classes."""
         floats = (name for name, dtype in dtypes.items() if np.dtype(dtype).kind == "f")
-        return [name for name in floats if name not in self.classes]
+        return [name for name in floats if name not in self.recipe.classes]
 
     def statistics(self, samples: Arrays) -> Statistics:
         """Return the statistics of the variables that are scaled."""
@@ -382,9 +381,9 @@ class Extractor:
         cells = reader.read(block.slices)
         counted = _as_labels(cells[self.label], self.label) == PARTS["train"]
         mask = self._mask(cells)
-        if mask is not None and self.spec.apply_mask:
+        if mask is not None and self.recipe.apply_mask:
             counted &= mask
-        floats = {n: cells[n] for n in self.spec.variables if cells[n].dtype.kind == "f"}
+        floats = {n: cells[n] for n in self.recipe.variables if cells[n].dtype.kind == "f"}
         return Statistics.of(floats, counted, part="train")
 
 
@@ -417,10 +416,10 @@ def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
 
 
 def tiling(
-    spec: SampleSpec, chunks: Mapping[str, int], sample_bytes: int, target_bytes: int
+    bound: BoundRecipe, chunks: Mapping[str, int], sample_bytes: int, target_bytes: int
 ) -> Grid:
     """Return the tiles in which a cube is read, at least `target_bytes` of samples each."""
-    windows = spec.windows
+    windows = bound.windows
     counts = dict(zip(windows.dims, windows.counts, strict=True))
     stride = dict(zip(windows.dims, windows.stride, strict=True))
     tile = {d: min(max(1, round(chunks.get(d, 1) / stride[d])), n) for d, n in counts.items()}

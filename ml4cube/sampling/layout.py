@@ -10,9 +10,9 @@ import numpy as np
 
 from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.partition import hash_ids
-from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import ENTRIES_ATTR, Scaling, encode_entries
 from ml4cube.core.statistics import scaled_attrs
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.sampling.cf_encoding import jsonable, without_epoch
 from ml4cube.sampling.plan import SamplePlan
 from ml4cube.sampling.request import Sampling, shard_bytes
@@ -37,7 +37,7 @@ def layout_of(
     compressor: Compressor,
 ) -> StoreLayout:
     """Lay out the store of one part, in chunks as a user wants them, or in eight per shard."""
-    spec, n = sampling.spec, plan.samples[part]
+    recipe, n = sampling.recipe, plan.samples[part]
     # All parts have shards of about the same size: small ones would start and end inside tiles,
     # which are then read twice.
     per_shard = max(1, shard_bytes(sum(plan.nbytes.values())) // plan.sample_bytes)
@@ -48,10 +48,10 @@ def layout_of(
     for name, (window, dtype) in plan.schema.items():
         attrs = _variable_attrs(sampling, name, scaling.get(name), window)
         attrs |= precision.attrs(name, dtype)
-        dims = _stored_dims(spec, name, window)
+        dims = _stored_dims(recipe, name, window)
         arrays.append(ArrayLayout(name, dims, window, dtype, per_chunk, attrs))
-    sample_dim, index_dtype = spec.array_dims[:1], sampling.extractor.index_dtype
-    for axis, dim in zip(sampling.extractor.axes, spec.dims, strict=True):
+    sample_dim, index_dtype = recipe.array_dims[:1], sampling.extractor.bound.index_dtype
+    for axis, dim in zip(sampling.extractor.axes, recipe.dims, strict=True):
         index_attrs = {"long_name": f"index along {dim} of the sample's first cell"}
         for name, origins_dtype, origins_attrs in (
             (axis.name, axis.values.dtype.str, axis.attrs),
@@ -62,11 +62,11 @@ def layout_of(
     return StoreLayout(n, per_shard, tuple(arrays), compressor)
 
 
-def _stored_dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
+def _stored_dims(recipe: Recipe, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
     """Return the dims of a stored variable; a callback may have changed its window."""
-    if window == spec.window_shape:
-        return spec.array_dims
-    return (spec.array_dims[0], *spec.window_of(name, window))
+    if window == recipe.window_shape:
+        return recipe.array_dims
+    return (recipe.array_dims[0], *recipe.window_of(name, window))
 
 
 def _variable_attrs(
@@ -77,9 +77,9 @@ def _variable_attrs(
         return attrs
     attrs = scaled_attrs(attrs)
     if scaling.entries:
-        spec = sampling.spec
-        window_sizes = spec.window_of(name, window)
-        stored_dims = dict(zip(window_sizes, _stored_dims(spec, name, window)[1:], strict=True))
+        recipe = sampling.recipe
+        window_sizes = recipe.window_of(name, window)
+        stored_dims = dict(zip(window_sizes, _stored_dims(recipe, name, window)[1:], strict=True))
         # One item for each cube dim along which scaling varies: the dim, the index into the
         # statistics for each of its cells, the dim of the stored window ("" if the window has
         # one cell), and the cells of the window along it.
@@ -106,7 +106,7 @@ def shard_tasks(
     samples_in_tile = plan.tile_samples[:, plan.parts.index(part)]
     tiles = np.arange(len(samples_in_tile))
     if order == "shuffled":
-        tiles = np.argsort(hash_ids(sampling.extractor.seed, tiles), kind="stable")
+        tiles = np.argsort(hash_ids(sampling.recipe.seed, tiles), kind="stable")
     tiles = tiles[samples_in_tile[tiles] > 0]
     # in the store, one past the last sample of each tile
     tile_ends = np.cumsum(samples_in_tile[tiles])
@@ -124,17 +124,17 @@ def shard_tasks(
         yield part, shard, pieces
 
 
-def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
+def chunk_samples(chunk_size: Any, recipe: Recipe) -> int | None:
     """Return the number of samples in a chunk that `chunk_size` asks for."""
     if chunk_size is None:
         return None
     sizes = (chunk_size,) if isinstance(chunk_size, int | np.integer) else tuple(chunk_size)
     # in a sequence, the window may follow the number of samples
-    window = zip(sizes[1:], spec.window_shape, strict=False)
+    window = zip(sizes[1:], recipe.window_shape, strict=False)
     has_whole_windows = all(size in (-1, cells) for size, cells in window)
-    if not sizes or not has_whole_windows or len(sizes) > 1 + len(spec.window_shape):
+    if not sizes or not has_whole_windows or len(sizes) > 1 + len(recipe.window_shape):
         raise InvalidValueError(
             f"chunk_size must be a number of samples, got {chunk_size!r}; a chunk holds whole "
-            f"windows, here of shape {spec.window_shape}"
+            f"windows, here of shape {recipe.window_shape}"
         )
     return check_whole("chunk_size", sizes[0], 1)

@@ -21,12 +21,12 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import Grid
 from ml4cube.core.sample_facts import outcome_table
-from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.engine import Engine
 from ml4cube.preprocessing.cubes import check_no_fill_value
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT
 from ml4cube.sampling.counting import CountJob, agreed_schema, count_tiles, count_train_cells
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
@@ -140,7 +140,7 @@ def make_plan(
     """
     parts = tuple(parts)
     extractor, dtypes = sampling.extractor, sampling.reader.dtypes
-    if sampling.spec.fills_from_train:
+    if sampling.recipe.fills_from_train:
         extractor = replace(extractor, fill=fill_statistics(sampling, engine, tiles_per_task))
     looks_at_samples = makes_samples(sampling) or not sparing
     names = extractor.outcome_variables(dtypes)
@@ -164,11 +164,11 @@ def make_plan(
                 statistics = of_tile if statistics is None else statistics.merge(of_tile)
         note(len(results))
     outcomes = counts.sum(axis=0)
-    accounting = accounting_of(sampling.spec.total, outcomes, parts)
-    warn_of_nothing_to_fill(sampling.spec, accounting)
+    accounting = accounting_of(sampling.extractor.bound.total, outcomes, parts)
+    warn_of_nothing_to_fill(sampling.recipe, accounting)
     _check_parts(sampling, accounting, outcomes, parts)
     schema = schema or extractor.schema(dtypes)  # nothing was sampled
-    check_targets(sampling.spec, schema, sampling.ds)
+    check_targets(sampling.recipe, schema, sampling.ds)
     scaled = extractor.to_scale({name: dtype for name, (_, dtype) in schema.items()})
     if statistics is None:
         statistics = Statistics.empty(scaled if looks_at_samples else [], part="train")
@@ -183,26 +183,26 @@ def make_plan(
         accounting=accounting,
         statistics=statistics,
         schema=schema,
-        origin_bytes=ORIGIN_BYTES * len(sampling.spec.dims),
+        origin_bytes=ORIGIN_BYTES * len(sampling.recipe.dims),
         # The label of a part is its column: the parts come first in `OUTCOMES`.
         tile_samples=counts[:, [PARTS[part] for part in parts]],
         absent=dict(sorted(sampling.absent.items())),
         over_missing_dates=sampling.over_missing_dates,
         left_out=sampling.left_out,
-        filled={name: str(sampling.spec.fill_of(name)) for name in sorted(filled)},
+        filled={name: str(sampling.recipe.fill_of(name)) for name in sorted(filled)},
     )
 
 
 def makes_samples(sampling: Sampling) -> bool:
     """Return True if planning needs samples: for statistics, or the variables of a callback."""
-    needs_statistics = sampling.spec.scale_fn is not None and sampling.given is None
+    needs_statistics = sampling.recipe.scale_fn is not None and sampling.given is None
     return needs_statistics or sampling.extractor.callback is not None
 
 
-def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> None:
+def warn_of_nothing_to_fill(recipe: Recipe, accounting: Mapping[str, int]) -> None:
     """Warn if samples were dropped for gaps that `fill_method` should fill."""
     dropped = accounting["gap"]
-    if dropped and spec.fill_method and spec.drop_nan == "auto":
+    if dropped and recipe.fill_method and recipe.drop_nan == "auto":
         warnings.warn(
             f"fill_method fills nothing, because drop_nan='auto' drops every sample with a gap "
             f"({dropped} of {accounting['total']} windows); give drop_nan='if_all_nan' or None to "
@@ -215,7 +215,7 @@ def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Ite
     """Divide tiles into tasks, by default of some megabytes of samples each."""
     if tiles_per_task is None:
         windows_per_tile = math.prod(sampling.extractor.tiles.tile)
-        tile_bytes = windows_per_tile * sample_bytes(sampling.spec, sampling.ds)
+        tile_bytes = windows_per_tile * sample_bytes(sampling.recipe, sampling.ds)
         tiles_per_task = max(1, _COUNT_BYTES // tile_bytes)
     tiles_per_task = max(tiles_per_task, math.ceil(n_tiles / _MAX_TASKS))
     for first in range(0, n_tiles, tiles_per_task):
@@ -226,12 +226,12 @@ def fill_statistics(
     sampling: Sampling, engine: Engine, boxes_per_task: int | None = None
 ) -> Statistics:
     """Return the statistics of the raw train cells, each counted once."""
-    spec, tiles = sampling.spec, sampling.extractor.tiles
-    shape = dict(zip(spec.dims, spec.shape, strict=True))
+    recipe, tiles = sampling.recipe, sampling.extractor.tiles
+    shape = sampling.extractor.bound.sizes
     # like tiles, but windows of neighbouring tiles share cells, and boxes do not
     size = {
         dim: min(windows * stride, shape[dim])
-        for dim, windows, stride in zip(spec.dims, tiles.tile, spec.stride, strict=True)
+        for dim, windows, stride in zip(recipe.dims, tiles.tile, recipe.stride, strict=True)
     }
     boxes = Grid.blocks(shape, size)
     tasks = (

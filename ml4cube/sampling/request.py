@@ -28,8 +28,7 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid, SizesLike, cell_ids, parse_sizes
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of_filled
 from ml4cube.core.partition import hash_ids
-from ml4cube.core.sample_facts import cutting_facts, split_text, variable_facts
-from ml4cube.core.sample_spec import FillLike, SampleSpec
+from ml4cube.core.sample_facts import split_text, variable_facts
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics, check_decoded
@@ -59,8 +58,10 @@ from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.preprocessing.cubes import present_mask
 from ml4cube.preprocessing.rescaling import warn_of_erased
 from ml4cube.preprocessing.scaling import given_statistics
+from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.recipe import FillLike, Recipe
 from ml4cube.sampling.cf_encoding import axis_of, origin_name
-from ml4cube.sampling.extractor import Callback, Extractor, Schema, UsedBlocks, tiling
+from ml4cube.sampling.extractor import Callback, Extractor, Schema, UsedBlocks, name_of, tiling
 from ml4cube.sampling.rescaling import scaling_of, select_statistics
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.block_sizes import block_sizes
@@ -167,7 +168,7 @@ class Sampling:
     reader: CubeReader
     extractor: Extractor
     # Recipe of the split label; empty for a label made by hand.
-    recipe: Mapping[str, Any]
+    split: Mapping[str, Any]
     # Variables that samples cannot hold, with the reason.
     left_out: Mapping[str, str]
     # The blocks of which `data_fraq` uses some, dims in the cube's order.
@@ -192,7 +193,9 @@ class Sampling:
         mask = _mask_name(ds, options)
         shape = _shape(ds, options.filter_var)
         names, left_out = _variables(ds, options)
-        spec = SampleSpec.parse(
+        # integers are known by the dtype of the samples, which a callback may change
+        classes = sorted(name for name in names if is_flagged(ds[name].attrs))
+        bound = BoundRecipe.parse(
             shape,
             names,
             sample_size=options.sample_size,
@@ -208,14 +211,16 @@ class Sampling:
             drop_sample=options.drop_sample,
             filter_var=mask,
             scale_fn=scale_fn,
+            classes=tuple(classes),
+            callback=name_of(options.callback),
+            seed=options.seed,
         )
+        recipe = bound.recipe
         if options.callback is None:
-            check_targets(spec, names, ds)
-        # integers are known by the dtype of the samples, which a callback may change
-        classes = frozenset(name for name in names if is_flagged(ds[name].attrs))
-        of_floats = sorted(name for name in classes if ds[name].dtype.kind == "f")
-        _refuse_means_of_classes(spec, of_floats)
-        targets = {*spec.targets, *options.unfilled}
+            check_targets(recipe, names, ds)
+        of_floats = [name for name in classes if ds[name].dtype.kind == "f"]
+        _refuse_means_of_classes(recipe, of_floats)
+        targets = {*recipe.targets, *options.unfilled}
         unscaled = [name for name in of_floats if scale_fn and name not in targets]
         if unscaled:
             warnings.warn(
@@ -223,34 +228,34 @@ class Sampling:
                 "drop these attributes if they hold numbers",
                 stacklevel=caller_level(),
             )
-        methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in names if name in spec.targets}
+        methods = {
+            name: ds[name].attrs.get(FILLED_ATTR) for name in names if name in recipe.targets
+        }
         filled = {name: method for name, method in methods.items() if method is not None}
         warn_of_filled("to_pred", filled, FILL_FEATURES)
-        blocks = Grid.blocks(shape, _size_of_blocks(ds, spec, options.block_size))
+        blocks = Grid.blocks(shape, _size_of_blocks(ds, bound, options.block_size))
         labelled = split_label(ds) is not None
-        ds, label = _with_label(ds, spec, options)
-        reader, heeded = _reader(ds, [*names, label], spec.dims, label, mask, options)
+        ds, label = _with_label(ds, bound, options)
+        reader, heeded = _reader(ds, [*names, label], recipe.dims, label, mask, options)
         # a computed label has chunks too, of many chunks of a file, but is not read by them
         read = [n for n, s in reader.sources.items() if not isinstance(s, ComputedSource)]
         extractor = Extractor(
-            spec=spec,
-            tiles=tiling(spec, _chunks(ds, read), sample_bytes(spec, ds), tile_bytes(spec, ds)),
-            axes=tuple(axis_of(ds, dim, spec) for dim in spec.dims),
+            bound=bound,
+            tiles=tiling(bound, _chunks(ds, read), sample_bytes(recipe, ds), tile_bytes(bound, ds)),
+            axes=tuple(axis_of(ds, dim, recipe) for dim in recipe.dims),
             label=label,
             used_blocks=_used_blocks(blocks, options),
             callback=options.callback,
-            seed=options.seed,
-            classes=classes,
         )
-        if mask and extractor.spec.mask_makes_gaps:
-            _warn_of_unmasked_targets({*spec.targets, *options.unfilled}, mask, ds)
-        windows = WindowsOverTime.of(starts_of(spec.windows), axis_values(ds, spec.dims))
+        if mask and recipe.mask_makes_gaps:
+            _warn_of_unmasked_targets({*recipe.targets, *options.unfilled}, mask, ds)
+        windows = WindowsOverTime.of(starts_of(bound.windows), axis_values(ds, recipe.dims))
         windows.warn()
         sampling = cls(
             ds,
             reader,
             extractor,
-            _recipe(ds[label]),
+            _split_recipe(ds[label]),
             left_out,
             blocks,
             labelled,
@@ -270,27 +275,28 @@ class Sampling:
         return sampling
 
     @property
-    def spec(self) -> SampleSpec:
+    def recipe(self) -> Recipe:
         """The windows, variables and gap policy of samples."""
-        return self.extractor.spec
+        return self.extractor.recipe
 
     @property
     def facts(self) -> dict[str, object]:
         """How samples are cut, by label, to be printed."""
-        spec = self.spec
-        features = spec.features or [n for n in spec.variables if n not in spec.targets]
-        units = {name: self.ds[name].attrs.get("units") for name in spec.variables}
+        recipe = self.recipe
+        features = recipe.features or [n for n in recipe.variables if n not in recipe.targets]
+        units = {name: self.ds[name].attrs.get("units") for name in recipe.variables}
         by = "the train samples" if self.given is None else "given statistics"
         return {
-            **variable_facts(features, spec.targets, units),
-            **cutting_facts(spec),
-            "Scaling": f"{spec.scale_fn}, by {by}" if spec.scale_fn else "none",
-            "Split": split_text(self.recipe),
+            **variable_facts(features, recipe.targets, units),
+            "Cube": self.extractor.bound.sizes,
+            **recipe.facts,
+            "Scaling": f"{recipe.scale_fn}, by {by}" if recipe.scale_fn else "none",
+            "Split": split_text(self.split),
         }
 
     def asks_for(self, part: str) -> bool:
         """Return True if the split should have a part; a label made by hand should have all."""
-        fractions = self.recipe.get("plan", {}).get("fractions")
+        fractions = self.split.get("plan", {}).get("fractions")
         return fractions is None or part in fractions
 
     def lacks(self, part: str) -> bool:
@@ -302,15 +308,15 @@ class Sampling:
 
     def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
         """Return the scaling of every variable, in every cell of the cube."""
-        spec = self.spec
-        scaling = scaling_of(statistics, spec.scale_fn, self.ds, spec.dims)
+        recipe = self.recipe
+        scaling = scaling_of(statistics, recipe.scale_fn, self.ds, recipe.dims)
         if schema is None:
             return scaling
-        size = dict(zip(spec.dims, spec.size, strict=True))
+        size = dict(zip(recipe.dims, recipe.size, strict=True))
         for name, of_variable in scaling.items():
             window, _ = schema[name]
             along = [dim for dim in of_variable.dims if size[dim] > 1]
-            if along and window != spec.window_shape:
+            if along and window != recipe.window_shape:
                 raise InvalidValueError(
                     f"the callback changes the windows of {name!r} to {window}, so they cannot be "
                     f"matched with statistics along {along}; give statistics without these dims"
@@ -321,7 +327,7 @@ class Sampling:
         """Refuse a cube that lacks other chunks than when its options were checked."""
         sources = self.reader.sources.items()
         stored = [name for name, source in sources if not isinstance(source, ComputedSource)]
-        now = find_absent_chunks(self.ds, stored, self.spec.filter_var)
+        now = find_absent_chunks(self.ds, stored, self.recipe.filter_var)
         if now != self.absent:
             changed = {n for n in (*now, *self.absent) if now.get(n) != self.absent.get(n)}
             raise StoreError(
@@ -430,21 +436,21 @@ def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> No
             )
 
 
-def _refuse_means_of_classes(spec: SampleSpec, classes: Iterable[str]) -> None:
+def _refuse_means_of_classes(recipe: Recipe, classes: Iterable[str]) -> None:
     """Refuse to fill the gaps of classes with numbers that are none of them."""
     for name in classes:
-        if (method := spec.fill_of(name)) not in (None, "constant"):
+        if (method := recipe.fill_of(name)) not in (None, "constant"):
             raise InvalidValueError(
                 f"fill_method: {name!r} holds classes by its flags, and {method!r} would fill its "
                 f"gaps with values that are no class; give {{{name!r}: 'constant'}} or None"
             )
 
 
-def check_targets(spec: SampleSpec, stored: Iterable[str], ds: xr.Dataset) -> None:
+def check_targets(recipe: Recipe, stored: Iterable[str], ds: xr.Dataset) -> None:
     """Refuse targets and features that samples do not have."""
-    stored, reasons = list(stored), why_not_held(ds, spec.filter_var)
-    check_known("to_pred", spec.targets, stored, reasons)
-    check_known("features", spec.features or (), stored, reasons)
+    stored, reasons = list(stored), why_not_held(ds, recipe.filter_var)
+    check_known("to_pred", recipe.targets, stored, reasons)
+    check_known("features", recipe.features or (), stored, reasons)
 
 
 def check_known(
@@ -468,18 +474,18 @@ def check_known(
 
 
 def _size_of_blocks(
-    ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None
+    ds: xr.Dataset, bound: BoundRecipe, block_size: SizesLike | None
 ) -> dict[str, int]:
     """Return the size of the blocks for `data_fraq`: as given, or chunks, or a few dozen."""
-    shape = dict(zip(spec.dims, spec.shape, strict=True))
+    shape, recipe = bound.sizes, bound.recipe
     if block_size is not None:
         return parse_sizes("block_size", block_size, shape)
-    chunks = _chunks(ds, spec.variables)
+    chunks = _chunks(ds, recipe.variables)
     if chunks:
         return {dim: min(chunks.get(dim, n), n) for dim, n in shape.items()}
     blocks_per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
     sizes = {}
-    for dim, n, window in zip(spec.dims, spec.shape, spec.size, strict=True):
+    for dim, n, window in zip(recipe.dims, bound.shape, recipe.size, strict=True):
         windows_per_block = max(1, round(n / blocks_per_dim / window))
         sizes[dim] = min(window * windows_per_block, n)
     return sizes
@@ -495,7 +501,7 @@ def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
 
 
 def _with_label(
-    ds: xr.Dataset, spec: SampleSpec, options: SamplingOptions
+    ds: xr.Dataset, bound: BoundRecipe, options: SamplingOptions
 ) -> tuple[xr.Dataset, str]:
     """Return the cube with its split label, or one made for it, and the label's name."""
     label, val_split = split_label(ds), options.val_split
@@ -505,9 +511,10 @@ def _with_label(
                 f"val_split={val_split!r} is for a cube without a split label, and this one has "
                 f"{label!r}; drop val_split or the label"
             )
-        if not set(ds[label].dims) <= set(spec.dims):
+        dims = bound.recipe.dims
+        if not set(ds[label].dims) <= set(dims):
             raise InvalidValueError(
-                f"the split label {label!r} has dims {ds[label].dims}, the cube {spec.dims}"
+                f"the split label {label!r} has dims {ds[label].dims}, the cube {dims}"
             )
         return ds, label
     if not options.splits_unlabelled:
@@ -515,19 +522,19 @@ def _with_label(
     val = options.default_val_split if val_split is None else val_split
     fractions = check_fractions(options.data_split, val, ("data_split", "val_split"))
     shares = [options.data_fraq * fraction for fraction in fractions.values()]
-    sizes = block_sizes(options.block_size, CubeView.of(ds), shares, spec.windows)
+    sizes = block_sizes(options.block_size, CubeView.of(ds), shares, bound.windows)
     return assign_block_split(ds, sizes, options.data_split, val=val, seed=options.seed), "split"
 
 
-def sample_bytes(spec: SampleSpec, ds: xr.Dataset) -> int:
+def sample_bytes(recipe: Recipe, ds: xr.Dataset) -> int:
     """Return the bytes of a sample and its origin, before compression."""
-    values = math.prod(spec.size) * sum(ds[name].dtype.itemsize for name in spec.variables)
-    return values + ORIGIN_BYTES * len(spec.dims)
+    values = math.prod(recipe.size) * sum(ds[name].dtype.itemsize for name in recipe.variables)
+    return values + ORIGIN_BYTES * len(recipe.dims)
 
 
-def tile_bytes(spec: SampleSpec, ds: xr.Dataset) -> int:
+def tile_bytes(bound: BoundRecipe, ds: xr.Dataset) -> int:
     """Return the bytes that all samples of a tile should have."""
-    total = len(spec.windows) * sample_bytes(spec, ds)
+    total = len(bound.windows) * sample_bytes(bound.recipe, ds)
     return min(shard_bytes(total) // _TILES_PER_SHARD, _TILE_BYTES)
 
 
@@ -611,7 +618,7 @@ def _reader(
     return replace(reader, sources={**reader.sources, **computed}), heeded
 
 
-def _recipe(label: xr.DataArray) -> dict[str, Any]:
+def _split_recipe(label: xr.DataArray) -> dict[str, Any]:
     text = label.attrs.get(RECIPE_ATTR)
     if text is None:
         return {}
@@ -619,15 +626,17 @@ def _recipe(label: xr.DataArray) -> dict[str, Any]:
     return recipe
 
 
-def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
+def check_stored_names(recipe: Recipe, stored: Iterable[str]) -> None:
     """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
     files = {MANIFEST.partition("/")[0], AXES}
-    origins = {origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
+    origins = {origin_name(dim, recipe) for dim in recipe.dims} | {
+        f"{d}_index" for d in recipe.dims
+    }
     stored = tuple(stored)
-    check_writable_names((*spec.dims, *spec.array_dims, *stored, *sorted(origins)))
+    check_writable_names((*recipe.dims, *recipe.array_dims, *stored, *sorted(origins)))
     for kind, names, taken in (
-        ("dim", spec.dims, files),
-        ("variable", stored, files | origins | set(spec.array_dims)),
+        ("dim", recipe.dims, files),
+        ("variable", stored, files | origins | set(recipe.array_dims)),
     ):
         if refused := [name for name in names if name in taken]:
             raise InvalidValueError(

@@ -109,7 +109,7 @@ def _piece_samples(job: ShardJob, piece: Piece) -> Arrays:
 
 def _shard_seed(job: ShardJob, shard: int) -> int:
     """Return a seed that differs between shards and parts; stores depend on the formula."""
-    return int(hash_ids(job.extractor.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
+    return int(hash_ids(job.extractor.recipe.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
 
 
 def _mixed_positions(layout: StoreLayout, n: int, seed: int) -> NDArray[np.intp]:

@@ -10,7 +10,7 @@ from typing import Any
 from ml4cube.core.errors import InvalidValueError, caller_level
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.large_blocks import LargeBlocks, blocks_wanted, large_blocks
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.ranges import station_dim

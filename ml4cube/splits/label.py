@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.split_plan import (
     EXCLUDED,
     PARTS,
@@ -108,11 +108,11 @@ def with_label(view: CubeView, plan: SplitPlan | CellPlan, name: str, made_by: s
 def _warn_of_overlapping_samples(view: CubeView, plan: SplitPlan | CellPlan) -> None:
     """Warn if samples of a store are split although their windows overlap in the cube."""
     spec = view.ds.attrs.get("spec")
-    if not isinstance(spec, Mapping) or SAMPLE_DIM not in view.dims:
+    if not isinstance(spec, Mapping) or "stride" not in spec or SAMPLE_DIM not in view.dims:
         return
-    overlap = spec.get("overlap") or ()
-    if any(overlap) and (isinstance(plan, CellPlan) or SAMPLE_DIM in cut_dims(plan.grid)):
-        cells = dict(zip(spec["dims"], overlap, strict=True))
+    windows = zip(spec["dims"], spec["size"], spec["stride"], strict=True)
+    cells = {dim: size - stride for dim, size, stride in windows}
+    if any(cells.values()) and (isinstance(plan, CellPlan) or SAMPLE_DIM in cut_dims(plan.grid)):
         warnings.warn(
             f"the samples are windows that overlap by {cells} cells, and are split by their order "
             f"in the store. {ADVICE_FOR_SAMPLES}",

@@ -19,7 +19,7 @@ from ml4cube.core.missing import (
     masked_to_gaps,
     warn_of_filled,
 )
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.split_plan import TEST, TRAIN
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.absent_chunks import heed_absent_chunks

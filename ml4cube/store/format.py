@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from ml4cube.core.display import Summarized, Summary
 from ml4cube.core.errors import StoreError
 from ml4cube.core.missing import FILLED_ATTR
-from ml4cube.core.sample_facts import cutting_facts, outcome_table, split_text, variable_facts
-from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.sample_facts import outcome_table, split_text, variable_facts
 from ml4cube.core.scaling import Entries, decode_entries, encode_entries
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
@@ -51,12 +50,14 @@ from ml4cube.ledger.manifest import (
     read_manifest,
     write_manifest,
 )
+from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.store.shard_encoding import Compressor, encode_shard
 
 if TYPE_CHECKING:
     import xarray as xr
 
-FORMAT = 1
+FORMAT = 2
 #: Subgroup of the cube's coordinates.
 AXES = "axes"
 # Optional attributes of a store.
@@ -366,13 +367,16 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
     location = location_of("store", source)
     verify_store(location, hashes=verify)
     ds = _open_zarr(location)
-    if ds.attrs.get("ml4cube_format") != FORMAT:
-        raise StoreError(
-            f"{location} has store format {ds.attrs.get('ml4cube_format')!r}, this version reads "
-            f"{FORMAT}; make it again"
-        )
+    _check_format(str(location), ds.attrs)
     variables = list(ds.attrs["variables"])
     return ds.set_coords([name for name in ds.data_vars if name not in variables])[variables]
+
+
+def _check_format(store: str, attrs: Mapping[str, Any]) -> None:
+    if (found := attrs.get("ml4cube_format")) != FORMAT:
+        raise StoreError(
+            f"{store} has store format {found!r}, this version reads {FORMAT}; make it again"
+        )
 
 
 def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
@@ -408,7 +412,7 @@ class StoreMetadata(Summarized):
     ----------
     part : {"train", "test", "val"}
         Part of the cube.
-    spec : SampleSpec
+    bound : BoundRecipe
         How samples were cut, and how their gaps were treated.
     statistics : Statistics
         Statistics that scaled the samples: of the float variables of the train part before scaling,
@@ -436,7 +440,7 @@ class StoreMetadata(Summarized):
     """
 
     part: str
-    spec: SampleSpec
+    bound: BoundRecipe
     statistics: Statistics
     accounting: Mapping[str, int]
     split: Mapping[str, Any]
@@ -448,16 +452,21 @@ class StoreMetadata(Summarized):
     over_missing_dates: int = 0
 
     @property
+    def recipe(self) -> Recipe:
+        """How samples were cut, which holds for other cubes too."""
+        return self.bound.recipe
+
+    @property
     def features(self) -> tuple[str, ...]:
         """Variables to predict from: as requested, or all stored ones that are not targets."""
-        if self.spec.features is not None:
-            return self.spec.features
-        return tuple(name for name in self.variables if name not in self.spec.targets)
+        if self.recipe.features is not None:
+            return self.recipe.features
+        return tuple(name for name in self.variables if name not in self.recipe.targets)
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Variables to predict; empty if none was named."""
-        return self.spec.targets
+        return self.recipe.targets
 
     def _summary(self) -> Summary:
         """Return what the samples are, and what became of all windows."""
@@ -520,11 +529,13 @@ class StoreMetadata(Summarized):
         else:
             location = location_of("store", source)
             attrs = read_metadata(location, read_manifest(location), "zarr.json")["attributes"]
+        if "ml4cube_format" in attrs:
+            _check_format("the store", attrs)
         attrs = {name: _parsed(value) for name, value in attrs.items()}
         try:
             return cls(
                 part=attrs["part"],
-                spec=SampleSpec.from_json(json.dumps(attrs["spec"])),
+                bound=BoundRecipe.from_json(json.dumps(attrs["spec"])),
                 statistics=_statistics(attrs["statistics"]),
                 accounting=dict(attrs["accounting"]),
                 split=attrs["split"],
@@ -551,7 +562,7 @@ class StoreMetadata(Summarized):
         attrs = {
             "part": self.part,
             "variables": list(self.variables),
-            "spec": json.loads(self.spec.to_json()),
+            "spec": json.loads(self.bound.to_json()),
             "statistics": json.loads(self.statistics.to_json()),
             "accounting": dict(self.accounting),
             "split": dict(self.split),
@@ -575,8 +586,9 @@ def store_facts(
     units = {name: found.get("attrs", {}).get("units") for name, found in described.items()}
     return {
         **variable_facts(features, targets, units),
-        **cutting_facts(metadata.spec),
-        "Scaling": metadata.spec.scale_fn or "none",
+        "Cube": metadata.bound.sizes,
+        **metadata.recipe.facts,
+        "Scaling": metadata.recipe.scale_fn or "none",
         "Split": split_text(metadata.split),
         "Cut from": metadata.provenance.get("source"),
     }

@@ -180,7 +180,7 @@ def rewrite_provenance(store, recipe):
     path = Path(store, "zarr.json")
     group = json.loads(path.read_text())
     provenance = group["attributes"]["provenance"]
-    provenance["settings"]["callback"] = "evil"
+    group["attributes"]["spec"]["callback"] = "evil"
     provenance["callback"] = recipe
     path.write_text(json.dumps(group))
     data = path.read_bytes()

@@ -204,7 +204,7 @@ def test_stores_that_share_their_scaling_keep_what_differs_between_cubes(tmp_pat
         again, _ = sampled(warm, tmp_path, "warm", statistics=given, overwrite=True)
         store = again.get_datasets()[0]
         assert StoreMetadata.of(store).statistics == StoreMetadata.of(train).statistics
-        assert StoreMetadata.of(store).spec.scale_fn == "normalize"
+        assert StoreMetadata.of(store).recipe.scale_fn == "normalize"
         span = StoreMetadata.of(train).statistics["t"]
         np.testing.assert_allclose(store.t - train.t, 100 / (span.max - span.min), 1e-9)
     with pytest.raises(StoreExistsError, match="another call"):

@@ -152,8 +152,8 @@ def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any])
     except EmptyPartError:  # said before any work
         assert 2 not in ds["split"].values
         return
-    cells = dict(zip(made.sampling.spec.dims, made.sampling.spec.overlap, strict=True))
-    size = dict(zip(made.sampling.spec.dims, made.sampling.spec.size, strict=True))
+    cells = dict(zip(made.sampling.recipe.dims, made.sampling.recipe.overlap, strict=True))
+    size = dict(zip(made.sampling.recipe.dims, made.sampling.recipe.size, strict=True))
     counts, samples = sample_cube(
         ds,
         names,
@@ -174,7 +174,7 @@ def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any])
     assert accounting == counts
     assert accounting.pop("total") == sum(accounting.values())
     for part, store in stores.items():
-        index = np.stack([store[f"{d}_index"].values for d in made.sampling.spec.dims], axis=1)
+        index = np.stack([store[f"{d}_index"].values for d in made.sampling.recipe.dims], axis=1)
         wanted = dict(samples[part])
         assert sorted(map(tuple, index.tolist())) == sorted(wanted)
         for name in names:
@@ -1042,7 +1042,7 @@ class TestTargets:
         assert (tmp_path / "train.zarr").is_symlink()
         assert [p.name for p in (tmp_path / "disk").iterdir()] == ["train.zarr"]
         train = open_store(tmp_path / "train.zarr", verify=True)
-        assert train.attrs["provenance"]["settings"]["seed"] == 3
+        assert train.attrs["spec"]["seed"] == 3
         with pytest.raises(ValueError, match="also the target of another part"):
             sampler(split_cube(), tmp_path, test_cube=tmp_path / "disk/train.zarr")
 
@@ -1350,7 +1350,7 @@ def test_what_is_made_of_a_mask_is_named_where_it_is_left_out(tmp_path: Path) ->
     ds = assign_mask(points(), points().a > 0, "land")
     ds["sea"] = ~ds.land
     made = sampler(ds, tmp_path, filter_var="land")
-    assert made.sampling.spec.variables == ("a",)
+    assert made.sampling.recipe.variables == ("a",)
     assert made.sampling.left_out == {"sea": "is a mask by its ml4cube_role"}
 
 

@@ -15,12 +15,12 @@ from zarr.storage import MemoryStore
 
 import ml4cube.accessor  # noqa: F401 (registers it)
 from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
-from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.ledger.folders import LocalFolder
 from ml4cube.ledger.locations import folder_of, location_of
 from ml4cube.ledger.manifest import read_manifest
+from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
@@ -65,7 +65,7 @@ def layout(samples: int = N, shard: int = 8, chunk: int = 2) -> StoreLayout:
 
 
 def metadata(samples: int = N) -> StoreMetadata:
-    spec = SampleSpec.parse(
+    bound = BoundRecipe.parse(
         {"time": N, "lat": 3, "lon": 2},
         list(VALUES)[:4],
         sample_size={"lat": 3, "lon": 2},
@@ -73,7 +73,7 @@ def metadata(samples: int = N) -> StoreMetadata:
     )
     return StoreMetadata(
         part="train",
-        spec=spec,
+        bound=bound,
         statistics=Statistics.of({"sst": VALUES["sst"]}, part="train"),
         accounting={"total": samples, "train": samples},
         split={"kind": "none"},
@@ -232,15 +232,17 @@ def test_other_kinds_are_refused() -> None:
         StoreMetadata.of(xr.Dataset())
 
 
-def test_later_format_is_refused(store: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_other_formats_are_refused_by_name(store: Path, version: int) -> None:
     group = json.loads((store / "zarr.json").read_text())
-    group["attributes"]["ml4cube_format"] = 99
+    group["attributes"]["ml4cube_format"] = version
     plan = layout()
     files = {n: f for n, f in read_manifest(store).items() if n != "zarr.json"}
     attrs = group["attributes"]
     write_metadata(LocalFolder(store), plan, attrs, files)
-    with pytest.raises(StoreError, match="format 99"):
-        open_store(store)
+    for opened in (open_store, StoreMetadata.of):
+        with pytest.raises(StoreError, match=f"format {version}, this version reads 2; make it"):
+            opened(store)
 
 
 def test_leftovers_of_killed_writers_vanish(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import xarray as xr
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
-from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.time_steps import WindowsOverTime
 from ml4cube.cube.coordinates import find_time_dim, role_of
 from ml4cube.cube.variables import cube_dims
@@ -20,6 +19,7 @@ from ml4cube.loading.lead_time import warn_of_uneven_steps
 from ml4cube.prediction.source import Source
 from ml4cube.prediction.windows.dates import axis_of, choose_inits, extended
 from ml4cube.prediction.windows.geometry import DimWindows, Windows
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import DimLead
 
 
@@ -55,15 +55,15 @@ class _Trained:
         """Return the windows of a data set or store; without one, single points."""
         if source.metadata is None:
             return cls(dict.fromkeys(shape, 1), {}, {}, (), ())
-        spec = source.metadata.spec
+        recipe = source.metadata.recipe
         if source.data is not None and source.data.shifted:
-            return cls._of_shifted(source.data, spec)
-        size = dict(zip(spec.dims, spec.size, strict=True))
-        overlap = dict(zip(spec.dims, spec.overlap, strict=True))
-        return cls(size, overlap, {}, spec.window_dims, spec.window_dims)
+            return cls._of_shifted(source.data, recipe)
+        size = dict(zip(recipe.dims, recipe.size, strict=True))
+        overlap = dict(zip(recipe.dims, recipe.overlap, strict=True))
+        return cls(size, overlap, {}, recipe.window_dims, recipe.window_dims)
 
     @classmethod
-    def _of_shifted(cls, data: PTXrDataset, spec: SampleSpec) -> _Trained:
+    def _of_shifted(cls, data: PTXrDataset, recipe: Recipe) -> _Trained:
         """Return the windows of a data set whose targets lie elsewhere than the inputs."""
         assert data.lead is not None
         cube_dim = data._source.cube_dim
@@ -76,9 +76,9 @@ class _Trained:
             n = target_window.get(dim, 1)
             if (offset, n) != (0, inputs.get(dim, 1)):
                 targets[dim] = (offset, n)
-        overlap = dict(zip(spec.dims, spec.overlap, strict=True))
+        overlap = dict(zip(recipe.dims, recipe.overlap, strict=True))
         overlap = {dim: n for dim, n in overlap.items() if dim not in targets}
-        size = {dim: inputs.get(dim, 1) for dim in spec.dims}
+        size = {dim: inputs.get(dim, 1) for dim in recipe.dims}
         return cls(size, overlap, targets, tuple(inputs), tuple(target_window))
 
 

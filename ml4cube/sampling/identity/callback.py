@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.sampling.extractor import name_of
 from ml4cube.sampling.identity.cube import hash_of
 
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Path()))
@@ -80,13 +81,6 @@ def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
             "open files and the like inside the callback, when it is called"
         ) from error
     return copied
-
-
-def name_of(function: Callable[..., Any] | None) -> str | None:
-    """Return the name of a callback, to be stored with the samples."""
-    if function is None:
-        return None
-    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def path_of(function: Callable[..., Any] | None) -> str | None:

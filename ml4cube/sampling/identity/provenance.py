@@ -1,6 +1,6 @@
 """Describe where samples come from, for the store, and tell whether two calls are the same.
 
-Two calls are the same if they would write the same bytes: equal settings, sample spec, split,
+Two calls are the same if they would write the same bytes: equal settings, sample recipe, split,
 cube (see `cube`), callback (see `callback`) and versions of the libraries that decide about bytes.
 """
 
@@ -27,7 +27,7 @@ from ml4cube.sampling.identity.cube import SourceState, hash_cells, hash_of
 from ml4cube.sampling.request import Sampling
 from ml4cube.store.format import FORMAT
 
-# What messages call the fields of a spec or a split plan.
+# What messages call the fields of a recipe or a split plan.
 _SHOWN_AS = {"size": "sample_size", "targets": "to_pred", "grid": "blocks"}
 _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
 
@@ -40,7 +40,7 @@ def versions() -> dict[str, str]:
 def provenance(sampling: Sampling, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Describe where samples come from, the same for equal runs."""
     ds = sampling.ds
-    names = sampling.spec.variables
+    names = sampling.recipe.variables
     callback = path_of(sampling.extractor.callback)
     return {
         "source": _source_path(ds),
@@ -93,10 +93,10 @@ class Call(CallId):
         """Collect what decides about the bytes of a call; StoreError if it may not read cells."""
         extractor, ds = sampling.extractor, sampling.ds
         ignored = {os.path.realpath(folder) for folder in outputs}
-        spec = json.loads(sampling.spec.to_json())
+        recipe = json.loads(extractor.bound.to_json())
         # zarr lists the variables of a store without consolidated metadata in any order
-        spec["variables"] = sorted(spec["variables"])
-        plan = {n: v for n, v in sampling.recipe.get("plan", {}).items() if n != "labels"}
+        recipe["variables"] = sorted(recipe["variables"])
+        plan = {n: v for n, v in sampling.split.get("plan", {}).items() if n != "labels"}
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
         read = [n for n in sampling.reader.sources if n not in (extractor.label, ABSENT)]
         names = [*read, *scalars, extractor.label]
@@ -105,17 +105,17 @@ class Call(CallId):
         source: dict[str, Any] = {f"cells of {n!r}": identity(n) for n in (*read, *scalars)}
         source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
         source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}
-        source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.spec.variables}
+        source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.recipe.variables}
         source |= {f"attribute {n!r}": value for n, value in jsonable(ds.attrs).items()}
         parts = {
             "settings": settings,
-            "spec": {_SHOWN_AS.get(name, name): value for name, value in spec.items()},
+            "spec": {_SHOWN_AS.get(name, name): value for name, value in recipe.items()},
             "split": {_SHOWN_AS.get(name, name): value for name, value in plan.items()},
             "source": source,
             "callback": {"code, values or version": callback},
             "versions": {"format of stores": FORMAT, **versions()},
             "derived": {
-                "labels": [sampling.recipe, identity(extractor.label)],
+                "labels": [sampling.split, identity(extractor.label)],
                 "tiles": extractor.tiles.to_json(),
                 "blocks used": extractor.used_blocks and hash_of(extractor.used_blocks.used),
             },

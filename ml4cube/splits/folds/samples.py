@@ -16,7 +16,7 @@ from ml4cube.core.axes import has_distances, rounding_of
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import window_all
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan
 from ml4cube.splits.buffers import reaches_of
 from ml4cube.splits.cube import Cube, CubeView

@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.carried_forward import Carried

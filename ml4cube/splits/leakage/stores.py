@@ -17,7 +17,7 @@ from ml4cube.core.fingerprint import (
     fingerprint_columns,
     words_of,
 )
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube.coordinates import is_category
 from ml4cube.splits.folds.samples import Samples, store_spec
 

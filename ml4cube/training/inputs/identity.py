@@ -66,7 +66,7 @@ def _dataset_facts(dataset: Any) -> dict[str, Any]:
         # The identity of the sampler's call; a cube that is cut lazily has none.
         call = provenance.get("call") or _json_digest(
             [provenance.get(name) for name in ("variables", "coordinates", "settings")]
-            + [getattr(metadata, name, None) for name in ("spec", "fill")]
+            + [getattr(metadata, name, None) for name in ("recipe", "fill")]
         )
         part = getattr(metadata, "part", None)
         facts["source"] = {"path": provenance.get("source"), "part": part, "call": call[:12]}

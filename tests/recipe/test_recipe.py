@@ -1,4 +1,4 @@
-"""SampleSpec: checked when made, the same after JSON, plain about mistakes."""
+"""Recipes: checked when made, the same after JSON, plain about mistakes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, parse_names
 from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
-from ml4cube.core.sample_spec import SampleSpec, parse_names
 from ml4cube.core.statistics import SCALE_FNS
+from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.recipe import Recipe
 
 SHAPE = {"time": 10, "lat": 8, "lon": 9}
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> SampleSpec:
+def bound_recipes(draw: st.DrawFn) -> BoundRecipe:
     dims = draw(st.lists(st.sampled_from("tyxz"), min_size=1, max_size=4, unique=True))
     shape = {d: draw(st.integers(1, 12)) for d in dims}
     method = draw(st.sampled_from([*FILL_METHODS, None]))
-    return SampleSpec.parse(
+    return BoundRecipe.parse(
         shape,
         ["a", "b"],
         sample_size={d: draw(st.integers(1, n)) for d, n in shape.items()},
@@ -34,27 +35,39 @@ def specs(draw: st.DrawFn) -> SampleSpec:
         const=1.5 if method == "constant" else None,
         scale_fn=draw(st.sampled_from(SCALE_FNS)),
         filter_var=draw(st.sampled_from([None, "mask"])),
+        classes=draw(st.sampled_from([(), ("a",)])),
+        callback=draw(st.sampled_from([None, "double"])),
+        seed=draw(st.integers(0, 9)),
     )
 
 
-@given(spec=specs())
-def test_round_trips(spec: SampleSpec) -> None:
-    assert SampleSpec.from_json(spec.to_json()) == spec
-    assert hash(SampleSpec.from_json(spec.to_json())) == hash(spec)
-    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301
-    assert eval(repr(spec)) == spec
+@given(bound=bound_recipes())
+def test_round_trips(bound: BoundRecipe) -> None:
+    assert BoundRecipe.from_json(bound.to_json()) == bound
+    recipe = bound.recipe
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    assert hash(Recipe.from_json(recipe.to_json())) == hash(recipe)
+    assert pickle.loads(pickle.dumps(bound)) == bound  # noqa: S301
+    assert eval(repr(bound)) == bound
 
 
-@given(spec=specs())
-def test_windows_are_those_that_fit(spec: SampleSpec) -> None:
-    starts = [range(0, n, s) for n, s in zip(spec.shape, spec.stride, strict=True)]
+@given(bound=bound_recipes())
+def test_windows_are_those_that_fit(bound: BoundRecipe) -> None:
+    recipe = bound.recipe
+    starts = [range(0, n, s) for n, s in zip(bound.shape, recipe.stride, strict=True)]
     whole = total = 1
-    for line, n, size in zip(starts, spec.shape, spec.size, strict=True):
+    for line, n, size in zip(starts, bound.shape, recipe.size, strict=True):
         total *= len(line)
         whole *= sum(a + size <= n for a in line)
-    assert (spec.total, len(spec.windows), spec.edge) == (total, whole, total - whole)
-    assert spec.window_shape == tuple(n for n in spec.size if n > 1)
-    assert spec.array_dims == ("samples", *spec.window_dims)
+    assert (bound.total, len(bound.windows)) == (total, whole)
+    assert recipe.window_shape == tuple(n for n in recipe.size if n > 1)
+    assert recipe.array_dims == ("samples", *recipe.window_dims)
+
+
+def test_windows_larger_than_the_cube_are_refused() -> None:
+    recipe = Recipe.parse(SHAPE, ["a"], sample_size={"lat": 8})
+    with pytest.raises(InvalidValueError, match="7"):
+        BoundRecipe(recipe, (10, 7, 9))
 
 
 @pytest.mark.parametrize(
@@ -83,31 +96,31 @@ def test_windows_are_those_that_fit(spec: SampleSpec) -> None:
 )
 def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
-        SampleSpec.parse(SHAPE, ["a"], **options)
+        Recipe.parse(SHAPE, ["a"], **options)
 
 
 def test_wrong_kinds_are_named() -> None:
     for wrong in (None, True, "0"):
         with pytest.raises(InvalidTypeError, match=f"const={wrong!r}"):
-            SampleSpec.parse(SHAPE, ["a"], fill_method="constant", const=wrong)
+            Recipe.parse(SHAPE, ["a"], fill_method="constant", const=wrong)
     for gap in (float("nan"), float("inf")):
         with pytest.raises(InvalidValueError, match=f"const must be finite, got {gap!r}"):
-            SampleSpec.parse(SHAPE, ["a"], fill_method="constant", const=gap)
+            Recipe.parse(SHAPE, ["a"], fill_method="constant", const=gap)
     with pytest.raises(InvalidTypeError, match="to_pred"):
         parse_names("to_pred", [1])
     with pytest.raises(InvalidValueError, match="variables must name at least one"):
-        SampleSpec.parse(SHAPE, [])
+        Recipe.parse(SHAPE, [])
 
 
 def test_a_number_of_numpy_is_a_const() -> None:
-    spec = SampleSpec.parse(SHAPE, ["a"], fill_method="constant", const=np.float32(0.5))
-    assert SampleSpec.from_json(spec.to_json()) == spec
+    spec = Recipe.parse(SHAPE, ["a"], fill_method="constant", const=np.float32(0.5))
+    assert Recipe.from_json(spec.to_json()) == spec
     assert type(spec.const) is float
 
 
 def test_windows_along_a_dim_named_samples_need_another_sample_dim() -> None:
     shape, size = {"samples": 8, "lat": 4}, {"samples": 2, "lat": 2}
     with pytest.raises(InvalidValueError, match="array_dims must name the sample dim"):
-        SampleSpec.parse(shape, ["a"], sample_size=size)
+        Recipe.parse(shape, ["a"], sample_size=size)
     names = ("n", "samples", "lat")
-    assert SampleSpec.parse(shape, ["a"], sample_size=size, array_dims=names).array_dims == names
+    assert Recipe.parse(shape, ["a"], sample_size=size, array_dims=names).array_dims == names

@@ -1,4 +1,4 @@
-"""SampleSpec: how samples are cut from a cube, their variables, and how their gaps are treated."""
+"""Recipe: how samples are cut from any cube, their variables, gaps and scaling."""
 
 from __future__ import annotations
 
@@ -11,43 +11,46 @@ from typing import Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, listed, names_of
-from ml4cube.core.grid import Grid, SizesLike, parse_overlap, parse_sizes
+from ml4cube.core.display import shown
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_choice,
+    listed,
+    parse_names,
+)
+from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
+from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.statistics import SCALINGS
 
-SAMPLE_DIM = "samples"
-
-#: `fill_method` as a user writes it, and as a spec stores it: pairs of variable and method.
+#: `fill_method` as a user writes it, and as a recipe stores it: pairs of variable and method.
 FillLike = str | Mapping[str, str | None] | None
 Fills = tuple[tuple[str, str], ...]
 
-
-def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return names as a tuple; refuse a name that is given twice."""
-    names = names_of(argument, given)
-    if len(set(names)) != len(names):
-        raise InvalidValueError(f"{argument} must not name a variable twice, got {given!r}")
-    return names
+_DROPPED = {
+    "auto": "samples with a gap are dropped",
+    "if_all_nan": "samples whose variables are all gap are dropped",
+    "masked": "samples without a cell inside the mask, or with a gap there, are dropped",
+    None: "kept",
+}
 
 
 @dataclass(frozen=True)
-class SampleSpec:
-    """Specification of samples: windows, variables, treatment of gaps, scaling.
+class Recipe:
+    """How samples are made of any cube: windows, variables, treatment of gaps, scaling.
 
-    Make one from a user's arguments with `SampleSpec.parse`. A store keeps its spec, so that
+    Make one from a user's arguments with `Recipe.parse`. A store keeps its recipe, so that
     training and prediction need no repeated settings.
 
     Parameters
     ----------
     dims : tuple of str
         Dims of the cube, in the cube's order.
-    shape : tuple of int
-        Cells of the cube along each dim.
     size : tuple of int
         Cells of a window along each dim.
-    overlap : tuple of int
-        Cells that neighbouring windows share along each dim.
+    stride : tuple of int
+        Cells from the start of a window to that of the next one along each dim.
     variables : tuple of str
         Variables that are read from the cube, in the cube's order.
     targets : tuple of str
@@ -75,27 +78,30 @@ class SampleSpec:
         The mask variable, if the cube has one.
     scale_fn : {"standardize", "normalize", "robust", None}
         How float variables are scaled.
+    classes : tuple of str
+        Variables that hold classes, which are not scaled, although they may be floats.
+    callback : str, optional
+        Name of the function that samples were given to between filling and scaling.
+    seed : int
+        Seeds noise and the order of samples.
 
     Examples
     --------
-    >>> spec = SampleSpec.parse(
+    >>> recipe = Recipe.parse(
     ...     {"time": 4, "lat": 8, "lon": 8},
     ...     ["sst"],
     ...     sample_size={"lat": 4, "lon": 4},
     ...     overlap={"lon": 0.5},
     ... )
-    >>> spec.size, spec.overlap, spec.array_dims
-    ((1, 4, 4), (0, 0, 2), ('samples', 'lat', 'lon'))
-    >>> len(spec.windows), spec.total, spec.edge
-    (24, 32, 8)
-    >>> SampleSpec.from_json(spec.to_json()) == spec
+    >>> recipe.size, recipe.stride, recipe.array_dims
+    ((1, 4, 4), (1, 4, 2), ('samples', 'lat', 'lon'))
+    >>> Recipe.from_json(recipe.to_json()) == recipe
     True
     """
 
     dims: tuple[str, ...]
-    shape: tuple[int, ...]
     size: tuple[int, ...]
-    overlap: tuple[int, ...]
+    stride: tuple[int, ...]
     variables: tuple[str, ...]
     targets: tuple[str, ...] = ()
     features: tuple[str, ...] | None = None
@@ -108,6 +114,9 @@ class SampleSpec:
     drop_sample: bool = True
     filter_var: str | None = None
     scale_fn: str | None = "standardize"
+    classes: tuple[str, ...] = ()
+    callback: str | None = None
+    seed: int = 42
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -123,7 +132,6 @@ class SampleSpec:
         if isinstance(self.const, np.number):
             object.__setattr__(self, "const", self.const.item())
         self._check_const()
-        _ = self.windows  # a Grid checks that dims, sizes and overlaps fit
         if not self.array_dims:
             size = dict(zip(self.dims, self.size, strict=True))
             window_dims, array_dims = _stored_dims(size, None)
@@ -162,8 +170,8 @@ class SampleSpec:
         fill_method: FillLike = None,
         unfilled: Iterable[str] = (),
         **policy: Any,
-    ) -> SampleSpec:
-        """Make a spec from a user's arguments.
+    ) -> Recipe:
+        """Make a recipe from a user's arguments.
 
         Parameters
         ----------
@@ -188,11 +196,12 @@ class SampleSpec:
         unfilled : iterable of str
             Variables that, like targets, are filled only where a mapping names them.
         **policy
-            `drop_nan`, `const`, `apply_mask`, `drop_sample`, `filter_var`, `scale_fn`.
+            `drop_nan`, `const`, `apply_mask`, `drop_sample`, `filter_var`, `scale_fn`,
+            `classes`, `callback`, `seed`.
 
         Returns
         -------
-        SampleSpec
+        Recipe
             Checked and complete.
 
         Raises
@@ -202,7 +211,7 @@ class SampleSpec:
         """
         sizes = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
         size = {dim: sizes.get(dim, 1) for dim in shape}
-        overlap_cells = parse_overlap("overlap", overlap, size)
+        shared = parse_overlap("overlap", overlap, size)
         window_dims, stored_dims = _stored_dims(size, array_dims)
         feature_names = parse_names("features", features)
         targets = parse_names("to_pred", to_pred)
@@ -211,15 +220,14 @@ class SampleSpec:
             left_out = {*targets, *unfilled}
             fill_method = {name: fill_method for name in variables if name not in left_out}
             if not fill_method:
-                policy = {**policy, "const": None}  # a spec refuses a const that fills nothing
+                policy = {**policy, "const": None}  # a recipe refuses a const that fills nothing
         elif isinstance(fill_method, Mapping):
             for name in fill_method:
                 check_choice("fill_method: variable", name, variables)
         return cls(
             dims=tuple(shape),
-            shape=tuple(shape.values()),
             size=tuple(size.values()),
-            overlap=tuple(overlap_cells.values()),
+            stride=tuple(cells - shared[dim] for dim, cells in size.items()),
             variables=tuple(variables),
             targets=targets,
             features=feature_names or None,
@@ -267,14 +275,9 @@ class SampleSpec:
         return self.apply_mask and not self.mask_drops_samples
 
     @property
-    def windows(self) -> Grid:
-        """The grid of all whole windows of the cube."""
-        return Grid(self.dims, self.shape, self.size, self.stride, ragged=False)
-
-    @property
-    def stride(self) -> tuple[int, ...]:
-        """Cells between the starts of neighbouring windows, along each dim."""
-        return tuple(n - o for n, o in zip(self.size, self.overlap, strict=True))
+    def overlap(self) -> tuple[int, ...]:
+        """Cells that neighbouring windows share along each dim."""
+        return tuple(n - stride for n, stride in zip(self.size, self.stride, strict=True))
 
     @property
     def window_shape(self) -> tuple[int, ...]:
@@ -307,32 +310,27 @@ class SampleSpec:
         return dict(zip(self.array_dims[1:], self.window_dims, strict=True))
 
     @property
-    def total(self) -> int:
-        """Windows that start inside the cube, including those that exceed its end."""
-        return math.prod(-(-n // s) for n, s in zip(self.shape, self.stride, strict=True))
-
-    @property
-    def edge(self) -> int:
-        """Windows that exceed the end of the cube and make no sample."""
-        return self.total - len(self.windows)
-
-    def replace(self, **changes: Any) -> SampleSpec:
-        """Return a spec with some fields changed.
-
-        Parameters
-        ----------
-        **changes
-            Fields and their new values.
-
-        Returns
-        -------
-        SampleSpec
-            A new, checked spec.
-        """
-        return dataclasses.replace(self, **changes)
+    def facts(self) -> dict[str, object]:
+        """Windows and the treatment of gaps and masked cells, by label, to be printed."""
+        window: dict[str, object] = {}
+        for dim, cells, stride in zip(self.dims, self.size, self.stride, strict=True):
+            if cells > 1:
+                overlap = f" (overlap {cells - stride:,})" if cells > stride else ""
+                window[dim] = f"{cells:,}{overlap}"
+        filled: dict[str, list[str]] = {}
+        for name in self.variables:
+            if (method := self.fill_of(name)) is not None:
+                filled.setdefault(method, []).append(name)
+        gaps = [_DROPPED[self.drop_nan]]
+        gaps += [f"filled by {method!r}: {shown(names)}" for method, names in filled.items()]
+        mask = None
+        if self.filter_var is not None:
+            uses = {"drops samples": self.mask_drops_samples, "makes gaps": self.mask_makes_gaps}
+            mask = f"{self.filter_var}, {'; '.join(use for use, does in uses.items() if does)}"
+        return {"Window": window or "single cells", "Gaps": "; ".join(gaps), "Mask": mask}
 
     def to_json(self) -> str:
-        """Write the spec as JSON; `from_json` reads it back.
+        """Write the recipe as JSON; `from_json` reads it back.
 
         Returns
         -------
@@ -342,8 +340,8 @@ class SampleSpec:
         return json.dumps({**dataclasses.asdict(self), "fill_method": self._fills})
 
     @classmethod
-    def from_json(cls, text: str) -> SampleSpec:
-        """Read a spec that `to_json` wrote.
+    def from_json(cls, text: str) -> Recipe:
+        """Read a recipe that `to_json` wrote.
 
         Parameters
         ----------
@@ -352,7 +350,7 @@ class SampleSpec:
 
         Returns
         -------
-        SampleSpec
+        Recipe
             Equal to the one that was written.
         """
         raw = json.loads(text)
@@ -363,7 +361,7 @@ class SampleSpec:
 def _parse_fill_method(given: Any, variables: Sequence[str]) -> Fills:
     """Return pairs of variable and method, sorted by name."""
     if given is None or isinstance(given, str):
-        # `SampleSpec.parse` never comes here with a text; in a spec made directly, it fills all.
+        # `Recipe.parse` never comes here with a text; in a recipe made directly, it fills all.
         check_choice("fill_method", given, (*FILL_METHODS, None))
         given = dict.fromkeys(variables, given)
     are_pairs = isinstance(given, tuple) and all(isinstance(pair, tuple) for pair in given)
