@@ -59,12 +59,16 @@ def make_cube(path: Path) -> None:
 
 def floor(path: str, cores: int) -> float:
     """Decode every chunk once as ours does, on as many threads as cores."""
-    from ml4cube.cube.chunks.lazy_zarr import read_directly
+    from ml4cube.cube.engine import Threads
+    from ml4cube.cube.reader import CubeReader
+    from ml4cube.cube.scan import blocks_of, scan
 
     variable = xr.open_zarr(path, chunks=None, consolidated=False)["sst"].variable
-    quick = read_directly(variable)
-    assert quick is not variable
-    return decode(quick, cores)
+    reader = CubeReader.of_variables({"sst": variable})
+    sizes = scan(
+        reader, lambda _, cells: cells["sst"].size, blocks_of(reader), engine=Threads(cores)
+    )
+    return float(sum(sizes))
 
 
 def zarr_floor(path: str, cores: int) -> float:
@@ -76,10 +80,12 @@ def decode(variable: xr.Variable, cores: int) -> float:
     """Read a variable block by block, and count its cells."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from ml4cube.cube.chunks.blocks import blocks
+    from ml4cube.cube.reader import CubeReader
+    from ml4cube.cube.scan import blocks_of
 
+    boxes = [block.slices for block in blocks_of(CubeReader.of_variables({"sst": variable}))]
     with ThreadPoolExecutor(cores) as pool:
-        sizes = pool.map(lambda slices: variable.isel(slices).values.size, blocks(variable))
+        sizes = pool.map(lambda box: variable.isel(box).values.size, boxes)
         return float(sum(sizes))
 
 

@@ -209,8 +209,8 @@ class CubeReader:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     sources: Mapping[str, Source]
-    # The largest chunk along each dim of the first variable.
-    chunks: Mapping[str, int] = field(default_factory=dict)
+    # The largest chunk along each dim of the first variable, or the lengths of all, of dask's.
+    chunks: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, ds: xr.Dataset, names: Iterable[str], dims: Sequence[str]) -> CubeReader:
@@ -233,7 +233,7 @@ class CubeReader:
                     "two or leave the variable out"
                 )
         first = next(iter(variables.values()), None)
-        chunks = {} if first is None else chunks_behind(first)
+        chunks = chunks_behind(first) if first is not None else {}
         sources = {name: _source(variable) for name, variable in variables.items()}
         return cls(tuple(sizes), tuple(sizes.values()), sources, chunks)
 
@@ -280,13 +280,31 @@ class CubeReader:
 
     def read(self, slices: Slices) -> dict[str, NDArray[Any]]:
         """Read one region of every variable."""
-        return {name: self._read_one(name, slices) for name in self.sources}
+        computed = self._compute_together(slices)
+        cells = {}
+        for name, source in self.sources.items():
+            if name not in computed:
+                with reading(name, slices):
+                    computed[name] = source.read(slices)
+            cells[name] = self._with_all_dims(source, computed[name], slices)
+        return cells
 
-    def _read_one(self, name: str, slices: Slices) -> NDArray[Any]:
-        """Read a variable with all dims of the cube: repeated along those that it lacks."""
-        source = self.sources[name]
-        with reading(name, slices):
-            values = source.read(slices)
+    def _compute_together(self, slices: Slices) -> dict[str, NDArray[Any]]:
+        """Compute several variables of dask at once, which may need the same cells."""
+        lazy = {name: s for name, s in self.sources.items() if type(s) is _DaskSource}
+        if len(lazy) < 2:
+            return {}
+        from dask.base import compute  # slow to import, where no worker may need it
+
+        parts = [source._part(slices) for source in lazy.values()]
+        try:
+            values = compute(*parts, scheduler="synchronous")  # type: ignore[no-untyped-call]
+        except Exception:  # read one by one, for an error that names a variable
+            return {}
+        return dict(zip(lazy, map(np.asarray, values), strict=True))
+
+    def _with_all_dims(self, source: Source, values: NDArray[Any], slices: Slices) -> NDArray[Any]:
+        """Return cells with all dims of the cube: repeated along those that the source lacks."""
         if source.dims == self.dims:
             return values
         values = values.transpose([source.dims.index(d) for d in self.dims if d in source.dims])

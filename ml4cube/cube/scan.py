@@ -7,12 +7,14 @@ blocks have the same bits on threads, on processes and on a cluster, and however
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import pairwise, product
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.grid import Block, Grid
-from ml4cube.cube.chunks.blocks import BLOCK_CELLS, block_shape
+from ml4cube.core.grid import Block
+from ml4cube.cube.chunks.blocks import block_shape
 from ml4cube.cube.engine import Engine, Threads, choose_engine, usable_cores
 from ml4cube.cube.reader import CubeReader
 
@@ -21,27 +23,48 @@ Result = TypeVar("Result")
 
 
 def blocks_of(
-    reader: CubeReader, *, uncut: Collection[str] = (), budget: int = BLOCK_CELLS
+    reader: CubeReader, *, uncut: Collection[str] = (), budget: int | None = None
 ) -> list[Block]:
     """Return blocks of whole chunks of the reader's first variable, in a fixed order.
 
-    Several small chunks make a block of at most `budget` cells. A block is larger only if one chunk
-    is, or if the dims that must be `uncut` are that long.
+    Several small chunks make a block of at most `budget` cells, by default 2 million. A block is
+    larger only if one chunk is, or if the dims that must be `uncut` are that long.
     """
     sizes = dict(zip(reader.dims, reader.shape, strict=True))
     if 0 in reader.shape:
         return []
-    return list(Grid.blocks(sizes, block_shape(sizes, reader.chunks, uncut, budget)))
+    largest = {dim: int(np.max(chunk)) for dim, chunk in reader.chunks.items()}
+    shape = block_shape(sizes, largest, uncut, budget)
+    spans = [_spans(n, reader.chunks.get(dim, 1), shape[dim]) for dim, n in sizes.items()]
+    blocks = []
+    for id, box in enumerate(product(*map(enumerate, spans))):
+        index = tuple(position for position, _ in box)
+        start, stop = (tuple(span[end] for _, span in box) for end in (0, 1))
+        blocks.append(Block(id, reader.dims, index, start, stop))
+    return blocks
+
+
+def _spans(n: int, chunks: int | tuple[int, ...], most: int) -> list[tuple[int, int]]:
+    """Cut a dim into spans of whole chunks, of at most so many cells if there are several."""
+    if isinstance(chunks, int):
+        return [(start, min(start + most, n)) for start in range(0, n, most)]
+    ends = [0]
+    for stop in np.cumsum(chunks).tolist():
+        # a longer span takes the place of the one before
+        if len(ends) > 1 and stop - ends[-2] <= most:
+            ends.pop()
+        ends.append(stop)
+    return list(pairwise(ends))
 
 
 def scan(
     reader: CubeReader,
-    work: Callable[[Cells], Result],
+    work: Callable[[Block, Cells], Result],
     blocks: Iterable[Block],
     *,
     engine: Engine | None = None,
 ) -> Iterator[Result]:
-    """Read each block and yield what `work` makes of its cells, in the order of the blocks.
+    """Read each block and yield what `work` makes of it and its cells, in the order of the blocks.
 
     A few blocks are in memory at a time. Without an engine, an active dask client is used, else
     threads; a cube whose first variable is in memory is not sent away.
@@ -56,8 +79,8 @@ def scan(
 
 
 def _work_on_block(
-    shared: tuple[Callable[[Cells], Result], CubeReader], task: tuple[Block, CubeReader]
+    shared: tuple[Callable[[Block, Cells], Result], CubeReader], task: tuple[Block, CubeReader]
 ) -> Result:
     work, reader = shared
     block, own = task
-    return work(own.joined(reader).read(block.slices))
+    return work(block, own.joined(reader).read(block.slices))

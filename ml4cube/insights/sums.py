@@ -19,6 +19,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, caller_level, prefixed
+from ml4cube.core.grid import Block
 from ml4cube.core.metric_registry import METRICS
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.sums.fields import Moments, slabs
@@ -146,6 +147,7 @@ def _sum_block(
     own: Sequence[str],
     pairs: Sequence[Pair],
     time_axis: int | None,
+    _: Block,
     values: Cells,
 ) -> tuple[list[BlockSums], list[PairSums]]:
     """Sum up one block of all variables."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.core.grid import Block
 from ml4cube.core.scaling import dated_dim
 from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
@@ -184,6 +185,7 @@ def _sum_block(
     axes: tuple[int, ...],
     time_axis: int | None,
     bins: int | None,
+    _: Block,
     cells: Cells,
 ) -> list[tuple[int, Moments, Histogram | None]]:
     """Return moments along `axes`, and a histogram if `bins` is given, of each group in a block."""

@@ -21,6 +21,7 @@ from ml4cube.core.errors import (
     names_of,
     prefixed,
 )
+from ml4cube.core.grid import Block
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics, check_decoded
 from ml4cube.core.sums.fields import quantile_of
@@ -294,7 +295,7 @@ def _statistics(
     return total
 
 
-def _sum_block(name: str, code: int | bool | None, cells: Cells) -> VariableStatistics:
+def _sum_block(name: str, code: int | bool | None, _: Block, cells: Cells) -> VariableStatistics:
     where = cells[LABEL] == code if LABEL in cells else None
     return VariableStatistics.of(cells[name], where)
 

@@ -105,8 +105,7 @@ def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
     """Check that an array lies on the cells of a cube; return it without coordinates."""
     check_numpy(argument if array.name is None else f"variable {array.name!r}", array.dtype)
     check_aligned(_called(argument, array), array, view)
-    # Chunked first, because a bare array has lost the chunks of its file.
-    return xr.DataArray(in_chunks(array).variable, name=array.name)
+    return in_chunks(array).drop_vars(list(array.coords))
 
 
 def _called(argument: str, array: xr.DataArray) -> str:
@@ -118,7 +117,7 @@ def count_by_block(mask: xr.DataArray, grid: Grid) -> Counts:
     dims = [dim for dim in grid.dims if dim in mask.dims]
     block = {dim: n for dim, n in zip(grid.dims, grid.tile, strict=True) if dim in dims}
     # One column: the mask, whose True are counted.
-    counts = sum_tiles(mask.transpose(*dims), block, lambda cells, _: iter([cells]), 1)
+    counts = sum_tiles(mask, (), block, lambda cells, _: iter([cells]), 1)
     return repeat_along_missing(counts.astype(np.int64), dims, grid).ravel()
 
 

@@ -7,21 +7,20 @@ same result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import dask
-import dask.array as da
 import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.grid import Grid
+from ml4cube.core.grid import Block, Grid
 from ml4cube.core.missing import find_gaps
+from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.scan import Cells, blocks_of, scan
 
 Ints = NDArray[np.int64]
 
@@ -30,6 +29,8 @@ Ints = NDArray[np.int64]
 MAX_PAIRS = 1 << 19
 # A variable with more values than this is not a class variable.
 MAX_CLASSES = 256
+# Name of the mask beside that of a variable; those in files have no spaces.
+_MASK = "mask of valid cells"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,19 @@ class ValueCounts:
     count: Ints
     # Binary digits that were removed from the keys of bins by rounding.
     digits_removed: int = 0
+    # Variable whose classes the keys are, None if they are bins.
+    classes_of: str | None = None
+
+    def merge(self, other: ValueCounts) -> ValueCounts:
+        """Add up counts; rounding depends only on the sum, so the order does not matter."""
+        block = np.concatenate([self.block, other.block])
+        count = np.concatenate([self.count, other.count])
+        if self.classes_of is not None:
+            key = np.concatenate([self.key, other.key])
+            return _sum_classes(block, key, count, self.classes_of)
+        digits = max(self.digits_removed, other.digits_removed)
+        keys = [part.key >> (digits - part.digits_removed) for part in (self, other)]
+        return _sum_bins(block, np.concatenate(keys), count, digits)
 
 
 def count_values(
@@ -54,81 +68,57 @@ def count_values(
     Blocks are numbered along those dims of the grid that `values` or the mask has.
     """
     name = str(values.name)
-    mask = mask & xr.ones_like(values, dtype=bool)
-    values = values.broadcast_like(mask)
-    dims = [dim for dim in grid.dims if dim in values.dims]
-    n_blocks = [grid.counts[grid.dims.index(dim)] for dim in dims]
-    # In one graph, so that dask reads only once what values and mask share.
-    arrays = xr.unify_chunks(values.transpose(*dims).chunk(), mask.transpose(*dims).chunk())
-    axes = tuple(range(len(dims)))
-    arrays_and_axes: list[Any] = []
-    for array in arrays:
-        arrays_and_axes += [array.data, axes]
-    for axis, dim in enumerate(dims):
-        chunks = arrays[0].chunksizes[dim]
-        blocks = da.from_array(grid.tile_of_cells(dim), chunks=(chunks,))  # type: ignore[no-untyped-call]
-        arrays_and_axes += [blocks, (axis,)]
-    counts = da.blockwise(  # type: ignore[no-untyped-call]
-        partial(_count_chunk, n_blocks=n_blocks, classes=classes),
-        axes,
-        *arrays_and_axes,
-        adjust_chunks=dict.fromkeys(axes, 1),
-        align_arrays=False,
-        dtype=object,
-        meta=np.empty((0,) * len(axes), dtype=object),
-    )
-    merge = dask.delayed(partial(_merge, classes=classes, name=name))  # type: ignore[attr-defined]
-    parts = list(counts.to_delayed().ravel())
-    while True:
-        parts = [merge(parts[i : i + 2]) for i in range(0, len(parts), 2)]
-        if len(parts) == 1:
-            return cast("ValueCounts", parts[0].compute())
+    cube = xr.Dataset({name: values.variable, _MASK: mask.variable})
+    dims = [dim for dim in grid.dims if dim in cube.dims]
+    # blocks follow the chunks of the first
+    names = sorted([name, _MASK], key=lambda variable: -cube[variable].ndim)
+    reader = CubeReader.of(cube, names, dims)
+    count_block = partial(_count_block, name=name, grid=grid, classes=classes)
+    # Neighbours are merged, then pairs of neighbours and so on: a part would else be merged with
+    # the counts of all before, which are many. The level of a part is how often it was merged.
+    waiting: list[tuple[int, ValueCounts]] = []
+    for counts in scan(reader, count_block, blocks_of(reader)):
+        level = 0
+        while waiting and waiting[-1][0] == level:
+            counts = waiting.pop()[1].merge(counts)
+            level += 1
+        waiting.append((level, counts))
+    _, total = waiting.pop()
+    while waiting:
+        total = waiting.pop()[1].merge(total)
+    return total
 
 
-def _count_chunk(
-    values: NDArray[Any],
-    mask: NDArray[np.bool_],
-    *blocks: NDArray[np.intp],
-    n_blocks: Sequence[int],
-    classes: bool,
-) -> NDArray[Any]:
-    """Count one chunk; return the counts in an object array of one element, as dask needs."""
-    # The id of each cell's block, from its index along every axis.
+def _count_block(
+    block: Block, cells: Cells, *, name: str, grid: Grid, classes: bool
+) -> ValueCounts:
+    """Count the values of one block of the cube in each block of the grid."""
+    # The id of the block of the grid that each cell lies in, from its index along every axis.
     ids: Ints = np.zeros((), dtype=np.int64)
-    for block, n in zip(blocks, n_blocks, strict=True):
-        ids = ids[..., None] * n + block
-    values, ids = values[mask], ids[mask]
+    for dim, part in block.slices.items():
+        n_blocks = grid.counts[grid.dims.index(dim)]
+        ids = ids[..., None] * n_blocks + grid.tile_of_cells(dim)[part]
+    mask = cells[_MASK]
+    values, ids = cells[name][mask], ids[mask]
     known, key = _keys(values, classes)
     ids = np.where(known, ids, ~ids)
-    result = np.empty((1,) * len(blocks), dtype=object)
     ones = np.ones(ids.size, dtype=np.int64)
-    result[...] = _sum_classes(ids, key, ones) if classes else _sum_bins(ids, key, ones, 0)
-    return result
+    if classes:
+        return _sum_classes(ids, key, ones, name)
+    return _sum_bins(ids, key, ones, 0)
 
 
-def _merge(counts: Sequence[ValueCounts | NDArray[Any]], classes: bool, name: str) -> ValueCounts:
-    """Add up counts; rounding depends only on the sum, so the order does not matter."""
-    parts = [part if isinstance(part, ValueCounts) else part.item() for part in counts]
-    block = np.concatenate([part.block for part in parts])
-    count = np.concatenate([part.count for part in parts])
-    if not classes:
-        digits_removed = max(part.digits_removed for part in parts)
-        keys = [part.key >> (digits_removed - part.digits_removed) for part in parts]
-        return _sum_bins(block, np.concatenate(keys), count, digits_removed)
-    result = _sum_classes(block, np.concatenate([part.key for part in parts]), count)
-    if pd.unique(result.key[result.block >= 0]).size > MAX_CLASSES:
+def _sum_classes(block: Ints, key: NDArray[Any], count: Ints, name: str) -> ValueCounts:
+    """Add up the counts of equal pairs of block and class."""
+    if pd.unique(key[block >= 0]).size > MAX_CLASSES:
         raise InvalidValueError(
             f"stratify: {name!r} must have at most {MAX_CLASSES} distinct values to be used as "
             f"classes; for quantile bins write stratify={{{name!r}: 4}}"
         )
-    return result
-
-
-def _sum_classes(block: Ints, key: NDArray[Any], count: Ints) -> ValueCounts:
-    """Add up the counts of equal pairs of block and class."""
     table = pd.DataFrame({"block": block, "key": key, "count": count})
     table = table.groupby(["block", "key"], as_index=False, sort=False, dropna=False).sum()
-    return ValueCounts(table.block.to_numpy(), table.key.to_numpy(), table["count"].to_numpy())
+    count = table["count"].to_numpy()
+    return ValueCounts(table.block.to_numpy(), table.key.to_numpy(), count, classes_of=name)
 
 
 def _sum_bins(block: Ints, key: Ints, count: Ints, digits_removed: int) -> ValueCounts:

@@ -924,7 +924,7 @@ def test_a_cube_opened_without_dask_is_not_read_as_a_whole(
     ds["mask"] = ds["a"].fillna(1) % 3 != 0
     ds.chunk({"time": 3}).to_zarr(tmp_path / "c.zarr", consolidated=False)
     expected = act(ds)
-    monkeypatch.setattr("ml4cube.cube.chunks.blocks._BLOCK_CELLS", 100)  # a file chunk has 72 cells
+    monkeypatch.setattr("ml4cube.cube.chunks.blocks.BLOCK_CELLS", 100)  # a file chunk has 72 cells
     with xr.open_zarr(tmp_path / "c.zarr", chunks=None, consolidated=False) as unread:
         made = act(unread)
         assert not unread["a"].variable._in_memory

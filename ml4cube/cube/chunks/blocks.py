@@ -24,14 +24,14 @@ def file_chunks(variable: xr.Variable) -> dict[str, int]:
     return {} if variable._in_memory else _chunks_in_encoding(variable)
 
 
-def chunks_behind(variable: xr.Variable) -> dict[str, int]:
+def chunks_behind(variable: xr.Variable) -> dict[str, int | tuple[int, ...]]:
     """Return the largest chunk along each dim of the file that holds or held a variable.
 
-    What dask computes has dask's.
+    What dask computes has the lengths of dask's.
     """
     if variable.chunks is not None and file_behind(variable.data) is None:
-        return {str(dim): max(chunks) for dim, chunks in variable.chunksizes.items()}
-    return _chunks_in_encoding(variable)
+        return {str(dim): chunks for dim, chunks in variable.chunksizes.items()}
+    return {**_chunks_in_encoding(variable)}
 
 
 def _chunks_in_encoding(variable: xr.Variable) -> dict[str, int]:
@@ -50,7 +50,7 @@ def block_shape(
     sizes: Mapping[str, int],
     chunks: Mapping[str, int],
     uncut: Collection[str] = (),
-    budget: int = BLOCK_CELLS,
+    budget: int | None = None,
 ) -> dict[str, int]:
     """Return the shape of blocks of whole chunks that are read at a time."""
     block = {}
@@ -58,7 +58,7 @@ def block_shape(
         block[dim] = n if dim in uncut else min(chunks.get(dim, 1), n)
     # grow by whole chunks, first along the last dim, in which cells lie side by side
     for dim in reversed(list(sizes)):
-        affordable = budget // math.prod(block.values())
+        affordable = (budget or BLOCK_CELLS) // math.prod(block.values())
         needed = math.ceil(sizes[dim] / block[dim])
         block[dim] = min(block[dim] * max(min(affordable, needed), 1), sizes[dim])
     return block

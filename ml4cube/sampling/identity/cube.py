@@ -25,9 +25,11 @@ import pandas as pd
 import xarray as xr
 
 from ml4cube.core.errors import StoreError, listed
+from ml4cube.core.grid import Block
 from ml4cube.cube.chunks.lazy_zarr import file_behind
+from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.scan import Cells, blocks_of, scan
 from ml4cube.ledger.folders import raise_error
-from ml4cube.sampling.request import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -241,18 +243,23 @@ def _location_in_file(array: Any, state: State) -> str | None:
     return f"file {path} {inside} {array.variable_name}"
 
 
-def hash_cells(sampling: Sampling, name: str) -> str:
+def hash_cells(name: str, variable: xr.Variable) -> str:
     """Hash the cells of a variable, block by block."""
     logger.info(
         "reading variable %r in full: only its cells can show whether the cube is that of an "
         "earlier call",
         name,
     )
-    reader = sampling.reader.only([name])
+    reader = CubeReader.of_variables({name: variable})
     digest = hashlib.sha256()
-    for block in sampling.blocks:
-        digest.update(hash_of(reader.read(block.slices)[name]).encode())
+    for of_block in scan(reader, _hash_block, blocks_of(reader)):
+        digest.update(of_block.encode())
     return digest.hexdigest()
+
+
+def _hash_block(_: Block, cells: Cells) -> str:
+    (values,) = cells.values()
+    return hash_of(values)
 
 
 def state_of(source: str | Path, outputs: Collection[str]) -> str:

@@ -101,7 +101,7 @@ class Call(CallId):
         read = [n for n in sampling.reader.sources if n not in (extractor.label, ABSENT)]
         names = [*read, *scalars, extractor.label]
         source_state = SourceState.of({n: ds.variables[n] for n in names}, ignored)
-        identity = functools.partial(_identity, sampling, source_state, may_read=may_read)
+        identity = functools.partial(_identity, source_state, may_read=may_read)
         source: dict[str, Any] = {f"cells of {n!r}": identity(n) for n in (*read, *scalars)}
         source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
         source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}
@@ -133,11 +133,11 @@ class Call(CallId):
         return text + (loaded if "cells of" in text else "")
 
 
-def _identity(sampling: Sampling, source: SourceState, name: str, *, may_read: bool) -> str:
+def _identity(source: SourceState, name: str, *, may_read: bool) -> str:
     """Identify a variable, by its cells where nothing else tells."""
     known, variable = source.identities[name], source.variables[name]
     if known is None and not variable.dims:
         known = hash_of(variable.values)
     if known is None and not may_read:
         raise StoreError(f"only the cells of variable {name!r} identify it")
-    return known or hash_cells(sampling, name)
+    return known or hash_cells(name, variable)

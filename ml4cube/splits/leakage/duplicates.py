@@ -29,7 +29,7 @@ from ml4cube.core.fingerprint import (
 from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
 from ml4cube.cube.coordinates import find_time_dim, map_dims
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
-from ml4cube.splits.cube import CubeView, in_chunks
+from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import read_recipe
 from ml4cube.splits.tiles import Columns, sum_tiles
 
@@ -154,8 +154,7 @@ class _Tiling:
 
     def sums(self, array: xr.DataArray, columns: Columns, n_columns: int) -> Words:
         """Return sums of columns over each tile, in one pass: (outer..., tiles..., columns)."""
-        bare = xr.DataArray(in_chunks(array).variable).transpose(*self.outer, *self.inner)
-        return sum_tiles(bare, self.tile, columns, n_columns)
+        return sum_tiles(array, self.outer, self.tile, columns, n_columns)
 
     def labels_of(self, label: xr.DataArray, tiles: Sequence[Ints]) -> NDArray[np.uint8]:
         """Return the labels of tiles of equal size, at an index for each axis: (tiles, cells)."""
