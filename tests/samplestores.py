@@ -10,7 +10,8 @@ import xarray as xr
 
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.ledger.folders import Files, LocalFolder
+from ml4cube.ledger.folders import Files
+from ml4cube.ledger.local import LocalFolder
 from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.store.format import (
     ArrayLayout,

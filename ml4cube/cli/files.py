@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import ExitStack
 
 from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
-from ml4cube.ledger.folders import Folder, LocalFolder, digest
+from ml4cube.ledger.folders import Folder, digest, whole_file
+from ml4cube.ledger.local import LocalFolder
 from ml4cube.ledger.locations import folder_of, full_path
 
 #: How a configuration begins that a command wrote.
@@ -28,25 +28,22 @@ def read_text(path: str) -> str:
 
 def write_texts(texts: Mapping[str, str]) -> None:
     """Write texts by path, in place of those that are there; on disk all of them or none."""
-    written: dict[str, Path] = {}
     path = ""
     try:
-        for path, text in texts.items():
-            folder, name = _split(path)
-            if isinstance(folder, LocalFolder):
-                written[path] = folder.root / f"{name}.{uuid.uuid4().hex}.tmp"
-                name = written[path].name
-            folder.write(name, text.encode("utf-8"))
-        for path, aside in written.items():
-            aside.replace(full_path(path))
+        with ExitStack() as files:
+            for path, text in texts.items():
+                folder, name = _split(path)
+                if isinstance(folder, LocalFolder):
+                    file = files.enter_context(whole_file(folder.root / name))
+                    file.write(text.encode("utf-8"))
+                    file.flush()  # a full disk is noticed before any file is replaced
+                else:
+                    folder.write(name, text.encode("utf-8"))
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}; make room or choose another "
             "path, then run again: nothing was changed"
         ) from error
-    finally:
-        for aside in written.values():
-            aside.unlink(missing_ok=True)
 
 
 def hash_line(path: str, text: str) -> str:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import xarray as xr
@@ -31,10 +30,9 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
 from ml4cube.cube.engine import DaskCluster, Engine, check_client, choose_engine, local_engine
-from ml4cube.ledger.draft import Draft, work_location
+from ml4cube.ledger.draft import Draft
 from ml4cube.ledger.folders import Files
-from ml4cube.ledger.local import restore_replaced
-from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.locations import Location, folder_of, paths_of
 from ml4cube.ledger.opening import open_draft, remove_work_folder
 from ml4cube.ledger.overwriting import check_overwritable, is_taken
 from ml4cube.ledger.targets import is_in_memory, targets_of
@@ -49,7 +47,7 @@ from ml4cube.sampling.plan import SamplePlan, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import entries_of
 from ml4cube.sampling.shards import ShardJob, make_shard
-from ml4cube.store.format import StoreMetadata, open_store, write_axes, write_metadata
+from ml4cube.store.format import SAMPLES, StoreMetadata, open_store, write_axes, write_metadata
 from ml4cube.store.precision import Precision
 from ml4cube.store.shard_encoding import Compressor
 
@@ -432,7 +430,7 @@ class MultiProcSampler(Summarized):
         StoreError
             If the cube cannot be read, where only its cells identify it.
         """
-        return Call.of_samples(self.sampling, self._settings, self._identity, self._folders())
+        return Call.of_samples(self.sampling, self._settings, self._identity, self._outputs())
 
     def _plan_on(self, engine: Engine, call: Call) -> _Planned:
         if call.id not in self._planned:
@@ -512,7 +510,7 @@ class MultiProcSampler(Summarized):
                 seconds = time.perf_counter() - started
                 summary = RunSummary(plan, nbytes, resumed, shards, seconds)
         for target in self.targets.values():
-            remove_work_folder(target, call.id)
+            remove_work_folder(target, call.id, SAMPLES)
         # From now on, get_datasets() opens the stores, and does not replace them again.
         self._overwrite, self._is_written = False, True
         logger.info("%s", summary or "every store exists already")
@@ -524,7 +522,7 @@ class MultiProcSampler(Summarized):
         # In one order, so that two runs cannot block one another.
         for part in sorted(self._unwritten(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
-                draft = open_draft(self.targets[part], call.id)
+                draft = open_draft(self.targets[part], call.id, SAMPLES)
             locked[part] = stack.enter_context(draft)
         # Another run may have written some before this one got their locks.
         return {part: locked[part] for part in self._unwritten(call) if part in locked}
@@ -533,19 +531,19 @@ class MultiProcSampler(Summarized):
         """Return the parts whose stores are to be written."""
         return [part for part, target in self.targets.items() if not self._exists(target, call)]
 
-    def _folders(self) -> list[Path]:
-        """Return the folders of the stores on this machine's disk, also of unfinished ones."""
-        stores = [target for target in self.targets.values() if isinstance(target, Path)]
-        return [*stores, *(Path(work_location(store)) for store in stores)]
+    def _outputs(self) -> list[str]:
+        """Return the paths of the stores, also of unfinished ones."""
+        return [path for target in self.targets.values() for path in paths_of(target)]
 
     def _exists(self, target: Location, call: Call) -> bool:
         """Return True if the store of this call exists; refuse anything else at its path."""
         with WriteErrors.of(target):
-            restore_replaced(target)
-            if not is_taken(target):
+            folder = folder_of(target)
+            folder.restore()
+            if not is_taken(folder, SAMPLES):
                 return False
             if self._overwrite:
-                check_overwritable(target)
+                check_overwritable(folder, SAMPLES)
                 return False
         try:
             found = StoreMetadata.of(open_store(target)).provenance
@@ -678,7 +676,7 @@ class MultiProcSampler(Summarized):
         if not isinstance(engine, DaskCluster):
             return engine
         for target in self.targets.values():
-            if isinstance(target, ZarrFolder):
+            if folder_of(target).is_session:
                 raise InvalidValueError(
                     f"{target} is written through a folder of this machine, which a cluster's "
                     "workers may not see; give a path or URL that all of them see, then copy the "

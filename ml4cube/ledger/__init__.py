@@ -1,7 +1,7 @@
-"""Files that appear complete, or not at all: for stores, predictions and snapshots.
+"""Is this the same call? What may be replaced? How does it appear whole, or not at all?
 
-`folders` and `locations` are where files lie, `manifest` lists those of a store. `targets` checks
-where stores will be, `overwriting` what may be replaced there. `draft` is the interface of an
-unfinished store, which is on disk (`local`), behind a URL (`remote`) or goes into a zarr store
-(`in_zarr`); `opening` opens the right one. No cube, sample or model is known here.
+`call` says what identifies a call. A place for files is a `Folder` (`folders`), with the `Draft` of
+a store that will be there (`draft`): on disk (`local`), behind a URL (`remote`) or in a zarr store
+(`in_zarr`); `locations` chooses among them. `overwriting` says what may be replaced there,
+`manifest` lists the files of a store. No cube, sample or model is known here.
 """

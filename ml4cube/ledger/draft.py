@@ -12,28 +12,37 @@ import contextlib
 import json
 import logging
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 
-from ml4cube.ledger.folders import Files, Folder, LocalFolder
-from ml4cube.ledger.kinds import StoreKind
-from ml4cube.ledger.locations import Location, folder_of
+from ml4cube.ledger.folders import Files, Folder
 
 logger = logging.getLogger(__name__)
 
-#: Key, in JSON, of the files that a copy into zarr writes.
-DRAFT_KEY = "ml4cube_draft"
 #: Names in a work folder that begin so are ours.
 OUR_PREFIX = "ml4cube-"
 _JOURNAL = f"{OUR_PREFIX}journal"
 
 
+@dataclass(frozen=True)
+class StoreKind:
+    """How a complete store of one kind is recognized, and what in it is not ours to replace."""
+
+    # What writes such stores, as messages call it.
+    writer: str
+    # The file without which there is no such store; it is put last where nothing can be renamed.
+    marker: str
+    # Returns what in a folder the writer did not write, or what has changed since; raises
+    # StoreError if there is no such store.
+    find_foreign: Callable[[Folder], Sequence[str]]
+
+
 class Draft(AbstractContextManager["Draft"]):
     """An unfinished store, locked by one run; a context manager."""
 
-    target: Location
+    target: Folder
     kind: StoreKind
     store_folder: Folder
     # Files by the number of the task that wrote them.
@@ -45,7 +54,7 @@ class Draft(AbstractContextManager["Draft"]):
 
     def begin(self, resume: bool = True) -> None:
         """Read the finished tasks of this call, or start over; remove what other calls left."""
-        if resume and calls_with_tasks(self.target) - {short_id(self.call_id)}:
+        if resume and calls_with_tasks(self.work_folder) - {short_id(self.call_id)}:
             logger.warning(
                 "%s was left by another call, or its cube or callback has changed; starting over",
                 self.work_folder,
@@ -66,9 +75,7 @@ class Draft(AbstractContextManager["Draft"]):
 
     def folder_for_workers(self, on_other_machines: bool) -> Folder:
         """Return the folder that workers write to; `record` syncs files written on this machine."""
-        if on_other_machines or not isinstance(self.store_folder, LocalFolder):
-            return self.store_folder
-        return replace(self.store_folder, sync_each_file=False)
+        return self.store_folder if on_other_machines else self.store_folder.for_workers()
 
     def record(self, task: int, files: Files) -> None:
         """Record durably that a task is finished, with its files."""
@@ -115,10 +122,9 @@ def record_task(journal: Folder, task: int, files: Files) -> None:
     journal.write(f"{task}.json", json.dumps(files).encode())
 
 
-def work_location(target: Location) -> Path | str:
+def work_location(target: object) -> str:
     """Return the work folder of a target."""
-    folder = f"{target}.partial"
-    return Path(folder) if isinstance(target, Path) else folder
+    return f"{target}.partial"
 
 
 def short_id(call_id: str) -> str:
@@ -136,7 +142,7 @@ def journal_name(call_id: str) -> str:
     return f"{_JOURNAL}/{short_id(call_id)}"
 
 
-def calls_with_tasks(target: Location) -> set[str]:
-    """Return the short ids of calls that have finished tasks in the work folder of a target."""
-    journal = folder_of(f"{work_location(target)}/{_JOURNAL}")
-    return {name.partition("/")[0] for name in journal.list()}
+def calls_with_tasks(work_folder: Folder) -> set[str]:
+    """Return the short ids of calls that have finished tasks in a work folder."""
+    notes = [name for name in work_folder.list() if name.startswith(f"{_JOURNAL}/")]
+    return {name.split("/")[1] for name in notes}

@@ -1,4 +1,6 @@
-"""Unfinished stores on disk, published by one rename.
+"""Folders on disk, where an unfinished store is published by one rename.
+
+A file is written under a temporary name, synced and renamed.
 
 The work folder, ``<path>.partial/``, is described in `draft`. While a store is replaced, the old
 one is in ``ml4cube-replaced/`` in it.
@@ -7,34 +9,122 @@ one is in ``ml4cube-replaced/`` in it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from ml4cube.core.errors import RunError, StoreError
 from ml4cube.ledger.draft import (
     OUR_PREFIX,
     Draft,
+    StoreKind,
     calls_with_tasks,
     journal_name,
     store_name,
     work_location,
 )
-from ml4cube.ledger.folders import Files, LocalFolder, sync_path
-from ml4cube.ledger.kinds import SAMPLES, StoreKind
-from ml4cube.ledger.locations import Location
+from ml4cube.ledger.folders import FILES_AT_ONCE, Files, Folder, raise_error, sync_path, write_file
 from ml4cube.ledger.overwriting import check_free, check_overwritable
 
+if TYPE_CHECKING:
+    from zarr.storage import LocalStore
+
 _LOCK = f"{OUR_PREFIX}lock"
+
+
+@dataclass(frozen=True)
+class LocalFolder(Folder):
+    """A folder on disk."""
+
+    # Writing makes folders inside `root`, but never `root` itself: late writes of an ended run must
+    # not restore a removed folder.
+    root: Path
+    sync_each_file: bool = True
+
+    errors = OSError
+
+    def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
+        file = self.root / path
+        try:
+            return write_file(file, *pieces, sync=self.sync_each_file)
+        except FileNotFoundError:  # its folder is missing
+            for parent in reversed(Path(path).parents[:-1]):
+                (self.root / parent).mkdir(exist_ok=True)
+            return write_file(file, *pieces, sync=self.sync_each_file)
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Make files durable, concurrently: the disk syncs several in the time of one."""
+        with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-sync") as threads:
+            list(threads.map(sync_path, [self.root / path for path in paths]))
+
+    def read(self, path: str) -> bytes:
+        return (self.root / path).read_bytes()
+
+    def size(self, path: str) -> int | None:
+        try:
+            return (self.root / path).stat().st_size
+        except OSError:
+            return None
+
+    def list(self) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        if not self.root.exists():
+            return sizes
+        for folder, _, names in os.walk(self.root, onerror=raise_error, followlinks=True):
+            for path in (Path(folder, name) for name in names):
+                # temporary files of tasks that still run may vanish
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return sizes
+
+    def make_durable(self) -> None:
+        for stray in self.root.rglob("*.tmp"):
+            if stray.is_file():  # the folder of a variable may have such a name
+                stray.unlink()
+        for folder, _, _ in os.walk(self.root):
+            sync_path(Path(folder))
+
+    def clear(self) -> None:
+        """Remove the folder and its content."""
+        if self.root.exists():
+            shutil.rmtree(self.root)
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def draft(self, call_id: str, kind: StoreKind) -> LocalDraft:
+        return LocalDraft(self.root, call_id, kind)
+
+    def zarr_store(self) -> tuple[LocalStore, LocalFolder, str]:
+        from zarr.storage import LocalStore
+
+        return LocalStore(self.root), self, ""
+
+    def system_and_path(self) -> tuple[None, str]:
+        return None, os.path.realpath(self.root)
+
+    def exists(self) -> bool:
+        return self.root.exists() or self.root.is_symlink()
+
+    def for_workers(self) -> LocalFolder:
+        return replace(self, sync_each_file=False)
+
+    def restore(self) -> None:
+        if _is_half_replaced(self.root):
+            # A run that holds the lock is replacing the store right now.
+            with contextlib.suppress(RunError), _lock_and_restore(self.root):
+                pass
 
 
 class LocalDraft(Draft):
     """An unfinished store on disk."""
 
-    def __init__(self, target: Path, call_id: str, kind: StoreKind = SAMPLES) -> None:
-        self.target: Path = target
+    def __init__(self, target: Path, call_id: str, kind: StoreKind) -> None:
+        self.target: LocalFolder = LocalFolder(target)
         self.kind = kind
         path = Path(work_location(target))
         self.work_folder: LocalFolder = LocalFolder(path)
@@ -65,19 +155,20 @@ class LocalDraft(Draft):
 
     def publish(self, overwrite: bool = False) -> None:
         """Rename the finished store to its path."""
+        path = self.target.root
         if not overwrite:
             check_free(self.target, self.kind)
         finished = self._finished()
         try:
-            if overwrite and self.target.exists():
+            if overwrite and path.exists():
                 check_overwritable(self.target, self.kind)
-                self.target.rename(_replaced_path(self.target))
-            finished.rename(self.target)
+                path.rename(_replaced_path(path))
+            finished.rename(path)
         except BaseException:
-            _restore_replaced(self.target)
+            _restore_replaced(path)
             raise
-        sync_path(self.target.parent)
-        _remove(_replaced_path(self.target))
+        sync_path(path.parent)
+        _remove(_replaced_path(path))
 
     def _finished(self) -> Path:
         """Return the finished store, which is renamed to its path."""
@@ -98,12 +189,14 @@ class LocalDraft(Draft):
         """Release the lock; remove a work folder without finished tasks."""
         if self._lock.closed:
             return
-        if calls_with_tasks(self.target):
+        if calls_with_tasks(self.work_folder):
             self._release()
         else:
             self.discard()
 
     def _release(self) -> None:
+        import fcntl
+
         # a process forked in the meantime also has the lock open
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
@@ -116,14 +209,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     elif path.name != _LOCK:
         path.unlink(missing_ok=True)
-
-
-def restore_replaced(target: Location) -> None:
-    """Move an old store back to its target if a run was killed while it replaced the store."""
-    if isinstance(target, Path) and _is_half_replaced(target):
-        # A run that holds the lock is replacing the store right now.
-        with contextlib.suppress(RunError), _lock_and_restore(target):
-            pass
 
 
 def _lock_and_restore(target: Path) -> IO[bytes]:
@@ -148,6 +233,8 @@ def _lock_and_restore(target: Path) -> IO[bytes]:
 
 def _try_lock(lock: IO[bytes], path: Path) -> bool:
     """Lock a file; return False if another run has locked it, or has removed it meanwhile."""
+    import fcntl  # Windows has none, and can still read stores
+
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -3,77 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, StoreError
-from ml4cube.ledger.folders import Folder, LocalFolder, RemoteFolder, filesystem, size_and_hash
-
-
-@dataclass(frozen=True)
-class ZarrFolder:
-    """A group of a zarr store that is not a folder of files: an Icechunk session, or memory."""
-
-    store: Any
-    # Path of the group inside it; empty for its root.
-    path: str = ""
-
-    def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
-        from zarr.buffer.cpu import Buffer
-
-        data = b"".join(pieces)
-        _wait_for(self.store.set(self._key(path), Buffer.from_bytes(data)))
-        return size_and_hash(data)
-
-    def read(self, path: str) -> bytes:
-        from zarr.buffer import default_buffer_prototype
-
-        found = _wait_for(self.store.get(self._key(path), default_buffer_prototype()))
-        if found is None:
-            raise FileNotFoundError(f"{self} has no {path}")
-        content: bytes = found.to_bytes()
-        return content
-
-    def size(self, path: str) -> int | None:
-        if not _wait_for(self.store.exists(self._key(path))):
-            return None
-        return int(_wait_for(self.store.getsize(self._key(path))))
-
-    def list(self) -> dict[str, int]:
-        prefix = self._key("")
-
-        async def sizes() -> dict[str, int]:
-            group_exists = not self.path or await self.store.exists(self._key("zarr.json"))
-            # Icechunk refuses to list below a missing group, other stores may have files there
-            listed = self.store.list_prefix(prefix) if group_exists else self.store.list()
-            keys = [key async for key in listed if key.startswith(prefix)]
-            return {k.removeprefix(prefix): int(await self.store.getsize(k)) for k in keys}
-
-        found: dict[str, int] = _wait_for(sizes())
-        return found
-
-    def make_durable(self) -> None:
-        """Do nothing: an Icechunk session is durable once the user commits it."""
-
-    def remove(self, path: str) -> None:
-        """Remove an array or a group, with its content."""
-        _wait_for(self.store.delete_dir(self._key(path)))
-
-    def groups_from_root(self) -> Sequence[ZarrFolder]:
-        """Return the groups from the root down to this one."""
-        parts = self.path.split("/") if self.path else []
-        depths = range(len(parts) + 1)
-        return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
-
-    def _key(self, path: str) -> str:
-        return f"{self.path}/{path}" if self.path else path
-
-    def __str__(self) -> str:
-        name = type(self.store).__name__
-        return f"{name} at {self.path!r}" if self.path else name
+from ml4cube.ledger.draft import work_location
+from ml4cube.ledger.folders import Folder, filesystem
+from ml4cube.ledger.in_zarr import ZarrFolder, wait_for
+from ml4cube.ledger.local import LocalFolder
+from ml4cube.ledger.remote import RemoteFolder
 
 
 def full_path(path: str | os.PathLike[str]) -> str:
@@ -95,18 +34,18 @@ def store_and_path(source: Any) -> tuple[Any, str]:
     return (store, "") if isinstance(store, Store) else (None, "")
 
 
-Location = Path | str | ZarrFolder
-"""Where a store lies: a path on disk, a URL, or a group of a zarr store."""
+Location = Path | str | Folder
+"""Where a store lies: a path on disk, a URL, or another place, such as a group of a zarr store."""
 
 
-def location_of(argument: str, source: Any) -> str | ZarrFolder:
+def location_of(argument: str, source: Any) -> str | Folder:
     """Return the location of a path, URL, zarr store or group, or Icechunk session.
 
     A zarr store that can be opened again by its path or URL has this as its location.
     """
     if isinstance(source, str | os.PathLike) and os.fspath(source):
         return full_path(source)
-    if isinstance(source, ZarrFolder):
+    if isinstance(source, Folder):
         return source
     store, path = store_and_path(source)
     if store is None:
@@ -124,7 +63,7 @@ def location_of(argument: str, source: Any) -> str | ZarrFolder:
         if _is_opened_by(url, fs):
             return url
     try:
-        _wait_for(StorePath.open(store, path))  # without it, some (ZipStore) cannot be read
+        wait_for(StorePath.open(store, path))  # without it, some (ZipStore) cannot be read
     except OSError as error:
         raise StoreError(f"{argument}: {store} cannot be opened: {error}") from error
     return ZarrFolder(store, path)
@@ -142,15 +81,14 @@ def _is_opened_by(url: str, fs: Any) -> bool:
 
 def folder_of(location: Location) -> Folder:
     """Return the folder that holds the files of a store."""
-    if isinstance(location, ZarrFolder):
+    if isinstance(location, Folder):
         return location
-    if isinstance(location, str) and "://" in location:
-        return RemoteFolder(location)
-    return LocalFolder(Path(full_path(location)))
+    text = full_path(location)
+    return RemoteFolder(text) if "://" in text else LocalFolder(Path(text))
 
 
-def _wait_for(coroutine: Any) -> Any:
-    """Wait for a coroutine of a zarr store, also inside a running event loop."""
-    from zarr.core.sync import sync
-
-    return sync(coroutine)
+def paths_of(location: Location) -> list[str]:
+    """Return the real paths or URLs that a run writes to: of the store, and of its work folder."""
+    if folder_of(location).is_session:
+        return []
+    return [os.path.realpath(path) for path in (str(location), work_location(location))]

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from ml4cube.core.errors import StoreError
-from ml4cube.ledger.folders import FILES_AT_ONCE, HASH_ALGORITHM, Files, Folder, digest
+from ml4cube.ledger.folders import (
+    FILES_AT_ONCE,
+    HASH_ALGORITHM,
+    Files,
+    Folder,
+    digest,
+    group_json,
+    json_bytes,
+)
 from ml4cube.ledger.locations import Location, folder_of
 
 #: File that holds the list.
@@ -34,15 +40,6 @@ def _manifest_bytes(files: Files) -> bytes:
     """Return the manifest of these files, with their hash, as zarr metadata of a group."""
     hashed = digest(json_bytes(files))
     return group_json({"algorithm": HASH_ALGORITHM, "digest": hashed, "files": files})
-
-
-def group_json(attributes: Mapping[str, Any], **more: Any) -> bytes:
-    """Return the ``zarr.json`` of a group."""
-    return json_bytes({"zarr_format": 3, "node_type": "group", "attributes": attributes, **more})
-
-
-def json_bytes(value: Any) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
 def read_manifest(location: Location) -> Files:

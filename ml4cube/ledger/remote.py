@@ -1,33 +1,40 @@
-"""Unfinished stores behind a URL, where nothing can be renamed.
+"""Folders behind a URL, where putting an object is atomic, and nothing can be renamed.
 
-The files are copied to the target, and the marker, without which they are not a store, comes last.
-The lock is an object that its owner renews.
+The files of an unfinished store are copied to the target, and the marker, without which they are
+not a store, comes last. The lock is an object that its owner renews.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import logging
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ml4cube.core.errors import RunError
+from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.ledger.draft import (
     OUR_PREFIX,
     Draft,
+    StoreKind,
     calls_with_tasks,
     journal_name,
     store_name,
     work_location,
 )
-from ml4cube.ledger.folders import Files, RemoteFolder
-from ml4cube.ledger.kinds import SAMPLES, StoreKind
-from ml4cube.ledger.overwriting import COPY_RECORD, check_free, replaceable_files
+from ml4cube.ledger.folders import FILES_AT_ONCE, Files, Folder, filesystem, size_and_hash
+from ml4cube.ledger.overwriting import check_free, replaceable_files
+
+if TYPE_CHECKING:
+    from zarr.storage import FsspecStore
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +42,113 @@ _LOCK = f"{OUR_PREFIX}lock.json"
 _LOCK_RENEWED_EVERY_S = 20.0
 _LOCK_EXPIRES_AFTER_S = 90.0
 _COPIED_AT_ONCE = 256
+# Lists the files that a copy to the target removes and puts.
+_COPY_RECORD = f"{OUR_PREFIX}publishing.json"
+
+
+@dataclass(frozen=True)
+class RemoteFolder(Folder):
+    """A prefix of an object store, or of another file system of fsspec."""
+
+    # Without wildcards. fsspec finds credentials and endpoints in every process (for s3: in the
+    # environment or the AWS configuration files).
+    url: str
+
+    def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
+        fs, root = filesystem(self.url)
+        data = b"".join(pieces)
+        fs.pipe_file(f"{root}/{path}", data)
+        return size_and_hash(data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put an object unless it exists; return whether it was put."""
+        fs, root = filesystem(self.url)
+        try:
+            fs.pipe_file(f"{root}/{path}", data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def read(self, path: str) -> bytes:
+        fs, root = filesystem(self.url)
+        fs.invalidate_cache()
+        content: bytes = fs.cat_file(f"{root}/{path}")
+        return content
+
+    def size(self, path: str) -> int | None:
+        fs, root = filesystem(self.url)
+        try:
+            return int(fs.info(f"{root}/{path}")["size"])
+        except FileNotFoundError:
+            return None
+
+    def list(self) -> dict[str, int]:
+        fs, root = filesystem(self.url)
+        fs.invalidate_cache()
+        objects = fs.find(root, detail=True)
+        return {name[len(root) + 1 :]: int(info["size"]) for name, info in objects.items()}
+
+    def copy_from(self, other: RemoteFolder, paths: Sequence[str]) -> None:
+        """Copy objects from another folder of the same file system, on the server."""
+        fs, root = filesystem(self.url)
+        _, other_root = filesystem(other.url)
+        fs.copy(
+            [f"{other_root}/{path}" for path in paths],
+            [f"{root}/{path}" for path in paths],
+            on_error="raise",
+        )
+
+    def remove(self, path: str) -> None:
+        """Remove an object if it exists."""
+        fs, root = filesystem(self.url)
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm_file(f"{root}/{path}")
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        fs, root = filesystem(self.url)
+        fs.invalidate_cache()
+        # not `fs.rm(names)`, which reads some of their characters as wildcards
+        with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-remove") as threads:
+            list(threads.map(fs.rm_file, fs.find(root)))
+        if fs.exists(root) and fs.isdir(root):  # file systems with folders
+            fs.rm(root, recursive=True)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def draft(self, call_id: str, kind: StoreKind) -> RemoteDraft:
+        return RemoteDraft(self.url, call_id, kind)
+
+    def zarr_store(self) -> tuple[FsspecStore, RemoteFolder, str]:
+        from zarr.storage import FsspecStore
+
+        return FsspecStore.from_url(self.url), self, ""
+
+    def system_and_path(self) -> tuple[Any, str]:
+        return filesystem(self.url)
+
+    def half_copied(self) -> set[str]:
+        try:
+            return set(json.loads(RemoteFolder(work_location(self)).read(_COPY_RECORD)))
+        except (FileNotFoundError, ValueError, TypeError):
+            return set()
+
+    def check_target(self, argument: str) -> None:
+        if glob.has_magic(self.system_and_path()[1]):
+            raise InvalidValueError(
+                f"{argument}={self.url!r} has one of '*', '?' and '[', which file systems of URLs "
+                "read as wildcards; choose another name"
+            )
 
 
 class RemoteDraft(Draft):
     """An unfinished store behind a URL."""
 
-    def __init__(self, target: str, call_id: str, kind: StoreKind = SAMPLES) -> None:
-        self.target: str = target
+    def __init__(self, target: str, call_id: str, kind: StoreKind) -> None:
+        self.target: RemoteFolder = RemoteFolder(target)
         self.kind = kind
-        self.work_folder: RemoteFolder = RemoteFolder(str(work_location(target)))
+        self.work_folder: RemoteFolder = RemoteFolder(work_location(target))
         self.store_folder: RemoteFolder = RemoteFolder(f"{self.work_folder}/{store_name(call_id)}")
         # named by call, like the store: a run that was suspended may still record a task
         self.journal: RemoteFolder = RemoteFolder(f"{self.work_folder}/{journal_name(call_id)}")
@@ -109,7 +214,7 @@ class RemoteDraft(Draft):
             )
 
     def _clear(self, keep_this_call: bool) -> None:
-        kept = [_LOCK, COPY_RECORD]
+        kept = [_LOCK, _COPY_RECORD]
         if keep_this_call:
             kept += [f"{store_name(self.call_id)}/", f"{journal_name(self.call_id)}/"]
         for name in self.work_folder.list():
@@ -128,12 +233,12 @@ class RemoteDraft(Draft):
             check_free(self.target, self.kind)
         new_files = set(self.store_folder.list())
         ours = replaceable_files(self.target, self.kind) | new_files
-        self.work_folder.write(COPY_RECORD, json.dumps(sorted(ours)).encode())
+        self.work_folder.write(_COPY_RECORD, json.dumps(sorted(ours)).encode())
         last_copied = dict.fromkeys(["zarr.json", self.kind.marker])
         first_copied = sorted(new_files - set(last_copied))
         starts = range(0, len(first_copied), _COPIED_AT_ONCE)
         batches = [first_copied[start : start + _COPIED_AT_ONCE] for start in starts]
-        folder = RemoteFolder(self.target)
+        folder = self.target
         # a store is not valid without its marker: the old one is removed first, the new put last
         steps: list[Callable[[], None]] = [partial(folder.remove, self.kind.marker), folder.clear]
         for batch in (*batches, *([name] for name in last_copied)):
@@ -161,7 +266,7 @@ class RemoteDraft(Draft):
             return
         self._stop_renewing()
         # without its record, files that were copied already would not be known as ours
-        if not calls_with_tasks(self.target) and self.work_folder.size(COPY_RECORD) is None:
+        if not calls_with_tasks(self.work_folder) and self.work_folder.size(_COPY_RECORD) is None:
             self.discard()
         elif self._holds_lock():
             self.work_folder.remove(_LOCK)

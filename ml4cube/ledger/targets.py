@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.ledger.draft import work_location
-from ml4cube.ledger.folders import filesystem
-from ml4cube.ledger.locations import Location, ZarrFolder, location_of, store_and_path
+from ml4cube.ledger.locations import Location, folder_of, location_of, store_and_path
 
 
 def targets_of(given: Mapping[str, Any], allow_memory: bool) -> dict[str, Location]:
@@ -40,7 +37,8 @@ def targets_of(given: Mapping[str, Any], allow_memory: bool) -> dict[str, Locati
 
 def is_in_memory(target: Location) -> bool:
     """Return True for a URL of a file system in memory, which only this process can see."""
-    return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
+    system, _ = folder_of(target).system_and_path()
+    return "memory" in getattr(system, "protocol", ())
 
 
 def target_of(argument: str, given: Any) -> Location:
@@ -52,23 +50,18 @@ def target_of(argument: str, given: Any) -> Location:
             "Icechunk: the store of repository.writable_session(branch))"
         )
     location = location_of(argument, given)
-    if isinstance(location, ZarrFolder):
-        _check_groups_above(argument, location)
-        return location
-    if "://" not in location:
-        return _absolute_path(location)
     try:
-        fs, root = filesystem(location)
+        system, path = folder_of(location).system_and_path()
     except (ImportError, ValueError, OSError) as error:
         raise InvalidValueError(f"{argument}={location!r} cannot be reached: {error}") from error
-    if isinstance(fs, LocalFileSystem):
-        return _absolute_path(root)
-    if glob.has_magic(root):
-        raise InvalidValueError(
-            f"{argument}={location!r} has one of '*', '?' and '[', which file systems of URLs read "
-            "as wildcards; choose another name"
-        )
-    return location.rstrip("/")
+    if isinstance(location, str):
+        if "://" not in location:
+            return _absolute_path(location)
+        if isinstance(system, LocalFileSystem):
+            return _absolute_path(path)
+        location = location.rstrip("/")
+    folder_of(location).check_target(argument)
+    return location
 
 
 def _absolute_path(path: str) -> Path:
@@ -76,23 +69,10 @@ def _absolute_path(path: str) -> Path:
     return Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
 
 
-def _check_groups_above(argument: str, location: ZarrFolder) -> None:
-    """Raise if a target is inside a group of zarr v2.
-
-    All groups above a target are written in zarr v3, and would hide one of zarr v2.
-    """
-    for group in location.groups_from_root()[:-1]:
-        with contextlib.suppress(KeyError):  # Icechunk refuses names of zarr v2
-            if group.size("zarr.json") is None and group.size(".zgroup") is not None:
-                raise InvalidValueError(
-                    f"{argument}={str(location)!r} is inside the group {str(group)!r} of zarr v2, "
-                    "which samples in zarr v3 would hide; give another path"
-                )
-
-
 def _check_apart(argument: str, target: Location, other: Location) -> None:
     """Raise if two targets are equal, or one is inside the other or its work folder."""
-    (system, path), (other_system, other_path) = _system_and_path(target), _system_and_path(other)
+    system, path = folder_of(target).system_and_path()
+    other_system, other_path = folder_of(other).system_and_path()
     if system != other_system:
         return
     if path == other_path:
@@ -110,14 +90,3 @@ def _check_apart(argument: str, target: Location, other: Location) -> None:
             "work folders <path>.partial, are inside one another; give each part a folder of its "
             "own"
         )
-
-
-def _system_and_path(target: Location) -> tuple[Any, str]:
-    """Return the zarr store or file system of a target, None for a disk, and the path in it."""
-    if isinstance(target, ZarrFolder):
-        # read-only views of a store in memory are other objects with the same name
-        name = str(target.store)
-        return name if name.startswith("memory://") else target.store, target.path
-    if isinstance(target, str):
-        return filesystem(target)
-    return None, os.path.realpath(target)

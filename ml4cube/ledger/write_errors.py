@@ -6,12 +6,11 @@ import errno
 import tempfile
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ml4cube.core.errors import CubeError, StoreError
-from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.locations import Location, folder_of
 
 # Errors that no room on the disk mends.
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -22,15 +21,16 @@ class WriteErrors(AbstractContextManager["WriteErrors"]):
     """A context that turns errors of a location's file system into StoreError; picklable."""
 
     location: str
-    # The file system of a disk raises only `OSError`; others may raise any exception.
-    on_disk: bool
-    # Files of a zarr store are written to a temporary folder first, so no run can resume.
+    # All errors that its file system raises.
+    errors: type[Exception]
+    # Files of a session are written to a temporary folder first, so no run can resume.
     through_tmpdir: bool
 
     @classmethod
     def of(cls, target: Location) -> Self:
         """Make the context for a location."""
-        return cls(str(target), isinstance(target, Path), isinstance(target, ZarrFolder))
+        folder = folder_of(target)
+        return cls(str(target), folder.errors, folder.is_session)
 
     def __exit__(
         self,
@@ -39,9 +39,8 @@ class WriteErrors(AbstractContextManager["WriteErrors"]):
         trace: TracebackType | None,
     ) -> None:
         """Raise `StoreError` for errors of the file system."""
-        expected = OSError if self.on_disk else Exception
         unrelated = CubeError | MemoryError | AssertionError
-        if isinstance(error, expected) and not isinstance(error, unrelated):
+        if isinstance(error, self.errors) and not isinstance(error, unrelated):
             advice = self._advice(error)
             raise StoreError(f"{self.location} cannot be written: {error}; {advice}") from error
 

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import inspect
 import logging
-import os
 import pickle
 from collections.abc import Iterable
 from types import FunctionType, MemberDescriptorType
@@ -16,8 +15,7 @@ import torch
 import xarray as xr
 from torch.nn.parallel import DistributedDataParallel
 
-from ml4cube.ledger.draft import work_location
-from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.locations import Location, folder_of, paths_of
 from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of, is_installed
 from ml4cube.sampling.identity.cube import SourceState, hash_of
 from ml4cube.sampling.identity.provenance import versions
@@ -31,9 +29,8 @@ def source_state(
     """Return what identifies the variables that are read; None where nothing is published."""
     if location is None:
         return None
-    paths = [] if isinstance(location, ZarrFolder) else [location, work_location(location)]
-    outputs = {os.path.realpath(path) for path in paths}
-    return SourceState.of({name: cube.variables[name] for name in names}, outputs)
+    variables = {name: cube.variables[name] for name in names}
+    return SourceState.of(variables, frozenset(paths_of(location)))
 
 
 def call_id(
@@ -48,7 +45,7 @@ def call_id(
     `source` is what is read; `settings` are picklable. The result is None where something cannot be
     identified without reading the cube, and where no run is resumed.
     """
-    if source is None or isinstance(location, ZarrFolder):
+    if source is None or location is None or folder_of(location).is_session:
         return None
     try:
         cells = source.identities

@@ -39,14 +39,15 @@ from ml4cube.core.scaling import Entries, decode_entries, encode_entries
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
-from ml4cube.ledger.folders import FILES_AT_ONCE, Files, Folder
-from ml4cube.ledger.locations import Location, ZarrFolder, folder_of, location_of
+from ml4cube.ledger.draft import StoreKind
+from ml4cube.ledger.folders import FILES_AT_ONCE, Files, Folder, group_json, json_bytes
+from ml4cube.ledger.locations import Location, folder_of, location_of
 from ml4cube.ledger.manifest import (
+    MANIFEST,
     fault_of,
     find_faults,
-    group_json,
+    find_foreign,
     is_metadata,
-    json_bytes,
     read_manifest,
     write_manifest,
 )
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FORMAT = 2
+#: Stores of samples, of which the list of files is put last.
+SAMPLES = StoreKind("the sampler", MANIFEST, find_foreign)
 #: Subgroup of the cube's coordinates.
 AXES = "axes"
 # Optional attributes of a store.
@@ -300,7 +303,7 @@ def verify_store(location: Location, *, hashes: bool = True) -> None:
 
     Parameters
     ----------
-    location : str, path or ZarrFolder
+    location : str, path or Folder
         Location of the store.
     hashes : bool
         Read and hash every file. Otherwise only files of metadata are hashed, in which no checksum
@@ -379,7 +382,7 @@ def _check_format(store: str, attrs: Mapping[str, Any]) -> None:
         )
 
 
-def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
+def _open_zarr(location: str | Folder, group: str | None = None) -> xr.Dataset:
     """Open a store, or a group inside it; ``encoding["source"]`` is its location."""
     import xarray as xr
     from zarr.storage import LocalStore
@@ -387,8 +390,9 @@ def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Datas
     from ml4cube.cube.chunks.bounded import bounded_decoding
 
     source: Any
-    if isinstance(location, ZarrFolder):
-        source, group = location.store, "/".join(filter(None, [location.path, group])) or None
+    if isinstance(location, Folder):
+        source, _, path = location.zarr_store()
+        group = "/".join(filter(None, [path, group])) or None
         consolidated = False  # not every zarr store supports it
     else:
         is_path = "://" not in location

@@ -1,20 +1,24 @@
 """`inspect`, `split`, `stats`, `sample`, `doctor` and `rerun` do what the functions do."""
 
+import contextlib
 import errno
 import importlib.metadata
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from ml4cube.cli import files
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_store
-from ml4cube.ledger import folders
+from ml4cube.ledger.folders import whole_file
 from ml4cube.ledger.manifest import read_manifest
 from ml4cube.preprocessing import Statistics
 from ml4cube.splits import assign_block_split, assign_region_split, assign_time_split
@@ -108,16 +112,18 @@ def test_a_full_disk_leaves_all_or_nothing_and_the_repeat_works(
         invoke(f"{line} --variables [a]")
         line += " --overwrite"
     before = {path.name: path.read_bytes() for path in Path().glob("out*")}
-    write, left = folders.write_file, [writes]
+    left = [writes]
 
-    def full(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
+    @contextlib.contextmanager
+    def full(path: Path) -> Iterator[Any]:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(path, *pieces, sync=sync)
+        with whole_file(path) as file:
+            yield file
 
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "write_file", full)
+        patch.setattr(files, "whole_file", full)
         said = invoke(line, code=1).stderr.splitlines()[-1]  # after warnings
     assert "out.json" in said
     assert "No space left on device; make room" in said
@@ -128,15 +134,15 @@ def test_a_full_disk_leaves_all_or_nothing_and_the_repeat_works(
 
 
 def test_samples_whose_settings_found_no_room_are_completed_by_the_repeat(recipe, monkeypatch):
-    write = folders.write_file
-
-    def full(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
-        if path.name.startswith("val.zarr.yaml"):
+    @contextlib.contextmanager
+    def full(path: Path) -> Iterator[Any]:
+        if path.name == "val.zarr.yaml":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(path, *pieces, sync=sync)
+        with whole_file(path) as file:
+            yield file
 
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "write_file", full)
+        patch.setattr(files, "whole_file", full)
         said = invoke(SAMPLE, code=1).stderr
     assert "val.zarr.yaml cannot be written: No space left on device; make room" in said
     assert not list(Path().glob("*.tmp"))

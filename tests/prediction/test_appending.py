@@ -23,7 +23,7 @@ from zarr.storage import MemoryStore
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, StoreExistsError
 from ml4cube.core.grid import Grid
-from ml4cube.ledger.folders import LocalFolder
+from ml4cube.ledger.local import LocalFolder
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.output.appending import _chunks, _copy
 from ml4cube.prediction.output.opening import make_output, output_location

@@ -23,8 +23,10 @@ import zarr
 from zarr.storage import MemoryStore, StorePath
 
 from ml4cube.core.errors import InvalidValueError, RunError, StoreError, StoreExistsError
-from ml4cube.ledger.folders import LocalFolder, filesystem
-from ml4cube.ledger.locations import ZarrFolder, folder_of, location_of
+from ml4cube.ledger.folders import filesystem
+from ml4cube.ledger.in_zarr import ZarrFolder
+from ml4cube.ledger.local import LocalFolder
+from ml4cube.ledger.locations import folder_of, location_of
 from ml4cube.ledger.manifest import MANIFEST, read_manifest
 from ml4cube.ledger.opening import open_draft
 from ml4cube.ledger.targets import target_of

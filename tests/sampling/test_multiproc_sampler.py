@@ -45,7 +45,7 @@ from ml4cube.sampling import request as sampling
 from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.splits import cube as cube_of_splits
-from ml4cube.store.format import StoreMetadata, open_axes, open_store, verify_store
+from ml4cube.store.format import SAMPLES, StoreMetadata, open_axes, open_store, verify_store
 from tests import oracle_splits
 from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
@@ -1058,11 +1058,11 @@ class TestTargets:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         target = tmp_path / "train.zarr"
-        with LocalDraft(target, "one") as left:
+        with LocalDraft(target, "one", SAMPLES) as left:
             left.begin()
             left.store_folder.write("a/c/0", b"one")
             left.record(0, {})
-        with LocalDraft(target, "two") as draft:
+        with LocalDraft(target, "two", SAMPLES) as draft:
             draft.begin()
             assert "train.zarr.partial was left by another call" in caplog.text
             folders = {p for p in draft.work_folder.root.rglob("*") if p.is_dir()}
@@ -1104,22 +1104,22 @@ class TestTargets:
         assert tree(tmp_path / "train.zarr") == right
 
     def test_a_run_that_may_not_start_leaves_drafts_as_they_are(self, tmp_path: Path) -> None:
-        with LocalDraft(tmp_path / "train.zarr", "another") as left:
+        with LocalDraft(tmp_path / "train.zarr", "another", SAMPLES) as left:
             left.begin()
             left.record(0, left.store_folder.list())
         before = tree(tmp_path)
         with (
-            LocalDraft(tmp_path / "test.zarr", "another"),
+            LocalDraft(tmp_path / "test.zarr", "another", SAMPLES),
             pytest.raises(RunError, match=r"another run is writing .*test\.zarr"),
         ):
             sampler(points(), tmp_path).run()
         assert tree(tmp_path) == before
 
     def test_a_process_forked_meanwhile_does_not_keep_the_lock(self, tmp_path: Path) -> None:
-        with LocalDraft(tmp_path / "train.zarr", "call") as held:
+        with LocalDraft(tmp_path / "train.zarr", "call", SAMPLES) as held:
             fd = held._lock.fileno()
             child = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
-        LocalDraft(tmp_path / "train.zarr", "call").close()
+        LocalDraft(tmp_path / "train.zarr", "call", SAMPLES).close()
         child.kill()
         child.wait()
 
@@ -1131,13 +1131,13 @@ class TestTargets:
 
         def late(*args: Any) -> None:
             monkeypatch.setattr(fcntl, "flock", lock)
-            LocalDraft(target, "one").close()
-            others.append(LocalDraft(target, "two"))
+            LocalDraft(target, "one", SAMPLES).close()
+            others.append(LocalDraft(target, "two", SAMPLES))
             lock(*args)
 
         monkeypatch.setattr(fcntl, "flock", late)
         with pytest.raises(RunError, match=r"another run is writing .*train\.zarr"):
-            LocalDraft(target, "call")
+            LocalDraft(target, "call", SAMPLES)
         others[0].close()
         assert not list(tmp_path.iterdir())
 
@@ -1148,7 +1148,7 @@ class TestTargets:
         def refuse(*_: Any) -> None:
             raise OSError(number, os.strerror(number))
 
-        with LocalDraft(tmp_path / "left.zarr", "call") as left:
+        with LocalDraft(tmp_path / "left.zarr", "call", SAMPLES) as left:
             left.begin()
             left.record(0, {})
         there = tree(left.journal.root)
@@ -1156,7 +1156,7 @@ class TestTargets:
         with pytest.raises(StoreError, match=r"cannot lock .*lock: .*choose a path"):
             sampler(points(), tmp_path).run()
         with pytest.raises(StoreError, match="cannot lock"):
-            LocalDraft(tmp_path / "left.zarr", "call")
+            LocalDraft(tmp_path / "left.zarr", "call", SAMPLES)
         assert tree(left.journal.root) == there
         assert [path.name for path in tmp_path.iterdir()] == ["left.zarr.partial"]
 

@@ -22,15 +22,17 @@ from zarr.storage import StorePath
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.ledger import folders
+from ml4cube.ledger import local
 from ml4cube.ledger import remote as remote_draft
-from ml4cube.ledger.folders import RemoteFolder, filesystem
-from ml4cube.ledger.locations import ZarrFolder, folder_of, location_of
+from ml4cube.ledger.folders import filesystem
+from ml4cube.ledger.in_zarr import ZarrFolder
+from ml4cube.ledger.locations import folder_of, location_of
 from ml4cube.ledger.opening import open_draft
-from ml4cube.ledger.remote import RemoteDraft
+from ml4cube.ledger.remote import RemoteDraft, RemoteFolder
 from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.request import Sampling, SamplingOptions
+from ml4cube.store.format import SAMPLES
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
 from tests.samplestores import paths
@@ -60,7 +62,7 @@ def server() -> Iterator[str]:
 def bucket(server: str, tmp_path: Path) -> str:
     """A new bucket."""
     fsspec.filesystem("s3").clear_instance_cache()
-    folders.filesystem.cache_clear()
+    filesystem.cache_clear()
     name = f"bucket-{abs(hash(tmp_path))}"
     fsspec.filesystem("s3").mkdir(name)
     return f"s3://{name}"
@@ -177,17 +179,17 @@ def test_killed_at_any_step_of_cleaning_up(tmp_path: Path, monkeypatch: Any) -> 
 def test_a_task_whose_note_is_damaged_is_done_again(tmp_path: Path, local: bool) -> None:
     place = tmp_path / "train.zarr" if local else f"memory://{tmp_path.name}/train.zarr"
     notes = b"\xff", b"[1]", b'{"a/c/0": 1}', b"{"
-    with open_draft(place, "call") as held:
+    with open_draft(place, "call", SAMPLES) as held:
         held.begin()
         for task in range(len(notes) + 1):
             held.record(task, {})
         for task, note in enumerate(notes):
             held.journal.write(f"{task}.json", note)
         held.journal.write("9.json.0a.tmp", b"{}")  # killed while it was written
-    with open_draft(place, "call") as held:
+    with open_draft(place, "call", SAMPLES) as held:
         held.begin()
         assert held.finished_tasks == {len(notes): {}}
-    with open_draft(place, "call") as held:
+    with open_draft(place, "call", SAMPLES) as held:
         held.begin(resume=False)
         assert held.journal.list() == {}
 
@@ -296,7 +298,7 @@ def test_files_that_appear_during_a_run_are_kept(
     fs, root = filesystem(place)
     sample(cube(), f"{place}/other", 1, seed=5).run()
     if appears == "a file after an outage":
-        run_offline("folders.RemoteFolder.copy_from", cube(), place, 1)
+        run_offline("remote.RemoteFolder.copy_from", cube(), place, 1)
     publish = RemoteDraft.publish
 
     def appear(self: RemoteDraft, overwrite: bool) -> None:
@@ -347,7 +349,7 @@ def written(draft: RemoteDraft, content: bytes) -> dict[str, bytes]:
 def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
-    with RemoteDraft(place, "one") as late, RemoteDraft(place, "two") as held:
+    with RemoteDraft(place, "one", SAMPLES) as late, RemoteDraft(place, "two", SAMPLES) as held:
         held.begin()
         new = written(held, b"new")
         written(late, b"old")
@@ -369,12 +371,12 @@ def test_a_run_that_slept_while_publishing_spares_its_successor(
         does(self, *given)
         if given[-1] == argument:
             monkeypatch.setattr(RemoteFolder, method, does)
-            with RemoteDraft(place, "two") as held:
+            with RemoteDraft(place, "two", SAMPLES) as held:
                 held.begin()
                 written(held, b"new")
                 held.publish()
 
-    with RemoteDraft(place, "one") as late:
+    with RemoteDraft(place, "one", SAMPLES) as late:
         late.begin()
         old = written(late, b"old")
         monkeypatch.setattr(RemoteFolder, method, sleeps)
@@ -388,7 +390,7 @@ def test_an_interrupted_copy_is_replaced_also_after_a_run_that_finished_no_task(
 ) -> None:
     monkeypatch.setattr(remote_draft, "_COPIED_AT_ONCE", 1)
     place = f"memory://{tmp_path.name}/train.zarr"
-    with RemoteDraft(place, "one") as cut_off, monkeypatch.context() as patch:
+    with RemoteDraft(place, "one", SAMPLES) as cut_off, monkeypatch.context() as patch:
         cut_off.begin()
         cut_off.record(0, {})
         written(cut_off, b"old")
@@ -396,9 +398,9 @@ def test_an_interrupted_copy_is_replaced_also_after_a_run_that_finished_no_task(
         with pytest.raises(ConnectionError):
             cut_off.publish()
     assert contents(place) == {"a/c/0": b"old"}
-    with RemoteDraft(place, "two") as held:
+    with RemoteDraft(place, "two", SAMPLES) as held:
         held.begin()
-    with RemoteDraft(place, "three") as held:
+    with RemoteDraft(place, "three", SAMPLES) as held:
         held.begin()
         new = written(held, b"new")
         held.publish()
@@ -417,7 +419,7 @@ def test_a_released_lock_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> Non
     monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.01)
     for number in range(10):
         place = f"memory://{tmp_path.name}/{number}"
-        with RemoteDraft(place, "call") as held:
+        with RemoteDraft(place, "call", SAMPLES) as held:
             held.begin()
             held.record(0, {})
             time.sleep(0.003 * number)
@@ -428,13 +430,13 @@ def test_a_released_lock_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> Non
 @pytest.mark.slow
 def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
     target = f"{bucket}/train.zarr"
-    with RemoteDraft(target, "call"):
+    with RemoteDraft(target, "call", SAMPLES):
         with pytest.raises(RunError, match="another run is writing"):
-            RemoteDraft(target, "call")
+            RemoteDraft(target, "call", SAMPLES)
         monkeypatch.setattr(
             remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0
         )  # as if its owner had been killed long ago
-        RemoteDraft(target, "call").close()
+        RemoteDraft(target, "call", SAMPLES).close()
 
 
 def test_a_lock_is_renewed_when_the_network_is_back(
@@ -442,7 +444,7 @@ def test_a_lock_is_renewed_when_the_network_is_back(
 ) -> None:
     monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.02)
     put = RemoteFolder.write
-    with RemoteDraft(f"memory://{tmp_path.name}/train.zarr", "call") as held:
+    with RemoteDraft(f"memory://{tmp_path.name}/train.zarr", "call", SAMPLES) as held:
         monkeypatch.setattr(RemoteFolder, "write", offline)
         wait_until(lambda: "trying again: the network is gone" in caplog.text)
         first = held.work_folder.read(remote_draft._LOCK)
@@ -460,9 +462,9 @@ def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> Non
     monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.02)
     monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
-    with RemoteDraft(place, "call") as first:
+    with RemoteDraft(place, "call", SAMPLES) as first:
         first._renewal_ended.set()  # as if it had been without network
-        with RemoteDraft(place, "call") as second:
+        with RemoteDraft(place, "call", SAMPLES) as second:
             first._renewal_ended.clear()
             first._keep_renewing()  # ends by itself
             for step in (first.publish, lambda: first.record(0, {})):
@@ -635,7 +637,7 @@ def test_a_full_temporary_folder_is_named_when_writing_into_a_zarr_store(
     def full(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folders, "write_file", full)
+    monkeypatch.setattr(local, "write_file", full)
     with pytest.raises(
         StoreError, match=r"No space left.*make room in .*\(TMPDIR\), where its files are first"
     ):

@@ -13,7 +13,7 @@ from zarr.codecs import BloscCodec, GzipCodec
 from ml4cube.core.errors import CubeError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.ledger.folders import LocalFolder
+from ml4cube.ledger.local import LocalFolder
 from ml4cube.store.format import ArrayLayout, StoreLayout, write_array_metadata, write_shard
 from ml4cube.store.shard_encoding import Compressor
 from tests.cubes import cell_id_cube

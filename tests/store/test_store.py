@@ -17,7 +17,7 @@ import ml4cube.accessor  # noqa: F401 (registers it)
 from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.ledger.folders import LocalFolder
+from ml4cube.ledger.local import LocalFolder
 from ml4cube.ledger.locations import folder_of, location_of
 from ml4cube.ledger.manifest import read_manifest
 from ml4cube.recipe.bound import BoundRecipe

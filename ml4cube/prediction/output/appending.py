@@ -25,7 +25,7 @@ from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.ledger.folders import Files, Folder, size_and_hash
-from ml4cube.ledger.locations import Location, ZarrFolder, folder_of
+from ml4cube.ledger.locations import Location, folder_of
 from ml4cube.ledger.manifest import NoStoreError, read_manifest, write_manifest
 from ml4cube.prediction.output.files import GROUP, FolderStore, open_prediction, read_json
 from ml4cube.prediction.results.cf import PREDICTION_ATTR
@@ -106,12 +106,11 @@ class Extension:
         for metadata in arrays.values():
             axis = metadata["dimension_names"].index(self.dim)
             metadata["shape"][axis] = self.old + self.new
-        root = ""
-        if isinstance(self.location, ZarrFolder):
+        if folder.is_session:
             # Icechunk refuses chunks beyond the end; nobody reads a session before its commit
             _write_metadata(folder, arrays)
-            root = self.location.path
-        store = FolderStore.of(folder)  # type: ignore[arg-type]
+        *_, root = folder.zarr_store()
+        store = FolderStore.of(folder)
         at = StorePath(store, root)
         for name, metadata in arrays.items():
             source: Any = self.coordinates.get(name, targets.get(name))

@@ -11,13 +11,13 @@ from typing import Any, Self
 import xarray as xr
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
-from zarr.storage import FsspecStore, LocalStore, StorePath, WrapperStore
+from zarr.storage import StorePath, WrapperStore
 
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.opening import as_dataset
-from ml4cube.ledger.folders import Files, Folder, LocalFolder, RemoteFolder
-from ml4cube.ledger.kinds import StoreKind
-from ml4cube.ledger.locations import Location, ZarrFolder, folder_of
+from ml4cube.ledger.draft import StoreKind
+from ml4cube.ledger.folders import Files, Folder
+from ml4cube.ledger.locations import Location
 from ml4cube.ledger.manifest import find_foreign
 from ml4cube.prediction.output.digest import find_foreign_in_netcdf
 from ml4cube.prediction.results.cf import PREDICTION_ATTR
@@ -27,18 +27,20 @@ GROUP = "zarr.json"
 
 def open_prediction(location: Location) -> xr.Dataset:
     """Open a predicted cube lazily."""
-    if isinstance(location, ZarrFolder):
-        return as_dataset(StorePath(location.store, location.path))
+    if isinstance(location, Folder):
+        store, _, path = location.zarr_store()
+        return as_dataset(StorePath(store, path))
     return as_dataset(location)
 
 
-def _find_foreign(location: Location) -> Sequence[str]:
-    """Return what at a location is not, or no longer, as `predict_cube` wrote it."""
-    if isinstance(location, Path) and location.is_file():
-        return find_foreign_in_netcdf(location)
-    foreign = find_foreign(location)
-    if not foreign and PREDICTION_ATTR not in read_json(folder_of(location), GROUP)["attributes"]:
-        raise StoreError(f"{location} is a store of another kind")
+def _find_foreign(folder: Folder) -> Sequence[str]:
+    """Return what in a folder is not, or no longer, as `predict_cube` wrote it."""
+    path = Path(str(folder))
+    if path.is_file():
+        return find_foreign_in_netcdf(path)
+    foreign = find_foreign(folder)
+    if not foreign and PREDICTION_ATTR not in read_json(folder, GROUP)["attributes"]:
+        raise StoreError(f"{folder} is a store of another kind")
     return foreign
 
 
@@ -55,13 +57,10 @@ class FolderStore(WrapperStore[Store]):
         self.files: Files = {}
 
     @classmethod
-    def of(cls, folder: LocalFolder | RemoteFolder | ZarrFolder) -> Self:
+    def of(cls, folder: Folder) -> Self:
         """Make the store of a folder; of a group of a zarr store, that of its root."""
-        if isinstance(folder, LocalFolder):
-            return cls(LocalStore(folder.root), folder)
-        if isinstance(folder, RemoteFolder):
-            return cls(FsspecStore.from_url(folder.url), folder)
-        return cls(folder.store, ZarrFolder(folder.store))
+        store, root, _ = folder.zarr_store()
+        return cls(store, root)
 
     def _with_store(self, store: Store) -> Self:
         return type(self)(store, self._folder)

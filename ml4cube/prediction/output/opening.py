@@ -10,8 +10,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, StoreExistsError
-from ml4cube.ledger.local import restore_replaced
-from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.locations import Location, folder_of
 from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.ledger.opening import remove_work_folder
 from ml4cube.ledger.overwriting import check_overwritable, is_taken
@@ -61,13 +60,14 @@ def check_output(
     if isinstance(location, Path) and is_netcdf(location):
         check_netcdf(location, dtypes)
     with WriteErrors.of(location):
-        restore_replaced(location)
-        if is_taken(location, PREDICTIONS) and not append:
+        folder = folder_of(location)
+        folder.restore()
+        if is_taken(folder, PREDICTIONS) and not append:
             if not overwrite:
                 raise StoreExistsError(
                     f"{location} exists; choose another path or pass overwrite=True"
                 )
-            check_overwritable(location, PREDICTIONS)
+            check_overwritable(folder, PREDICTIONS)
 
 
 def make_output(
@@ -97,7 +97,7 @@ def make_output(
             f"{own!r} cannot name a variable of a predicted cube in {str(location)!r}, which has "
             "its list of files there; rename it (ds.rename)"
         )
-    if world.size > 1 and (isinstance(location, ZarrFolder) or is_in_memory(location)):
+    if world.size > 1 and (folder_of(location).is_session or is_in_memory(location)):
         raise InvalidValueError(
             f"out={str(location)!r} can be written by one process only; with several ranks, write "
             "to a path or a URL"
@@ -105,7 +105,7 @@ def make_output(
     exists = is_written = False
     if append:
         with WriteErrors.of(location):
-            exists = is_taken(location, PREDICTIONS)
+            exists = is_taken(folder_of(location), PREDICTIONS)
             template = template if exists else prepared(template)
             is_written = exists and not Extension.of(location, storable(template), targets)
     output = StoreOutput(
@@ -120,7 +120,7 @@ def make_output(
     output.is_written = is_written
     if is_written and world.is_main:
         # of a run that was killed after its last step
-        remove_work_folder(location, call_id or "")
+        remove_work_folder(location, call_id or "", PREDICTIONS)
     return output
 
 

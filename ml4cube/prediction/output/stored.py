@@ -18,7 +18,8 @@ from zarr.storage import MemoryStore
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.ledger.draft import Draft, record_task
 from ml4cube.ledger.folders import Files, Folder, size_and_hash
-from ml4cube.ledger.locations import Location, ZarrFolder
+from ml4cube.ledger.in_zarr import ZarrFolder
+from ml4cube.ledger.locations import Location, folder_of
 from ml4cube.ledger.manifest import MANIFEST, write_manifest
 from ml4cube.ledger.opening import open_draft
 from ml4cube.ledger.write_errors import WriteErrors
@@ -98,7 +99,7 @@ class StoreOutput(Output):
             if self._world.is_main:
                 with self._write_errors:
                     draft = self._open_draft()
-                is_resumable = not isinstance(self._target, ZarrFolder)
+                is_resumable = not folder_of(self._target).is_session
                 done, journal = set(draft.finished_tasks), draft.journal if is_resumable else None
                 # a folder for other machines syncs each file, which only a resumed run needs
                 folder = draft.folder_for_workers(on_other_machines=is_resumable)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import xarray as xr
@@ -86,13 +84,12 @@ class Call(CallId):
         sampling: Sampling,
         settings: Mapping[str, Any],
         callback: str | None = None,
-        outputs: Iterable[Path] = (),
+        outputs: Iterable[str] = (),
         *,
         may_read: bool = True,
     ) -> Call:
         """Collect what decides about the bytes of a call; StoreError if it may not read cells."""
         extractor, ds = sampling.extractor, sampling.ds
-        ignored = {os.path.realpath(folder) for folder in outputs}
         recipe = json.loads(extractor.bound.to_json())
         # zarr lists the variables of a store without consolidated metadata in any order
         recipe["variables"] = sorted(recipe["variables"])
@@ -100,7 +97,7 @@ class Call(CallId):
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
         read = [n for n in sampling.reader.sources if n not in (extractor.label, ABSENT)]
         names = [*read, *scalars, extractor.label]
-        source_state = SourceState.of({n: ds.variables[n] for n in names}, ignored)
+        source_state = SourceState.of({n: ds.variables[n] for n in names}, frozenset(outputs))
         identity = functools.partial(_identity, source_state, may_read=may_read)
         source: dict[str, Any] = {f"cells of {n!r}": identity(n) for n in (*read, *scalars)}
         source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}

@@ -11,7 +11,6 @@ import glob
 import hashlib
 import os
 import pickle
-import socket
 import struct
 import time
 from collections import Counter
@@ -24,14 +23,13 @@ import numpy as np
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
-from ml4cube.ledger.folders import sync_path
+from ml4cube.ledger.folders import HOST, sync_path, whole_file
 
 _MARK = b"ml4cube sha256 "
 _DIGEST_BYTES = 64  # hex digits
 # Of a zip archive, which torch.save writes: its first bytes, and those of its last record, which
 # ends within so many bytes of the file's end.
 _ZIP_START, _ZIP_END, _MAX_ZIP_END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22 + 0xFFFF
-_HOST = socket.gethostname()
 _DAY_S = 86_400.0
 
 
@@ -139,17 +137,13 @@ def to_plain(value: Any, name: str = "state") -> Any:
 
 
 def _replace(target: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a temporary file and rename it to `target`."""
+    """Write a file whole or not at all."""
     target = target.expanduser()
-    temporary = temporary_path(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target)
-        with temporary.open("w+b") as file:
+        with whole_file(target) as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
         if os.name == "posix":
             sync_path(target.parent)  # makes the rename itself durable
     except (OSError, RuntimeError) as error:
@@ -159,15 +153,6 @@ def _replace(target: Path, write: Callable[[BinaryIO], Any]) -> None:
             f"{target} cannot be written: {reason}; free space or give another path, then run "
             "again. The file that was there is unchanged"
         ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def temporary_path(target: Path) -> Path:
-    """Return where a file is written before it is renamed to `target`."""
-    # Host and process keep two runs that share a path from writing into one another's file.
-    return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}.tmp")
 
 
 def _remove_abandoned(target: Path) -> None:
@@ -175,7 +160,7 @@ def _remove_abandoned(target: Path) -> None:
     prefix, suffix = f".{target.name}.", ".tmp"
     for file in target.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
         host, _, pid = file.name[len(prefix) : -len(suffix)].rpartition("-")
-        process_ended = host == _HOST and pid.isdigit() and not _is_running(int(pid))
+        process_ended = host.endswith(f".{HOST}") and pid.isdigit() and not _is_running(int(pid))
         with suppress(OSError):  # another process may have removed it
             if process_ended or time.time() - file.stat().st_mtime > _DAY_S:
                 file.unlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, StoreError
-from ml4cube.training.files.checkpoint import temporary_path
+from ml4cube.ledger.folders import temporary_path
 
 
 def absolute_path(name: str, path: Any) -> Path:
