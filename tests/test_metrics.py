@@ -350,7 +350,7 @@ def test_packed_integers_are_refused():
 
 
 def test_scoring_reads_in_blocks_that_fit(monkeypatch):
-    monkeypatch.setattr("ml4cube.evaluation.cube_scores.BLOCK_CELLS", 7)
+    monkeypatch.setattr("ml4cube.cube.chunks.blocks.BLOCK_CELLS", 7)
     truth, prediction = sphere(seed=1), sphere(seed=2)
     whole = oracle_metrics.score("rmse", prediction.values, truth.values, np.ones(truth.shape))
     scores = score_cube(prediction, truth, weights=None)

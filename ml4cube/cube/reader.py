@@ -218,11 +218,19 @@ class CubeReader:
         return cls._of({name: ds[name].variable for name in names}, {d: ds.sizes[d] for d in dims})
 
     @classmethod
-    def of_variables(cls, variables: Mapping[str, xr.Variable | None]) -> CubeReader:
-        """Make a reader of variables, without those that are None, with the dims of the first."""
+    def of_variables(
+        cls,
+        variables: Mapping[str, xr.Variable | None],
+        sizes: Mapping[Any, int] | None = None,
+    ) -> CubeReader:
+        """Make a reader of variables, without those that are None.
+
+        Arrays have the dims of `sizes`, by default those of the first variable.
+        """
         present = {name: variable for name, variable in variables.items() if variable is not None}
-        first = next(iter(present.values()))
-        return cls._of(present, {str(dim): n for dim, n in first.sizes.items()})
+        if sizes is None:
+            sizes = next(iter(present.values())).sizes
+        return cls._of(present, {str(dim): n for dim, n in sizes.items()})
 
     @classmethod
     def _of(cls, variables: Mapping[str, xr.Variable], sizes: Mapping[str, int]) -> CubeReader:

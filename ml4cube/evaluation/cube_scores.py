@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
-from ml4cube.core.grid import Grid
+from ml4cube.core.grid import Block
 from ml4cube.core.metric_registry import PAIR_METRICS, defaults_of, sums_of
 from ml4cube.core.statistics import check_decoded
 from ml4cube.core.sums.pairs import PairSums
@@ -22,12 +23,14 @@ from ml4cube.cube import areas, masks_and_labels
 from ml4cube.cube.absent_chunks import heed_in_array
 from ml4cube.cube.areas import Weights, find_latitudes
 from ml4cube.cube.classes import is_flagged
-from ml4cube.cube.reader import reading
+from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.scan import Cells, blocks_of, scan
 from ml4cube.cube.variables import check_left_out, data_variables
 
 Cube = xr.Dataset | xr.DataArray
 
-BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
+# Names of what is read beside the prediction; those of variables in files have no spaces.
+_TRUTH, _WEIGHTS = "truth of {}", "weights of cells"
 
 
 def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
@@ -262,37 +265,43 @@ def _sum_variable(
     """Sum over a variable, one block at a time, in a fixed order."""
     arrays = [grouping.codes for grouping in groupings] + ([] if weights is None else [weights])
     lacking = {d: n for a in arrays for d, n in a.sizes.items() if d not in prediction.dims}
-    prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
+    sizes = {**lacking, **prediction.sizes}
     if weights is not None:
-        check_aligned("weights", weights, prediction)
+        no_cells = np.broadcast_to(np.False_, tuple(sizes.values()))
+        check_aligned("weights", weights, xr.DataArray(no_cells, prediction.coords, [*sizes]))
         areas.check_not_zero(weights)
-    n_groups = math.prod(len(grouping.labels) for grouping in groupings)
-    sums = PairSums.empty(n_groups, names)
-    for slices in blocks(prediction):
-        w = None if weights is None else in_block(weights, prediction.dims, slices)
-        # the combined code of several groupings: labels of the last one vary fastest
-        group: NDArray[Any] = np.zeros((), dtype=np.intp)
-        for grouping in groupings:
-            code = in_block(grouping.codes, prediction.dims, slices)
-            combined = group * len(grouping.labels) + code
-            group = np.where((group < 0) | (code < 0), -1, combined)
-        with reading(str(truth.name), {str(dim): along for dim, along in slices.items()}):
-            p, t = prediction.isel(slices).values, truth.isel(slices).values
-        sums = sums.merge(PairSums.of(p, t, w, group, n_groups, names))
+    name = str(truth.name)
+    cells = {name: prediction.variable, _TRUTH.format(name): truth.variable}
+    if weights is not None:
+        cells[_WEIGHTS] = weights.variable
+    labels = {f"labels {grouping.name}": grouping for grouping in groupings}
+    cells |= {key: grouping.codes.variable for key, grouping in labels.items()}
+    reader = CubeReader.of_variables(cells, sizes)
+    n_labels = {key: len(grouping.labels) for key, grouping in labels.items()}
+    sum_block = partial(_sum_block, name, n_labels, names)
+    sums = PairSums.empty(math.prod(n_labels.values()), names)
+    for of_block in scan(reader, sum_block, blocks_of(reader)):
+        sums = sums.merge(of_block)
     return sums
 
 
-def blocks(cube: xr.DataArray) -> Iterator[dict[Hashable, slice]]:
-    """Yield the slices of blocks that follow the chunks; chunks that are too large are cut."""
-    if 0 in cube.shape:
-        return
-    shape = {str(dim): n for dim, n in cube.sizes.items()}
-    size = shape | {str(dim): max(chunks) for dim, chunks in cube.variable.chunksizes.items()}
-    for dim in shape:
-        cells_of_others = math.prod(size.values()) // size[dim]
-        size[dim] = max(1, min(size[dim], BLOCK_CELLS // cells_of_others))
-    for block in Grid.blocks(shape, size):
-        yield {dim: block.slices[str(dim)] for dim in cube.dims}
+def _sum_block(
+    name: str, n_labels: Mapping[str, int], names: Sequence[str], _: Block, cells: Cells
+) -> PairSums:
+    """Sum up one block, in parts that stay in cache."""
+    # the combined code of several groupings: labels of the last one vary fastest
+    group: NDArray[Any] = np.zeros((1,) * cells[name].ndim, dtype=np.intp)
+    for key, n in n_labels.items():
+        combined = group * n + cells[key]
+        group = np.where((group < 0) | (cells[key] < 0), -1, combined)
+    return PairSums.of_slabs(
+        cells[name],
+        cells[_TRUTH.format(name)],
+        cells.get(_WEIGHTS),
+        group,
+        math.prod(n_labels.values()),
+        names,
+    )
 
 
 def in_block(

@@ -35,7 +35,8 @@ def sum_tiles(
 ) -> NDArray[np.uint64]:
     """Return the sums over tiles at each index of the outer dims: (outer..., tiles..., columns)."""
     name = "cells" if array.name is None else str(array.name)
-    reader = CubeReader.of(xr.Dataset({name: array.variable}), [name], [*outer, *tile])
+    sizes = {dim: array.sizes[dim] for dim in (*outer, *tile)}
+    reader = CubeReader.of_variables({name: array.variable}, sizes)
     n_tiles = [math.ceil(array.sizes[dim] / size) for dim, size in tile.items()]
     shape = (*(array.sizes[dim] for dim in outer), *n_tiles, n_columns)
     sums: NDArray[np.uint64] = np.zeros(shape, dtype=np.uint64)

@@ -19,6 +19,7 @@ from ml4cube.core.grid import Block
 from ml4cube.cube.engine import DaskCluster, Engine, LocalProcesses, Threads
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.scan import Cells, blocks_of, scan
+from ml4cube.evaluation import score_cube
 from ml4cube.insights import get_insights
 from ml4cube.preprocessing import Statistics
 from ml4cube.splits import assign_block_split
@@ -89,7 +90,7 @@ def test_the_same_bits(path: Path, cluster: Any, engine: str, opening: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_statistics_and_insights_have_the_same_bits_on_a_cluster(
+def test_statistics_insights_and_scores_have_the_same_bits_on_a_cluster(
     path: Path, cluster: Any, opening: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distributed import Client
@@ -101,7 +102,9 @@ def test_statistics_and_insights_have_the_same_bits_on_a_cluster(
         plain, weighted = Statistics.from_cube(ds), Statistics.from_cube(ds, weights="area")
         by_month = Statistics.from_cube(ds, dims=["time", "lon"], by="month", quantiles=[0.5])
         insights = get_insights(ds[["a", "b"]])  # files list their arrays in any order
-        return [plain, weighted, by_month, insights["mean"].values.tobytes()]
+        scores = score_cube(ds["a"], ds["b"].rename("a"), by="lat")
+        numbers = [insights["mean"], insights["correlation"], scores["rmse"]]
+        return [plain, weighted, by_month, *(array.values.tobytes() for array in numbers)]
 
     here = results()
     with Client(cluster):

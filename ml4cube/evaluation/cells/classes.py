@@ -10,9 +10,11 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_real
+from ml4cube.core.grid import Block
 from ml4cube.cube.classes import MOST_CLASSES, class_names, is_flagged
+from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.scan import Cells, blocks_of, scan
 from ml4cube.evaluation.cells.cell_reader import CLASS, Floats
-from ml4cube.evaluation.cube_scores import blocks
 
 # Of probabilities in bfloat16.
 _ROUNDING = 1e-2
@@ -73,12 +75,18 @@ def _labels_in(*arrays: xr.DataArray) -> Floats:
     """Return the different values of arrays, no more than show that there are too many."""
     found = np.zeros(0)
     for array in arrays:
-        for slices in blocks(array):
-            values = np.unique(array.isel(slices).values.astype(np.float64))
-            found = np.union1d(found, values[np.isfinite(values)])
+        reader = CubeReader.of_variables({str(array.name): array.variable})
+        for values in scan(reader, _labels_in_block, blocks_of(reader)):
+            found = np.union1d(found, values)
             if len(found) > MOST_CLASSES:
                 return found
     return found
+
+
+def _labels_in_block(_: Block, cells: Cells) -> Floats:
+    (values,) = cells.values()
+    labels = np.unique(values.astype(np.float64))
+    return labels[np.isfinite(labels)]
 
 
 def known_in_all(probabilities: Floats, axis: int) -> Floats:
