@@ -10,12 +10,12 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.scaling import Scaling
-from ml4cube.core.statistics import Statistics, VariableStatistics, offset_and_scale
+from ml4cube.core.statistics import Statistics, offset_and_scale
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.loading.sources import stored_axes
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
-from ml4cube.recipe.preparation import Fill
+from ml4cube.recipe.preparation import Fill, fills_of
 from ml4cube.sampling.rescaling import scaling_of
 from ml4cube.store.format import StoreMetadata
 
@@ -104,13 +104,7 @@ class Source:
         """Return how gaps of variables of floats were filled."""
         if self.metadata is None:
             return {}
-        recipe, fills = self.metadata.recipe, {}
-        stats: Mapping[str, VariableStatistics] = self.metadata.fill or {}
-        for name in floats:
-            method = recipe.fill_of(name)
-            if method is not None:
-                fills[name] = Fill(method, stats.get(name), recipe.const, recipe.seed)
-        return fills
+        return fills_of(self.metadata.recipe, floats, self.metadata.fill)
 
     def scaling(self, cube: xr.Dataset, names: Iterable[str]) -> dict[str, Scaling]:
         """Return offset and scale of every scaled variable, in every cell of a cube."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block, Grid
 from ml4cube.recipe.recipe import Recipe
+from ml4cube.recipe.windows import BoxWindows
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,16 @@ class BoundRecipe:
             dim: slice(first * stride, (stop - 1) * stride + size)
             for dim, first, stop, stride, size in of_dims
         }
+
+    def windows_in(self, tile: Block) -> BoxWindows:
+        """Return a box of neighbouring windows, by their position in the cells that it covers."""
+        recipe = self.recipe
+        return BoxWindows(
+            tuple(cells.stop - cells.start for cells in self.cells_of(tile).values()),
+            tuple(starts - starts[0] for starts in self.starts_of(tile)),
+            recipe.size,
+            tuple(recipe.dims.index(dim) for dim in recipe.window_dims),
+        )
 
     def to_json(self) -> str:
         """Write recipe and shape as one JSON object; `from_json` reads it back."""

@@ -18,6 +18,7 @@ from ml4cube.core.grid import cell_ids
 from ml4cube.core.missing import bool_mask, fill_gaps, set_gaps
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import VariableStatistics, scale_values
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.windows import BoxWindows, Index
 
 Arrays = dict[str, NDArray[Any]]
@@ -39,8 +40,13 @@ class Fill:
         """Whether what a gap is filled with depends on the other cells of its window."""
         return self.method == "sample_mean"
 
+    @property
+    def needs_positions(self) -> bool:
+        """Whether what a gap is filled with depends on where its cell lies in the cube."""
+        return self.method == "noise"
+
     def filled(
-        self, name: str, samples: NDArray[Any], positions: NDArray[np.uint64]
+        self, name: str, samples: NDArray[Any], positions: NDArray[np.uint64] | None = None
     ) -> NDArray[Any]:
         """Return samples (samples, *window) without gaps; `positions` number the cells."""
         return fill_gaps(
@@ -66,6 +72,19 @@ class Preparation:
     fills: Mapping[str, Fill]
     # By variable, for those that are scaled.
     scaling: Mapping[str, Scaling]
+
+
+def fills_of(
+    recipe: Recipe, floats: Iterable[str], train_cells: Mapping[str, VariableStatistics] | None
+) -> dict[str, Fill]:
+    """Return how a recipe fills the gaps of variables of floats."""
+    stats = train_cells or {}
+    fills = {}
+    for name in floats:
+        method = recipe.fill_of(name)
+        if method is not None:
+            fills[name] = Fill(method, stats.get(name), recipe.const, recipe.seed)
+    return fills
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +113,11 @@ def mask_cells(cells: Mapping[str, NDArray[Any]], names: Iterable[str], mask: st
     return masked
 
 
+def wait_for_cut(masked: Arrays, box: Box, preparation: Preparation) -> PreparedCells:
+    """Return cells that `cut` fills and scales window by window, where few of them are cut."""
+    return PreparedCells(preparation, box, masked, {}, masked.keys(), {})
+
+
 def prepare(
     masked: Arrays, box: Box, preparation: Preparation, out: Arrays, by_window: Collection[str] = ()
 ) -> PreparedCells:
@@ -113,8 +137,10 @@ def prepare(
         fill = preparation.fills.get(name)
         if fill is not None:
             # As one sample, because every cell is filled by itself.
-            ids = _cell_ids(fill, preparation, box)
-            values = fill.filled(name, values[None], ids[None])[0]
+            ids = None
+            if fill.needs_positions:
+                ids = cell_ids(preparation.shape, box)[None]
+            values = fill.filled(name, values[None], ids)[0]
         if name in scaling:
             values = scale_values(values, *scaling[name], out[name].dtype)
         out[name][...] = values
@@ -139,8 +165,10 @@ def cut(
         samples[(slice(None), *unknown)] = np.nan
     fill = prepared.preparation.fills.get(name)
     if fill is not None:
-        ids = _cell_ids(fill, prepared.preparation, prepared.box)
-        samples = fill.filled(name, samples, windows.cut_one(ids, index))
+        ids = None
+        if fill.needs_positions:
+            ids = windows.cut_one(cell_ids(prepared.preparation.shape, prepared.box), index)
+        samples = fill.filled(name, samples, ids)
     if name not in prepared.scaling:
         return samples
     offset, scale = prepared.scaling[name]
@@ -149,10 +177,3 @@ def cut(
         offset = windows.cut_one(np.broadcast_to(offset, shape), index)
         scale = windows.cut_one(np.broadcast_to(scale, shape), index)
     return scale_values(samples, offset, scale, prepared.values[name].dtype)
-
-
-def _cell_ids(fill: Fill, preparation: Preparation, box: Box) -> NDArray[np.uint64]:
-    """Return the number in the cube of each cell of a box, on which only noise depends."""
-    if fill.method == "noise":
-        return cell_ids(preparation.shape, box)
-    return np.broadcast_to(np.uint64(0), tuple(cells.stop - cells.start for cells in box.values()))

@@ -66,6 +66,9 @@ class BoxWindows:
 
     def cut_one(self, array: NDArray[Any], index: Index) -> NDArray[Any]:
         """Return windows, shape (windows, *window), of one array over the box."""
+        if math.prod(self.size) == 1:
+            points = np.ravel_multi_index(self.corners(index), self.box)
+            return array.reshape(-1).take(points).reshape(-1, *self.shape)
         windows: NDArray[Any] = self.cut(array[None], index)[:, 0]
         return windows
 

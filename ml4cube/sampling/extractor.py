@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, RunError
-from ml4cube.core.grid import Block, Grid, cell_ids
-from ml4cube.core.missing import bool_mask, fill_gaps, find_gaps, window_all, window_any
+from ml4cube.core.grid import Block, Grid
+from ml4cube.core.missing import bool_mask, find_gaps, window_all, window_any
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
@@ -26,6 +26,7 @@ from ml4cube.cube.absent_chunks import ABSENT
 from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.cube.variables import DATE_UNITS, holds_dtype
 from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.preparation import Preparation, cut, fills_of, mask_cells, wait_for_cut
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT, TARGET, Lead
 
@@ -284,50 +285,24 @@ class Extractor:
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Make samples of the windows in `keep`: mask, cut, fill, callback; not scaled yet."""
-        mask = self._mask(cells) if self.recipe.mask_makes_gaps else None
-        samples = {}
-        for name in self.recipe.variables:
-            values = cells[name]
-            if mask is not None and values.dtype.kind in "fM":
-                gap = np.array("NaT" if values.dtype.kind == "M" else np.nan, values.dtype)
-                values = np.where(mask, values, gap)
-            samples[name] = self._cut_windows(values, keep)
-            method = self.recipe.fill_of(name)
-            if method is not None and values.dtype.kind == "f":
-                samples[name] = self._fill(name, method, samples[name], tile, keep)
-        return samples if self.callback is None else self._apply_callback(samples, len(keep), tile)
-
-    def _cut_windows(self, values: NDArray[Any], keep: NDArray[np.intp]) -> NDArray[Any]:
-        """Cut windows from the cells of a tile, with the dims that samples keep."""
-        recipe = self.recipe
-        strided = tuple(slice(None, None, step) for step in recipe.stride)
-        if math.prod(recipe.size) == 1:
-            samples = values[strided].reshape(-1).take(keep).reshape(-1, *recipe.size)
-        else:
-            windows = np.lib.stride_tricks.sliding_window_view(values, recipe.size)[strided]
-            samples = windows[np.unravel_index(keep, windows.shape[: values.ndim])]
-        kept_axes = [1 + recipe.dims.index(dim) for dim in recipe.window_dims]
-        # the others have length 1
-        dropped_axes = [axis for axis in range(1, samples.ndim) if axis not in kept_axes]
-        moved = samples.transpose([0, *kept_axes, *dropped_axes])
-        return moved.reshape(moved.shape[: 1 + len(kept_axes)])
-
-    def _fill(
-        self, name: str, method: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]
-    ) -> NDArray[Any]:
-        positions = None
-        if method == "noise":
-            ids = cell_ids(self.bound.sizes, self.cells_of(tile))
-            positions = self._cut_windows(ids, keep)
-        return fill_gaps(
-            samples,
-            method,
-            train_stats=None if self.fill is None else self.fill[name],
-            const=self.recipe.const,
-            seed=self.recipe.seed,
-            positions=positions,
-            variable=name,
+        recipe, mask = self.recipe, None
+        if recipe.mask_makes_gaps:
+            mask = recipe.filter_var
+        masked = mask_cells(cells, recipe.variables, mask)
+        floats = [name for name, values in masked.items() if values.dtype.kind == "f"]
+        # Samples are scaled when the statistics are known, and after the callback.
+        preparation = Preparation(
+            self.bound.sizes, mask, fills_of(recipe, floats, self.fill), scaling={}
         )
+        box = self.cells_of(tile)
+        # Most windows may be dropped, and their cells need no statistics to fill them by.
+        prepared = wait_for_cut(masked, box, preparation)
+        windows, index = (
+            self.bound.windows_in(tile),
+            np.unravel_index(keep, tuple(tile.shape.values())),
+        )
+        samples = {name: cut(prepared, name, windows, index) for name in masked}
+        return samples if self.callback is None else self._apply_callback(samples, len(keep), tile)
 
     def _apply_callback(self, samples: Arrays, n: int, tile: Block) -> Arrays:
         assert self.callback is not None
