@@ -377,6 +377,7 @@ def test_a_cube_that_decides_nothing_is_not_read_before_its_samples(reads, argum
     if "statistics" in arguments:
         arguments = arguments | {"statistics": arguments["statistics"].fit(cube)}
     cut = {"sample_size": {"lat": 2, "lon": 2}, "overlap": 0.5, "progress": True}
+    reads.clear()  # those of the label and of the scaler
     parts = {part: PTXrDataset(cube, part=part, **cut, **arguments) for part in ("train", "test")}
     assert not reads
     assert "counting" not in capsys.readouterr().err
@@ -392,13 +393,16 @@ def test_a_cube_that_decides_nothing_is_not_read_before_its_samples(reads, argum
 
 def test_the_first_samples_read_no_variable_that_nobody_asked_for(reads):
     cube = labelled(made_cube())
+    reads.clear()
     PTXrDataset(cube, features="u", scale_fn=None, drop_nan=None)[0]
     assert set(reads) == {"u"}
     reads.clear()
     # whole numbers have no gaps, and nothing but them would be dropped
     PTXrDataset(cube[["n", "split"]], scale_fn=None)
     assert not reads
-    PTXrDataset(cube, statistics=CubeScaler().fit(cube))
+    scaler = CubeScaler().fit(cube)
+    reads.clear()
+    PTXrDataset(cube, statistics=scaler)
     assert set(reads) == {"t", "u"}
 
 
@@ -412,6 +416,7 @@ def test_a_cube_is_read_once_for_all_its_parts(tmp_path, reads, kind, capsys, mo
     if given is None:
         given = xr.open_zarr(tmp_path / "c.zarr", **options[kind])
     cut = {"sample_size": {"lat": 4, "lon": 4}, "progress": True}
+    reads.clear()
     first = PTXrDataset(given, part="train", **cut)
     assert reads == {"t": cube.t.size, "n": cube.t.size}
     assert "counting" in capsys.readouterr().err
@@ -433,6 +438,7 @@ def test_masks_and_gaps_are_looked_for_and_their_counts_are_right(reads):
     cube["filter_mask"] = cube.lat > -50
     holes = cube.assign(t=cube.t.where(cube.n % 7 > 0))
     scaler = CubeScaler().fit(cube)
+    reads.clear()
     data = PTXrDataset(holes, statistics=scaler)
     assert set(reads) == {"t", "filter_mask"}
     good = (holes.n % 7 > 0) & holes.filter_mask & (holes.split == 1)
