@@ -250,19 +250,19 @@ class Callback(PrintedAsCall):
 HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
-def as_list(given: Any) -> list[Any]:
+def as_list(argument: Any) -> list[Any]:
     """Return the objects of an argument that takes one object, several or None."""
-    if given is None:
+    if argument is None:
         return []
-    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    is_one = isinstance(argument, str) or not isinstance(argument, Iterable)
     if is_one:
-        return [given]
-    return list(given)
+        return [argument]
+    return list(argument)
 
 
-def as_callbacks(given: Any) -> list[Callback]:
+def as_callbacks(argument: Any) -> list[Callback]:
     """Return the callbacks of a run, or refuse anything else."""
-    callbacks = as_list(given)
+    callbacks = as_list(argument)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise InvalidTypeError(
@@ -320,5 +320,5 @@ def monitored(row: Mapping[str, Any], monitor: str) -> float:
     """
     if isinstance(row.get(monitor), int | float):
         return float(row[monitor])
-    known = [name for name, value in row.items() if isinstance(value, int | float)]
-    raise InvalidValueError(f"monitor: unknown column {monitor!r}; the History has {known}")
+    numbers = [name for name, value in row.items() if isinstance(value, int | float)]
+    raise InvalidValueError(f"monitor: unknown column {monitor!r}; the History has {numbers}")

@@ -445,11 +445,11 @@ class NeptuneLogger(_InitLogger):
         opened.stop()
 
 
-def as_mapping(name: str, given: Any) -> Mapping[str, Any]:
+def as_mapping(name: str, value: Any) -> Mapping[str, Any]:
     """Return a mapping, or refuse anything else."""
-    if not isinstance(given, Mapping):
-        raise InvalidTypeError(f"{name} must be a mapping {{name: value}}, got {given!r}")
-    return given
+    if not isinstance(value, Mapping):
+        raise InvalidTypeError(f"{name} must be a mapping {{name: value}}, got {value!r}")
+    return value
 
 
 def _csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -303,8 +303,8 @@ def balanced_weights(data: Any) -> dict[float, float]:
     counts: dict[float, int] = {}
     for start in range(0, len(data), _COUNTED_AT_ONCE):
         target = data.take(range(start, min(start + _COUNTED_AT_ONCE, len(data))))[1]
-        found, numbers = target[target.isfinite()].unique(return_counts=True)
-        for label, number in zip(found.tolist(), numbers.tolist(), strict=True):
+        labels, numbers = target[target.isfinite()].unique(return_counts=True)
+        for label, number in zip(labels.tolist(), numbers.tolist(), strict=True):
             counts[label] = counts.get(label, 0) + number
         if len(counts) > MOST_CLASSES:
             break
@@ -465,7 +465,7 @@ def target_weights(data: Any, weights: Mapping[Any, float]) -> torch.Tensor:
         raise InvalidTypeError(f"weights must be a mapping such as {{'t2m': 2.0}}, got {weights!r}")
     levels = [key for key in weights if isinstance(key, tuple)]
     dims = list(data.step_sizes[1])
-    found = torch.ones(len(data.targets), *(1 for _ in dims))
+    combined = torch.ones(len(data.targets), *(1 for _ in dims))
     for key in sorted(weights, key=levels.__contains__):  # first those of whole variables
         name, *level = key if isinstance(key, tuple) else (key,)
         check_choice("weights: target", name, data.targets)
@@ -473,11 +473,11 @@ def target_weights(data: Any, weights: Mapping[Any, float]) -> torch.Tensor:
         if level:
             dim, position = _find_level(data, level[0])
             axis = 1 + dims.index(dim)
-            if found.shape[axis] == 1:
-                found = found.repeat_interleave(data.step_sizes[1][dim], axis)
+            if combined.shape[axis] == 1:
+                combined = combined.repeat_interleave(data.step_sizes[1][dim], axis)
             cells += (*(slice(None) for _ in dims[: axis - 1]), position)
-        found[cells] = weights[key]
-    return _as_weights(found)
+        combined[cells] = weights[key]
+    return _as_weights(combined)
 
 
 def _find_level(data: PTXrDataset, level: Any) -> tuple[str, int]:

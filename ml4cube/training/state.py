@@ -219,13 +219,13 @@ def best_row(history: History, column: str | None, mode: str) -> tuple[int, floa
     """Return the first epoch with the best value of a column, and the value; None without any."""
     columns = history.to_dict()
     pairs = zip(columns.get("epoch", ()), columns.get(column or "", ()), strict=False)
-    found = [(epoch, v) for epoch, v in pairs if v is not None and not math.isnan(v)]
+    measured = [(epoch, v) for epoch, v in pairs if v is not None and not math.isnan(v)]
     pick = max
     if mode == "min":
         pick = min
-    if not found:
+    if not measured:
         return None
-    return pick(found, key=lambda pair: pair[1])
+    return pick(measured, key=lambda pair: pair[1])
 
 
 def nonfinite_to_none(value: Any) -> Any:

@@ -121,14 +121,16 @@ def to_plain(value: Any, name: str = "state") -> Any:
         native = value.dtype.newbyteorder("=")
         return torch.from_numpy(np.asarray(value, dtype=native, order="C"))
     if isinstance(value, Mapping):
-        plain = {
-            to_plain(key, f"key of {name}"): to_plain(item, f"{name}[{key!r}]")
-            for key, item in value.items()
-        }
-        # MultiStepLR keeps its milestones in a Counter, and needs one.
-        return Counter(plain) if isinstance(value, Counter) else plain
+        plain: dict[Any, Any] = {}
+        if isinstance(value, Counter):  # MultiStepLR keeps its milestones in one, and needs it
+            plain = Counter()
+        for key, item in value.items():
+            plain[to_plain(key, f"key of {name}")] = to_plain(item, f"{name}[{key!r}]")
+        return plain
     if isinstance(value, tuple | list | set | frozenset):
-        items = [to_plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        items = []
+        for number, item in enumerate(value):
+            items.append(to_plain(item, f"{name}[{number}]"))
         return tuple(items) if isinstance(value, tuple) else items
     raise InvalidTypeError(
         f"{name} is a {type(value).__name__}, which cannot be loaded safely; keep tensors, "

@@ -73,7 +73,11 @@ def weights_of(batch: Any) -> Tensor | None:
 
 def count_samples(batch: Any) -> int:
     """Return the number of samples in a batch: the length of its first tensor."""
-    first = next(_tensors(batch), None)
+    first: Tensor | None = None
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):
+        first = batch[0]  # as nearly always, without a search
+    else:
+        first = next(_tensors(batch), None)
     if first is None or first.ndim == 0:
         raise InvalidTypeError(
             f"a batch must hold a tensor with a sample axis, got a {type(batch).__name__}; let the "

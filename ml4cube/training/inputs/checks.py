@@ -119,11 +119,11 @@ def bad_loss(loss: Any) -> InvalidTypeError | InvalidValueError:
     )
 
 
-def refuse_class(argument: str, given: Any) -> None:
+def refuse_class(argument: str, value: Any) -> None:
     """Refuse a class given in place of an object."""
-    if isinstance(given, type):
+    if isinstance(value, type):
         raise InvalidTypeError(
-            f"{argument}={given.__name__} is a class; give an object of it, {given.__name__}(...)"
+            f"{argument}={value.__name__} is a class; give an object of it, {value.__name__}(...)"
         )
 
 

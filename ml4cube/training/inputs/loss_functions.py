@@ -81,13 +81,14 @@ def as_labels(
     if not has_channel:
         return target, weights
     if target.is_floating_point():
-        known = target.isfinite()
-        labels = torch.where(known, target, ignored).long()
-        if bool((known & (labels != target)).any()):
+        has_value = target.isfinite()
+        labels = torch.where(has_value, target, ignored).long()
+        is_fraction = has_value & (labels != target)
+        if bool(is_fraction.any()):
             raise InvalidValueError(
                 "targets of a loss over classes must be whole numbers, got "
-                f"{target[known & (labels != target)][0].item():g}; if the target was scaled, give "
-                "it CF's flag_values or an integer dtype, or use scale_fn=None"
+                f"{target[is_fraction][0].item():g}; if the target was scaled, give it CF's "
+                "flag_values or an integer dtype, or use scale_fn=None"
             )
     elif pred is not None and pred.ndim == target.ndim:
         labels = target
@@ -138,8 +139,10 @@ class _BroadcastCheck(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = [*args, *(kwargs or {}).values()]
-        compares = any(g is self._pred for g in given) and any(g is self._target for g in given)
+        operands = [*args, *(kwargs or {}).values()]
+        compares = any(g is self._pred for g in operands) and any(
+            g is self._target for g in operands
+        )
         if compares and func in _ELEMENTWISE:
             raise self._refusal()
         value = func(*args, **(kwargs or {}))
@@ -160,8 +163,8 @@ class _BroadcastCheck(TorchFunctionMode):
 
 def warn_if_unknown(name: str, function: Callable[..., Any]) -> None:
     """Warn of a loss or metric that ignores targets in a way of its own."""
-    known = hasattr(function, "weigh") or is_over_classes(function)
-    if not known and setting(function, "ignore_index") is not None:
+    is_known = hasattr(function, "weigh") or is_over_classes(function)
+    if not is_known and setting(function, "ignore_index") is not None:
         warnings.warn(
             f"{name}={loss_name(function)} has an ignore_index, but is not a loss of torch, so its "
             "denominator is unknown. Batches are weighted by their samples, and the mean depends "

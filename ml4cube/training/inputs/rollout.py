@@ -87,7 +87,7 @@ class Rollout:
         return self._without_axis(cells, self.output_has_axis).contiguous()
 
     def next_input(
-        self, given: Tensor, output: Tensor, x: Tensor, step: int, keep: Tensor | None = None
+        self, step_input: Tensor, output: Tensor, x: Tensor, step: int, keep: Tensor | None = None
     ) -> Tensor:
         """Return the input of a step from 1: cells of X, with the output in place of its targets.
 
@@ -102,7 +102,7 @@ class Rollout:
             own = x.narrow(self.axis, start + self.inputs - self.outputs, self.outputs)
             kept = self._with_axis(keep).index_select(1, y_index)
             new = torch.where(kept, own.index_select(1, x_index), new)
-        old = self._with_axis(given).index_select(1, x_index)
+        old = self._with_axis(step_input).index_select(1, x_index)
         latest = torch.cat([old, new], self.axis).narrow(self.axis, self.outputs, self.inputs)
         cells = x.narrow(self.axis, start, self.inputs).index_copy(1, x_index, latest)
         return self._without_axis(cells, self.input_has_axis).contiguous()
@@ -118,23 +118,23 @@ class Rollout:
 
         `keep` is as in `next_input`, of all steps, and so of the shape of y.
         """
-        given = self.input_of(x, 0)
+        step_input = self.input_of(x, 0)
         for step in range(steps):
             # A copy, because a model may work in place, and the next input is made from this one.
-            output = call(given.clone() if steps > 1 else given, step)
-            self._check_output(output, given)
+            output = call(step_input.clone() if steps > 1 else step_input, step)
+            self._check_output(output, step_input)
             yield output
             if step + 1 < steps:
                 kept = None
                 if keep is not None:
                     kept = self.target_of(keep, step)
-                given = self.next_input(given, output, x, step + 1, kept)
+                step_input = self.next_input(step_input, output, x, step + 1, kept)
 
-    def _check_output(self, output: object, given: Tensor) -> None:
+    def _check_output(self, output: object, step_input: Tensor) -> None:
         """Refuse an output that is not the next steps of the targets."""
-        window = list(self._with_axis(given).shape[2:])
+        window = list(self._with_axis(step_input).shape[2:])
         window[self.axis - 2 : self.axis - 1] = [self.outputs] if self.output_has_axis else []
-        expected = (len(given), self.targets, *window)
+        expected = (len(step_input), self.targets, *window)
         if not isinstance(output, Tensor):
             raise InvalidTypeError(
                 f"for a rollout the model must return a tensor of shape {expected}, got "
@@ -188,7 +188,7 @@ def lead_dim(data: PTXrDataset) -> str:
 
 def check_same_cells(data: PTXrDataset, dim: str) -> None:
     """Refuse targets that lie in other cells than the inputs along dims besides `dim`."""
-    x, y = ({d: n for d, n in one.items() if d != dim} for one in data.step_sizes[:2])
+    x, y = ({d: n for d, n in sizes.items() if d != dim} for sizes in data.step_sizes[:2])
     if x != y:
         raise InvalidValueError(
             f"y must have the cells of X along all dims but {dim!r}, {x}, got {y}; leave "

@@ -59,6 +59,11 @@ class BatchMean:
         smallest = torch.finfo(class_weights.dtype).tiny
         return self._sum(pred, target) / class_weights.sum().clamp_min(smallest)
 
+    @property
+    def has_weights(self) -> bool:
+        """True if batches weigh otherwise than by their number of samples."""
+        return self._weigh is not None or self._class_weights is not None
+
     def weigh(self, target: Any, weights: torch.Tensor | None = None) -> torch.Tensor | None:
         """Return the weight of a batch; None means its number of samples."""
         if weights is not None:

@@ -15,11 +15,11 @@ class DeviceTime:
     """Moments of a device: seconds, or events of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._uses_events = device.type == "cuda"
+        self.uses_events = device.type == "cuda"
 
     def now(self) -> Any:
         """Return this moment."""
-        if not self._uses_events:
+        if not self.uses_events:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -27,12 +27,12 @@ class DeviceTime:
 
     def is_over(self, moment: Any) -> bool:
         """Return True if the device has passed a moment."""
-        return not self._uses_events or bool(moment.query())
+        return not self.uses_events or bool(moment.query())
 
     def seconds(self, span: Span) -> float:
         """Return the length of a span; waits until the device has passed it."""
         start, end = span
-        if self._uses_events:
+        if self.uses_events:
             end.synchronize()
             return float(start.elapsed_time(end)) / 1000
         return float(end - start)

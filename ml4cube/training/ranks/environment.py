@@ -64,8 +64,8 @@ def first_host(nodes: str) -> str:
 
 def tasks_per_node(counts: str) -> list[int]:
     """Return the tasks of each node from what SLURM writes: 4, 4, 3 of ``4(x2),3``."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(tasks) for tasks, nodes in found for _ in range(int(nodes or 1))]
+    matches = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(tasks) for tasks, nodes in matches for _ in range(int(nodes or 1))]
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from ml4cube.training.ranks.device_time import DeviceTime, Span
 
 
 class DataWait:
-    """The time for which a device has nothing to compute because a batch is not there yet.
+    """The time, in with blocks, for which a device computes nothing as a batch is not there yet.
 
     A GPU computes while the host fetches the next batch. So events in its queue, which it passes
     when it has computed what came before, tell how long it waits; nothing waits for them.
@@ -20,20 +19,21 @@ class DataWait:
 
     def __init__(self, device: torch.device) -> None:
         self._time = DeviceTime(device)
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin to count from zero."""
+        self._began: Any = None
         self._seconds = 0.0
         # Of waits that the GPU has not passed yet, as many as steps that it has not computed.
         self._under_way: deque[Span] = deque()
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count the time in the body."""
-        began = self._time.now()
-        yield
-        self._under_way.append((began, self._time.now()))
+    def __enter__(self) -> None:
+        """Begin to count."""
+        self._began = self._time.now()
+
+    def __exit__(self, *_: object) -> None:
+        span = (self._began, self._time.now())
+        if not self._time.uses_events:  # no need to wait until the device has passed it
+            self._seconds += self._time.seconds(span)
+            return
+        self._under_way.append(span)
         while self._under_way and self._time.is_over(self._under_way[0][1]):
             self._add_first()
 

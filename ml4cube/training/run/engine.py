@@ -36,6 +36,8 @@ from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.run_state import RunState
 
+_NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
+
 
 class Engine:
     """A model on this rank, which takes optimizer steps and predicts."""
@@ -73,6 +75,7 @@ class Engine:
         self.strategy.check_outside(self.outside())
         self.begin_measures()
         self._to_device = BatchCopy(world.device)
+        self._scales = self.run_state.scaler.is_enabled()
         self._autocast_dtype = DTYPES[options.precision]
         self._parameters: list[nn.Parameter] = []  # of the model: torch is slow to collect them
         self._untrained: list[str] = []  # names of those that the optimizer does not hold
@@ -237,9 +240,11 @@ class Engine:
         results.append(self._backward(batch, portion, total))
         self.strategy.average_gradients(self._outside)
         self._clip()
-        scaler = self.run_state.scaler
-        scaler.step(self.optimizer)
-        scaler.update()
+        if self._scales:
+            self.run_state.scaler.step(self.optimizer)
+            self.run_state.scaler.update()
+        else:
+            self.optimizer.step()
         self.run_state.counters.step += 1
         if self.ema is not None:
             self.ema.update()
@@ -266,7 +271,9 @@ class Engine:
             loss = loss * (weight / total)
         if not loss.requires_grad:
             raise bad_loss(loss)
-        torch.autograd.backward(self.run_state.scaler.scale(loss))
+        if self._scales:
+            loss = self.run_state.scaler.scale(loss)
+        torch.autograd.backward(loss)
         self.run_state.times.step_clock.end_backward()
         self.run_state.measures.add(result, portion)
         return result
@@ -274,5 +281,5 @@ class Engine:
     def _autocast(self) -> AbstractContextManager[Any]:
         """Return a context of the run's precision."""
         if self._autocast_dtype is None:
-            return nullcontext()
+            return _NO_CONTEXT
         return torch.autocast(self.world.device.type, dtype=self._autocast_dtype)

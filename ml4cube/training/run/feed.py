@@ -87,7 +87,7 @@ class Feed:
     def open(self, run_state: RunState) -> Iterator[tuple[list[Portion], Weight]]:
         """Yield the batches of each step and their total weight; start at `position` if set."""
         state, times = run_state.counters, run_state.times
-        with times.data_wait.counted():
+        with times.data_wait:
             # Loaders may start workers, and skip the batches that a resumed epoch has had.
             batches = self._open_loader(state)
         if self.ended:
@@ -96,7 +96,7 @@ class Feed:
         needs_equal_counts = self._options.strategy == "fsdp" and not self.is_even
         while not self.is_out_of_steps:
             portions = []
-            with times.data_wait.counted():
+            with times.data_wait:
                 for batch in batches:
                     state.batch += 1
                     portion = self._engine.weigh(batch)

@@ -402,17 +402,15 @@ class Loop:
         """Evaluate the validation data; every rank."""
         self.engine.sync_buffers()
         self.feed.position_before_validation = self.feed.current_position(self.state)
+        around_pass = partial(self.step.around_pass, loader=self.val_loader, training=False)
         must_cut = partial(self.requests.must_cut, can_save=self.snapshot is not None)
         any_cut = True
         while any_cut:  # a pass cut off to save a snapshot is restarted, from the same generators
-            measures, cut = self.validation.measure(self._around_validation, must_cut)
+            measures, cut = self.validation.measure(around_pass, must_cut)
             any_cut = self._exchange_requests(cut=cut)
         self.validation.refuse_non_finite(measures)
         self.feed.position_before_validation = None
         return measures
-
-    def _around_validation(self, run_pass: Callable[[Any], None]) -> None:
-        self.step.around_pass(run_pass, self.val_loader, training=False)
 
     # ---------------------------------------------------------------- requests
 

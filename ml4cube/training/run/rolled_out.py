@@ -46,15 +46,15 @@ class RolledOut:
         if isinstance(module, DistributedDataParallel):
             inner = module.module
 
-        def call(given: Tensor, step: int) -> Any:
+        def call(step_input: Tensor, step: int) -> Any:
             if step < first:
                 with torch.no_grad():
-                    return inner(given)
+                    return inner(step_input)
             if step > first:
-                return inner(given)
+                return inner(step_input)
             if step:  # else weights that autocast has converted get no gradient in older torch
                 torch.clear_autocast_cache()
-            return self._first_call(module, given, steps)
+            return self._first_call(module, step_input, steps)
 
         keep = None
         if steps > 1:
@@ -79,22 +79,22 @@ class RolledOut:
             return parts[0]
         return torch.cat(parts)
 
-    def _first_call(self, module: nn.Module, given: Tensor, steps: int) -> Any:
+    def _first_call(self, module: nn.Module, step_input: Tensor, steps: int) -> Any:
         """Call the model; the first time in training, measure what its gradient needs."""
         calls = max(self._options.rollout_steps, default=steps)
         calls = min(calls, self._options.rollout_gradient or calls)
         if self._is_measured or calls == 1 or not torch.is_grad_enabled():
-            return module(given)
+            return module(step_input)
         self._is_measured = True
         saved = SavedForGradient()
         with saved:
-            output = module(given)
-        warn_if_too_much(saved.nbytes, calls, given.device)
+            output = module(step_input)
+        warn_if_too_much(saved.nbytes, calls, step_input.device)
         return output
 
 
 def find_rollout(
-    options: Options, data: Mapping[str, Any], known: Rollout | None
+    options: Options, data: Mapping[str, Any], agreed: Rollout | None
 ) -> Rollout | None:
     """Return the rollout of the data, given by argument, that have several steps."""
     train = data.get("train_data")
@@ -104,20 +104,20 @@ def find_rollout(
         for dataset in datasets_in(loader, is_sample_data):
             if dataset.rollout == 1:
                 continue
-            found = Rollout.of(dataset)
-            if known is not None and found != known:
+            rollout = Rollout.of(dataset)
+            if agreed is not None and rollout != agreed:
                 raise InvalidValueError(
                     f"all data must have the same features, targets, sample_size and target_size "
                     f"for a rollout; {argument} differs from the others"
                 )
-            known = found
-    return known
+            agreed = rollout
+    return agreed
 
 
 def _check_steps(options: Options, train: Any, data: Mapping[str, Any]) -> None:
     """Refuse more steps than the training data have, and warn of losses that do not compare."""
     wanted = options.rollout_steps
-    available = min((one.rollout for one in datasets_in(train, is_sample_data)), default=1)
+    available = min((dataset.rollout for dataset in datasets_in(train, is_sample_data)), default=1)
     if max(wanted, default=1) > available:
         raise InvalidValueError(
             f"rollout must be at most that of the training data, {available}, got "

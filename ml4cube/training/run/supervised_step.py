@@ -32,11 +32,11 @@ class Supervised(Step):
 
     def prepare(self, options: Options, data: Mapping[str, Any]) -> None:
         """Prepare for loaders, given by the argument that holds them."""
-        known = None
+        before = None
         if self._rolled_out is not None:
-            known = self._rolled_out.rollout
-        rollout = find_rollout(options, data, known)
-        if rollout is not known and rollout is not None:
+            before = self._rolled_out.rollout
+        rollout = find_rollout(options, data, before)
+        if rollout is not before and rollout is not None:
             self._rolled_out = RolledOut(rollout, options)
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
@@ -49,7 +49,7 @@ class Supervised(Step):
             steps = self._rolled_out.steps(features, self.epoch, training=torch.is_grad_enabled())
             pred = self._rolled_out.predict(module, features, target, steps)
             target, weights = self._rolled_out.scored(target, weights, steps)
-        loss, gaps = self._mean(pred, target, len(features), weights), None
+        loss, gaps = self._mean(pred, target, features.shape[0], weights), None
         leaves_gaps_out = weights is not None or self._mean.leaves_gaps_out(target)
         if target.is_floating_point() and not leaves_gaps_out:
             # NaN if any value is. It stays on the device, so that this does not wait for it.
@@ -68,8 +68,10 @@ class Supervised(Step):
 
     def weigh(self, batch: Any, training: bool = True) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""
-        features, target = as_pair(batch)
         weights = weights_of(batch)
+        if weights is None and not self._mean.has_weights:
+            return None
+        features, target = as_pair(batch)
         if self._rolled_out is not None:
             steps = self._rolled_out.steps(features, self.epoch, training=training)
             target, weights = self._rolled_out.scored(target, weights, steps)

@@ -330,21 +330,21 @@ def _move_scalars_to_cpu(log: Log) -> None:
                 values[number] = value.cpu()
 
 
-def _check_user_metrics(found: Any) -> dict[str, float]:
+def _check_user_metrics(metrics: Any) -> dict[str, float]:
     """Return the metrics as floats, or raise an error for an invalid result."""
-    if found is None:
+    if metrics is None:
         return {}
-    if not isinstance(found, Mapping):
+    if not isinstance(metrics, Mapping):
         raise InvalidTypeError(
-            f"metric_on_epoch_end() must return a dict {{name: number}} or None, got {found!r}"
+            f"metric_on_epoch_end() must return a dict {{name: number}} or None, got {metrics!r}"
         )
-    taken = [name for name in found if name in COLUMNS]
+    taken = [name for name in metrics if name in COLUMNS]
     if taken:
         raise InvalidValueError(
             f"metric_on_epoch_end() returned {taken}, which are columns of the History; use other "
             "names"
         )
-    return {str(name): float(value) for name, value in found.items()}
+    return {str(name): float(value) for name, value in metrics.items()}
 
 
 def _join_ranks(log: Log, world: World) -> Log:

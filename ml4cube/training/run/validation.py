@@ -68,7 +68,7 @@ class Validation:
         passes: list[tuple[ValidationMeasures, bool]] = []
         sets = named_sets(self.loader if loader is None else loader).values()
         with kept_rng(self._engine.world.device), kept_generators(sets):
-            around_pass(lambda chosen: passes.append(self._run_pass(chosen, must_cut)))
+            around_pass(partial(self._run_pass, passes, must_cut))
         return passes[-1]
 
     def refuse_non_finite(self, measures: ValidationMeasures) -> None:
@@ -79,8 +79,12 @@ class Validation:
 
     @torch.no_grad()
     def _run_pass(
-        self, loader: Any, must_cut: Callable[[], bool]
-    ) -> tuple[ValidationMeasures, bool]:
+        self,
+        passes: list[tuple[ValidationMeasures, bool]],
+        must_cut: Callable[[], bool],
+        loader: Any,
+    ) -> None:
+        """Evaluate a loader, and add its measures to the passes."""
         engine, sets = self._engine, named_sets(loader)
         names = [name for name in sets if name]  # none of a single set
         measures = ValidationMeasures(self.metrics, engine.world.device, names)
@@ -90,10 +94,11 @@ class Validation:
             used = islice(batches, self._limit(batches))
             for portion in engine.strategy.in_lockstep(map(weigh, used), must_cut):
                 if portion is None:
-                    return measures, True
+                    passes.append((measures, True))
+                    return
                 run_batch = partial(self._run_batch, measures, portion, name)
                 engine.step.around_batch(run_batch, portion.batch)
-        return measures, False
+        passes.append((measures, False))
 
     def _run_batch(
         self, measures: ValidationMeasures, portion: Portion, name: str, batch: Any
