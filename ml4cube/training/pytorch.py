@@ -297,9 +297,9 @@ class Trainer(Summarized):
         facts = {
             **run_facts(loop.model, loop.world, loop.options, loop.optimizer, loop.scheduler),
             "Loss": one_line(loop.step.loss_parts[0]),
-            "Metrics": list(loop.metrics),
+            "Metrics": list(loop.validation.metrics),
             "Training": data_text(loop.feed.loader),
-            "Validation": data_text(loop.val_loader),
+            "Validation": data_text(loop.validation.loader),
             "Best model": self._best.path,
             "Stopped": loop.run_state.stop_reason,
         }

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch
-from ml4cube.training.ranks.environment import pick_of
+from ml4cube.training.ranks.environment import count_gpus, pick_of
 from ml4cube.training.ranks.exact_validation import with_sampler
 
 logger = logging.getLogger(__name__)
@@ -207,9 +207,7 @@ def _is_divisible(loader: DataLoader[Any]) -> bool:
 
 def _as_devices(device: Any) -> list[torch.device]:
     """Return the devices to train on, or without a GPU the CPU as many times."""
-    gpus = 0
-    if torch.cuda.is_available():
-        gpus = torch.cuda.device_count()
+    gpus = count_gpus()
     names = device
     if isinstance(device, str | torch.device):
         names = [device]

@@ -36,8 +36,8 @@ def data_identity(loader: Any) -> dict[str, Any]:
 def _dataset_facts(dataset: Any) -> dict[str, Any]:
     """Return the facts by name, besides those of `data_facts`."""
     parts = getattr(dataset, "datasets", None)
-    facts: dict[str, Any] = {}
     if isinstance(parts, Sequence):  # a ConcatDataset
+        facts: dict[str, Any] = {}
         for number, part in enumerate(parts):
             of_part = _dataset_facts(part).items()
             facts |= {f"{name} of part {number}": fact for name, fact in of_part}
@@ -45,11 +45,18 @@ def _dataset_facts(dataset: Any) -> dict[str, Any]:
     if hasattr(dataset, "dataset"):  # a Subset
         facts, indices = _dataset_facts(dataset.dataset), getattr(dataset, "indices", ())
         return facts | {"indices": digest([facts.get("indices"), np.asarray(indices)])[:12]}
+    return _sample_facts(dataset) | _source_facts(getattr(dataset, "metadata", None))
+
+
+def _sample_facts(dataset: Any) -> dict[str, Any]:
+    """Return the facts about the samples of a data set."""
+    facts: dict[str, Any] = {}
     if hasattr(dataset, "lead") and hasattr(dataset, "metadata"):  # a PTXrDataset
         weights = dataset.weights
         if weights is not None and not isinstance(weights, str):
-            values = weights if isinstance(weights, Mapping) else np.asarray(weights, float)
-            weights = digest(values)[:12]
+            if not isinstance(weights, Mapping):
+                weights = np.asarray(weights, float)
+            weights = digest(weights)[:12]
         facts |= {"lead": dataset.lead, "weights": weights}
     if isinstance(dataset, TensorDataset):
         facts["values"] = [_tensor_contents(tensor) for tensor in dataset.tensors]
@@ -60,17 +67,21 @@ def _dataset_facts(dataset: Any) -> dict[str, Any]:
     if statistics is not None:
         content = json.loads(statistics)
         facts["statistics"] = content.get("variables", content)  # to name those that differ
-    metadata = getattr(dataset, "metadata", None)
-    provenance = getattr(metadata, "provenance", None)
-    if isinstance(provenance, Mapping):
-        # The identity of the sampler's call; a cube that is cut lazily has none.
-        call = provenance.get("call") or _json_digest(
-            [provenance.get(name) for name in ("variables", "coordinates", "settings")]
-            + [getattr(metadata, name, None) for name in ("recipe", "fill")]
-        )
-        part = getattr(metadata, "part", None)
-        facts["source"] = {"path": provenance.get("source"), "part": part, "call": call[:12]}
     return facts
+
+
+def _source_facts(metadata: Any) -> dict[str, Any]:
+    """Return the facts about the source of samples, if their metadata say any."""
+    provenance = getattr(metadata, "provenance", None)
+    if not isinstance(provenance, Mapping):
+        return {}
+    # The identity of the sampler's call; a cube that is cut lazily has none.
+    call = provenance.get("call") or _json_digest(
+        [provenance.get(name) for name in ("variables", "coordinates", "settings")]
+        + [getattr(metadata, name, None) for name in ("recipe", "fill")]
+    )
+    part = getattr(metadata, "part", None)
+    return {"source": {"path": provenance.get("source"), "part": part, "call": call[:12]}}
 
 
 def name_of(function: Any) -> str:

@@ -110,7 +110,7 @@ class Loop:
     @property
     def monitor(self) -> str:
         """The column of the History that judges the run."""
-        return self.options.monitor or default_column(self.val_loader)
+        return self.options.monitor or default_column(self.validation.loader)
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -142,21 +142,6 @@ class Loop:
             self._save()
 
     # ------------------------------------------------------------------- a call
-
-    @property
-    def val_loader(self) -> Any:
-        """The loader of the validation data, or several by name; None without any."""
-        return self.validation.loader
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The metrics by name."""
-        return self.validation.metrics
-
-    @property
-    def ema(self) -> Any:
-        """The moving average of the weights, if there is one."""
-        return self.engine.ema
 
     @property
     def is_over(self) -> bool:
@@ -283,7 +268,7 @@ class Loop:
             state.epoch += 1
             state.start_epoch()
             self._step_scheduler()
-            if validates or self.val_loader is None:
+            if validates or self.validation.loader is None:
                 self._check(row)
             self._call_hooks("on_epoch_end", row)
         if self.requests.is_out_of_time:
@@ -375,7 +360,7 @@ class Loop:
 
     def _validates_now(self) -> bool:
         """Return True if the epoch that was just trained is validated."""
-        if self.val_loader is None:
+        if self.validation.loader is None:
             return False
         options, epoch = self.options, self.state.epoch + 1
         if options.validate_every_steps is None and epoch % options.validate_every == 0:
@@ -386,7 +371,7 @@ class Loop:
     def _validate_between_steps(self) -> None:
         """Validate within an epoch if `validate_every_steps` is due; every rank."""
         every, state = self.options.validate_every_steps, self.state
-        if every is None or self.val_loader is None or state.step % every:
+        if every is None or self.validation.loader is None or state.step % every:
             return
         # If no batch of this epoch was read, the step count is that of the epoch before.
         if state.checked == state.step or not state.batch:
@@ -402,7 +387,7 @@ class Loop:
         """Evaluate the validation data; every rank."""
         self.engine.sync_buffers()
         self.feed.position_before_validation = self.feed.current_position(self.state)
-        around_pass = partial(self.step.around_pass, loader=self.val_loader, training=False)
+        around_pass = partial(self.step.around_pass, loader=self.validation.loader, training=False)
         must_cut = partial(self.requests.must_cut, can_save=self.snapshot is not None)
         any_cut = True
         while any_cut:  # a pass cut off to save a snapshot is restarted, from the same generators

@@ -64,10 +64,10 @@ def asked(run: Any) -> Fields:
     }
     fields: dict[str, Any] = {
         "settings": settings,
-        "metrics": {name: name_of(metric) for name, metric in run.metrics.items()},
+        "metrics": {name: name_of(metric) for name, metric in run.validation.metrics.items()},
     }
-    if run.val_loader is not None:
-        for name, val_set in named_sets(run.val_loader).items():
+    if run.validation.loader is not None:
+        for name, val_set in named_sets(run.validation.loader).items():
             fields[f"validation data {name}".strip()] = data_identity(val_set)
     for name, (column, mode) in monitors(run).items():
         fields[name] = {"monitor": f"{column} ({mode})"}

@@ -82,7 +82,7 @@ class Snapshot:
         ranks = run.world.gather_objects(to_plain(self._rank_state()))
         model = run.strategy.model_state(run.model)
         optimizer = run.strategy.optimizer_state(run.optimizer)
-        ema = None if run.ema is None else run.ema.state_dict()
+        ema = None if run.engine.ema is None else run.engine.ema.state_dict()
         callbacks = named_callbacks(run.callbacks)
         if run.world.is_main:
             write_file(
@@ -206,8 +206,7 @@ class Snapshot:
 
     def _load_state(self, content: dict[str, Any], changes: Changes) -> None:
         run = self._run
-        if run.ema is not None:
-            run.ema.apply(False)  # an earlier run in this process may have left the average applied
+        run.engine.use_average(False)  # an earlier run in this process may have left it applied
         modules = {**run.step.modules, "": run.model}
         parameters = {n: p for prefix, m in modules.items() for n, p in m.named_parameters(prefix)}
         # Callbacks may have added groups of parameters to the optimizer.
@@ -227,8 +226,8 @@ class Snapshot:
             parameter.requires_grad_(name in content["trained"])
         if content["scaler"]:  # empty if that run did not scale its gradients
             run.scaler.load_state_dict(content["scaler"])
-        if run.ema is not None and content["ema"] is not None:
-            run.ema.load_state_dict(content["ema"])
+        if run.engine.ema is not None and content["ema"] is not None:
+            run.engine.ema.load_state_dict(content["ema"])
         run.state = TrainState(**content["state"])
         run.history = History(content["history"])
 

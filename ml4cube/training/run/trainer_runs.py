@@ -148,8 +148,8 @@ def check_optimizer(trainer: TrainerState) -> None:
 def _keep_state_of(trainer: TrainerState, loop: Loop) -> None:
     """Keep what the next loop needs."""
     trainer._run_state = loop.run_state.left()
-    if loop.ema is not None and not trainer.is_sharded:
-        trainer._run_state.average = loop.ema.leave()
+    if loop.engine.ema is not None and not trainer.is_sharded:
+        trainer._run_state.average = loop.engine.ema.leave()
     trainer.progress_checker.follow(loop.state)
 
 
