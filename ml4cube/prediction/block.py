@@ -16,7 +16,7 @@ from ml4cube.cube.reader import CubeReader
 from ml4cube.prediction.inputs import Flags, TileInputs
 from ml4cube.prediction.models import Members, Result
 from ml4cube.prediction.results.finishing import to_variables
-from ml4cube.prediction.results.layout import Expected, Layout
+from ml4cube.prediction.results.layout import Expected, Layout, join_channels
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.prediction.windows.geometry import Tile
 from ml4cube.recipe.placer import Placer
@@ -91,7 +91,7 @@ class BlockPredictor:
         for batch, index in self._batches(tile, gaps):
             x, key = inputs.batch(index), (tile.block.id, batch)
             channels = [self._results(inputs, x, index, key, m) for m in range(n_members)]
-            placer.add(tile.result_index(index), np.concatenate(channels, axis=1))
+            placer.add(tile.result_index(index), join_channels(channels))
         means = tile.in_block(placer.cells())
         return means.reshape(n_members, self.channels, *shape), tile.in_block(gaps)
 

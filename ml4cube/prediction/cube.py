@@ -39,7 +39,7 @@ from ml4cube.prediction.models import (
 )
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
-from ml4cube.prediction.results.layout import CLASS, Expected, Layout, Outputs
+from ml4cube.prediction.results.layout import CLASS, Expected, Layout, Outputs, int_if_whole
 from ml4cube.prediction.results.template import make_template
 from ml4cube.prediction.source import Source
 from ml4cube.prediction.spec import PredictionSpec, bind
@@ -319,30 +319,30 @@ def _expected(
     spec: PredictionSpec, models: Sequence[Model], outputs: Any, reduce: str | None
 ) -> Expected:
     """Return what is known of the results of a model."""
-    windows = spec.windows
-    of_models = [classes_of(model) for model in models]
-    of_each = {tuple(classes.tolist()): None for classes in of_models if classes is not None}
-    if len(of_each) > 1:
-        raise InvalidValueError(f"all members must have the same classes, got {[*of_each]}")
-    labels = next(iter(of_each), None)
-    named = Outputs.parse(outputs, windows.result_shape)
-    # labels of the fitted models come before those that the flags of the targets list
-    flags = {name: tuple(map(_whole, names)) or None for name, names in spec.classes.items()}
-    classes = dict.fromkeys(spec.targets, labels) if labels else flags
-    if reduce == "argmax" and not classes and (named is None or named.dim != CLASS):
+    named = Outputs.parse(outputs, spec.windows.result_shape)
+    labels = _labels_of(models)
+    classes: dict[str, tuple[Any, ...] | None] = {}
+    numbers = {}
+    for target, flags in spec.classes.items():
+        classes[target] = tuple(map(int_if_whole, flags)) or None
+        numbers[target] = {name: label for label, name in flags.items()}
+    if labels:  # of fitted models; they come before those that the flags of the targets list
+        classes = dict.fromkeys(spec.targets, labels)
+    if reduce == "argmax" and not classes and named.dim != CLASS:
         raise InvalidValueError(
             "reduce='argmax' needs targets that are classes: integers, or outputs={'class': ...}"
         )
-    names = {
-        target: {name: label for label, name in of_target.items()}
-        for target, of_target in spec.classes.items()
-    }
-    window = windows.target_window
-    return Expected(spec.targets, spec.are_targets_named, window, classes, named, names)
+    window = spec.windows.target_window
+    return Expected(spec.targets, spec.are_targets_named, window, classes, named, numbers)
 
 
-def _whole(label: float) -> float:
-    return int(label) if label.is_integer() else label
+def _labels_of(models: Sequence[Model]) -> tuple[Any, ...] | None:
+    """Return the labels of the classes that fitted classifiers know."""
+    of_models = [classes_of(model) for model in models]
+    labels = {tuple(classes.tolist()): None for classes in of_models if classes is not None}
+    if len(labels) > 1:
+        raise InvalidValueError(f"all members must have the same classes, got {[*labels]}")
+    return next(iter(labels), None)
 
 
 def _with_layout(
@@ -365,13 +365,12 @@ def _with_layout(
 def _check_layout(predictor: BlockPredictor) -> None:
     """Refuse results that cannot become the cube that was asked for."""
     layout, windows = predictor.layout, predictor.spec.windows
-    lead_dim = windows.lead_dim
-    if lead_dim is not None and windows.dims[lead_dim].is_single:
-        raise InvalidValueError(
-            f"the model must return {windows.n_leads} steps along {lead_dim!r}, as the targets of "
-            "the data set have, got results without that axis"
-        )
     lacking = {dim for dim in layout.lacking if windows.dims[dim].is_single}
+    if windows.lead_dim in lacking:
+        raise InvalidValueError(
+            f"the model must return {windows.n_leads} steps along {windows.lead_dim!r}, as the "
+            "targets of the data set have, got results without that axis"
+        )
     several = [v.name for v in layout.variables if v.name != v.target or v.channels > 1]
     if windows.rollout > 1 and (several or lacking):
         raise InvalidValueError(
@@ -383,13 +382,7 @@ def _check_layout(predictor: BlockPredictor) -> None:
             "reduce='argmax' needs a model that returns one number for each class, got one for "
             f"{[variable.name for variable in layout.variables]}"
         )
-    labels = [variable.name for variable in layout.variables if variable.is_label]
-    is_mean = len(predictor.members) > 1 or any(axis.has_overlaps for axis in windows.axes)
-    if is_mean and labels:
-        raise InvalidValueError(
-            f"the model must return a number for each class of {labels}, got labels, which would "
-            "be averaged over members and windows that overlap; choose with reduce='argmax'"
-        )
+    _refuse_means_of_labels(predictor)
     for variable in layout.variables:
         scaling = predictor.spec.preparation.scaling.get(variable.target or "")
         if scaling is not None and (both := lacking & set(scaling.dims)):
@@ -397,6 +390,17 @@ def _check_layout(predictor: BlockPredictor) -> None:
                 f"{variable.target!r} was scaled per {sorted(both)}, and the model returns one "
                 "value for a whole window along it, which cannot be unscaled"
             )
+
+
+def _refuse_means_of_labels(predictor: BlockPredictor) -> None:
+    """Refuse labels of classes where a cell has several results."""
+    labels = [variable.name for variable in predictor.layout.variables if variable.is_label]
+    overlap = any(axis.has_overlaps for axis in predictor.spec.windows.axes)
+    if labels and (overlap or len(predictor.members) > 1):
+        raise InvalidValueError(
+            f"the model must return a number for each class of {labels}, got labels, which would "
+            "be averaged over members and windows that overlap; choose with reduce='argmax'"
+        )
 
 
 def _blocks(predictor: BlockPredictor, cube: xr.Dataset) -> Grid:

@@ -503,7 +503,7 @@ def test_probabilities_in_half_precision_are_no_logits():
     logits = 3 * torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
     probabilities = torch.softmax(logits.bfloat16(), 1).float().numpy()
     assert np.abs(probabilities.sum(axis=1) - 1).max() > 1e-3
-    expected = Expected(("k",), True, {}, {"k": None}, None)
+    expected = Expected(("k",), True, {}, {"k": None}, Outputs())
     layout = Layout.of(probabilities, expected, (500, 1))
     channels = layout.channels(probabilities, (500, 1))
     np.testing.assert_array_equal(channels[:, :, 0], probabilities)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple, Self
@@ -30,49 +30,66 @@ _VARIANCES = ("var", "variance")
 class Outputs:
     """Several outputs per target, as a user names them: along a dim, or each a variable."""
 
-    # The dim of the outputs; None if each is a variable of its own.
-    dim: str | None
+    # The dim of the outputs; None if each is a variable of its own, or there is one.
+    dim: str | None = None
     # Coordinates along the dim, or names; None to count them.
-    labels: tuple[Any, ...] | None
+    labels: tuple[Any, ...] | None = None
 
     @classmethod
-    def parse(cls, given: Any, dims: Iterable[str]) -> Self | None:
+    def parse(cls, outputs: Any, dims: Iterable[str]) -> Self:
         """Read the argument `outputs`."""
-        if given is None:
-            return None
-        if isinstance(given, str):
-            given = {given: None}
-        if isinstance(given, Mapping):
-            if len(given) != 1:
-                raise InvalidValueError(
-                    f"outputs must have one dim, such as {{'quantile': [0.05, 0.5, 0.95]}}, got "
-                    f"{given!r}"
-                )
-            ((dim, labels),) = given.items()
-            if not isinstance(dim, str) or dim in dims:
-                raise InvalidValueError(
-                    f"outputs must name a dim that the result does not have yet, got {dim!r}; it "
-                    f"has {list(dims)}"
-                )
-            if isinstance(labels, int | np.integer):
-                labels = range(check_whole(f"outputs[{dim!r}]", labels, 1))
-            return cls(dim, None if labels is None else _distinct(f"outputs[{dim!r}]", labels))
-        names = _distinct("outputs", given)
+        if outputs is None:
+            return cls()
+        if isinstance(outputs, str):
+            outputs = {outputs: None}
+        if isinstance(outputs, Mapping):
+            return cls._along_dim(outputs, dims)
+        names = _distinct("outputs", outputs)
         if not all(isinstance(name, str) for name in names):
             raise InvalidTypeError(
                 f"outputs must be names, or a dim with its coordinates such as "
-                f"{{'quantile': [0.05, 0.5, 0.95]}}, got {given!r}"
+                f"{{'quantile': [0.05, 0.5, 0.95]}}, got {outputs!r}"
             )
         return cls(None, names)
+
+    @classmethod
+    def _along_dim(cls, outputs: Mapping[Any, Any], dims: Iterable[str]) -> Self:
+        if len(outputs) != 1:
+            raise InvalidValueError(
+                f"outputs must have one dim, such as {{'quantile': [0.05, 0.5, 0.95]}}, got "
+                f"{outputs!r}"
+            )
+        ((dim, labels),) = outputs.items()
+        if not isinstance(dim, str) or dim in dims:
+            raise InvalidValueError(
+                f"outputs must name a dim that the result does not have yet, got {dim!r}; it "
+                f"has {list(dims)}"
+            )
+        if labels is None:
+            return cls(dim)
+        if isinstance(labels, int | np.integer):
+            labels = range(check_whole(f"outputs[{dim!r}]", labels, 1))
+        return cls(dim, _distinct(f"outputs[{dim!r}]", labels))
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """Names of outputs that are variables of their own."""
+        if self.dim is not None or self.labels is None:
+            return ()
+        return self.labels
 
 
 def _distinct(argument: str, labels: Any) -> tuple[Any, ...]:
     if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
         raise InvalidTypeError(f"{argument} must be a list, got {labels!r}")
-    found = tuple(label.item() if isinstance(label, np.generic) else label for label in labels)
-    if not found or len(set(found)) < len(found):
+    entries = []
+    for label in labels:
+        if isinstance(label, np.generic):
+            label = label.item()
+        entries.append(label)
+    if not entries or len(set(entries)) < len(entries):
         raise InvalidValueError(f"{argument} must have distinct entries, got {labels!r}")
-    return found
+    return tuple(entries)
 
 
 @dataclass(frozen=True)
@@ -100,14 +117,18 @@ class Variable:
         return 1 if self.dim is None else len(self.labels)
 
     @property
+    def has_numbers(self) -> bool:
+        """Whether the labels along its dim are numbers."""
+        return np.array(self.labels).dtype.kind in "iufb"
+
+    @property
     def class_values(self) -> NDArray[np.float64]:
         """Numbers of the classes: their labels, those of their names, or their positions."""
-        labels = np.array(self.labels)
-        if labels.dtype.kind in "iufb":
-            return labels.astype(float)
+        if self.has_numbers:
+            return np.array(self.labels).astype(float)
         if self.numbers.keys() >= set(self.labels):
             return np.array([self.numbers[name] for name in self.labels])
-        return np.arange(float(len(labels)))
+        return np.arange(float(len(self.labels)))
 
     @property
     def is_probability(self) -> bool:
@@ -142,46 +163,54 @@ class Expected:
     window: Mapping[str, int]
     # Targets that are classes, with the labels of these where they are known.
     classes: Mapping[str, tuple[Any, ...] | None]
-    outputs: Outputs | None
+    outputs: Outputs
     # By target and name, the numbers of classes that flags list.
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def parts(self, result: Result) -> list[_Part] | None:
-        """Return the results of each target; None if they cannot be told apart."""
-        names = self.outputs.labels if self.outputs and self.outputs.dim is None else None
+    def parts(self, result: Result) -> list[_Part]:
+        """Return the results of each target; none if they cannot be told apart."""
         if isinstance(result, dict):
-            return self._parts_by_name(result)
-        only = self.targets[0] if len(self.targets) == 1 else None
+            return self._parts_of_dict(result)
         if isinstance(result, tuple):
-            if names and only and len(result) == len(names):
-                return [_Part(only, name, a) for name, a in zip(names, result, strict=True)]
-            if self.outputs and self.outputs.dim and only and len(result) > 1:
-                return [_Part(only, None, np.stack(result, axis=1))]
-            if len(result) == len(self.targets):
-                return [_Part(t, None, a) for t, a in zip(self.targets, result, strict=True)]
-            return None
-        n, *sizes = result.shape
-        window = tuple(self.window.values())
-        if window and sizes == [len(self.targets) * math.prod(window)]:  # rows of estimators
-            result = result.reshape(n, len(self.targets), *window)
-        if not only and (result.ndim < 2 or result.shape[1] != len(self.targets)):
-            return None
-        by_target = (
-            {only: result} if only else {t: result[:, i] for i, t in enumerate(self.targets)}
-        )
-        if not names:
-            return [_Part(target, None, values) for target, values in by_target.items()]
-        if any(a.ndim < 2 or a.shape[1] != len(names) for a in by_target.values()):
-            return None
-        return [_Part(t, o, a[:, i]) for t, a in by_target.items() for i, o in enumerate(names)]
+            return self._parts_of_tuple(result)
+        return self._parts_of_array(result)
 
-    def _parts_by_name(self, result: Mapping[str, NDArray[Any]]) -> list[_Part] | None:
+    def _parts_of_dict(self, result: Mapping[str, NDArray[Any]]) -> list[_Part]:
         if set(result) == set(self.targets):
             return [_Part(target, None, result[target]) for target in self.targets]
-        names = self.outputs.labels if self.outputs and self.outputs.dim is None else (*result,)
-        if len(self.targets) == 1 and set(result) == set(names or ()):
-            return [_Part(self.targets[0], name, result[name]) for name in names or ()]
-        return None
+        names = self.outputs.names or tuple(result)
+        if len(self.targets) > 1 or set(result) != set(names):
+            return []
+        return [_Part(self.targets[0], name, result[name]) for name in names]
+
+    def _parts_of_tuple(self, result: tuple[NDArray[Any], ...]) -> list[_Part]:
+        target, names = self.targets[0], self.outputs.names
+        if len(self.targets) == 1:
+            if names and len(result) == len(names):
+                return [_Part(target, name, a) for name, a in zip(names, result, strict=True)]
+            if self.outputs.dim is not None and len(result) > 1:
+                return [_Part(target, None, np.stack(result, axis=1))]
+        if len(result) != len(self.targets):
+            return []
+        return [_Part(target, None, a) for target, a in zip(self.targets, result, strict=True)]
+
+    def _parts_of_array(self, result: NDArray[Any]) -> list[_Part]:
+        n_targets, names = len(self.targets), self.outputs.names
+        window = tuple(self.window.values())
+        if window and result.shape[1:] == (n_targets * math.prod(window),):  # rows of estimators
+            result = result.reshape(-1, n_targets, *window)
+        if n_targets == 1:
+            arrays = [result]
+        elif result.shape[1:2] == (n_targets,):
+            arrays = [result[:, i] for i in range(n_targets)]
+        else:
+            return []
+        by_target = list(zip(self.targets, arrays, strict=True))
+        if not names:
+            return [_Part(target, None, array) for target, array in by_target]
+        if any(array.shape[1:2] != (len(names),) for array in arrays):
+            return []
+        return [_Part(t, o, array[:, i]) for t, array in by_target for i, o in enumerate(names)]
 
     def refuse(self, result: Result, x_shape: tuple[int, ...]) -> InvalidValueError:
         """Return the error for a result of another form."""
@@ -192,7 +221,9 @@ class Expected:
             got = f"a dict of {list(result)}"
         else:
             got = str(result.shape)
-        named = "" if self.outputs is None else f" with the outputs {self.outputs.labels}"
+        named = ""
+        if self.outputs.labels is not None:
+            named = f" with the outputs {self.outputs.labels}"
         return InvalidValueError(
             f"the model must return shape {shape} for the targets {list(self.targets)} and X of "
             f"shape {x_shape}{named}, got {got}; name several outputs per target with outputs=, "
@@ -213,18 +244,18 @@ class Layout:
     def of(cls, result: Result, expected: Expected, x_shape: tuple[int, ...]) -> Self:
         """Read the layout from the result of a batch of inputs."""
         parts = expected.parts(result)
-        fits = [_fit(part, expected) for part in parts or ()]
-        if not fits or None in fits:
+        fits = [fit for fit in (_fit(part, expected) for part in parts) if fit is not None]
+        if not fits or len(fits) < len(parts):
             if expected.are_named or not isinstance(result, np.ndarray) or result.ndim < 2:
                 raise expected.refuse(result, x_shape)
             return cls._of_embedding(result, expected, x_shape)
-        counts, lacking = zip(*(fit for fit in fits if fit is not None), strict=True)
+        counts, lacking = zip(*fits, strict=True)
         if len(set(lacking)) > 1:
             raise InvalidValueError(
                 "all outputs of the model must have the same dims of the window, got some that "
                 f"lack {sorted(set(lacking))}"
             )
-        variables = [_variable(p, n, expected) for p, n in zip(parts or (), counts, strict=True)]
+        variables = [_variable(p, n, expected) for p, n in zip(parts, counts, strict=True)]
         return cls(tuple(variables), lacking[0], expected)
 
     @classmethod
@@ -241,7 +272,7 @@ class Layout:
     @property
     def window(self) -> tuple[int, ...]:
         """Cells of a window of results along each dim, in the model's order."""
-        return tuple(n for dim, n in self.expected.window.items() if dim not in self.lacking)
+        return _without(self.expected.window, self.lacking)
 
     @classmethod
     def plain(cls, expected: Expected) -> Self:
@@ -251,57 +282,68 @@ class Layout:
     def channels(self, result: Result, x_shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the results of a batch, shape (windows, channels, cells of a window)."""
         n, cells = x_shape[0], math.prod(self.window)
-        is_embedding = self.variables[0].target is None and isinstance(result, np.ndarray)
-        parts = None if is_embedding else self.expected.parts(result)
-        by_name = {part.name: part.values for part in parts or ()}
-        if is_embedding:
-            by_name = {EMBEDDING: np.asarray(result)}
+        if self.variables[0].target is None and isinstance(result, np.ndarray):
+            by_name = {EMBEDDING: result}
+        else:
+            by_name = {part.name: part.values for part in self.expected.parts(result)}
         # A dict may have another order than that of the first result.
         arrays = [by_name.pop(v.name) for v in self.variables if v.name in by_name]
         shapes = [(n, variable.channels, cells) for variable in self.variables]
         if by_name or [np.size(a) for a in arrays] != [math.prod(shape) for shape in shapes]:
             raise self.expected.refuse(result, x_shape)
-        found = [
-            _probabilities(array.reshape(shape))
-            if variable.is_probability
-            else array.reshape(shape)
-            for variable, array, shape in zip(self.variables, arrays, shapes, strict=True)
-        ]
-        return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        for i, (variable, shape) in enumerate(zip(self.variables, shapes, strict=True)):
+            arrays[i] = arrays[i].reshape(shape)
+            if variable.is_probability:
+                arrays[i] = _probabilities(arrays[i])
+        return join_channels(arrays)
 
 
-def _fit(part: _Part, expected: Expected) -> tuple[int | None, tuple[str, ...]] | None:
-    """Return the number of outputs along a dim, and the dims that a result lacks."""
-    sizes, outputs = part.values.shape[1:], expected.outputs
-    has_dim = part.output is None and outputs is not None and outputs.dim is not None
-    may_have_dim = has_dim or (part.output is None and part.target in expected.classes)
-    # An axis of length 1 may stand for the target.
-    forms = [sizes, sizes[1:]] if sizes[:1] == (1,) else [sizes]
-    found = [
-        (form[0] if with_dim else None, lacking)
-        for form in forms
-        for with_dim in (may_have_dim, has_dim)
+def int_if_whole(number: float) -> float:
+    """Return a whole number as an integer, as labels of classes are written."""
+    return int(number) if number.is_integer() else number
+
+
+def join_channels(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return the channels of several arrays (windows, channels, cells) as one."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+
+
+def _fit(part: _Part, expected: Expected) -> tuple[int, tuple[str, ...]] | None:
+    """Return the number of outputs along a dim, 0 without, and the dims that a result lacks."""
+    sizes = part.values.shape[1:]
+    forms = [sizes]
+    if sizes[:1] == (1,):  # which may stand for the target
+        forms.append(sizes[1:])
+    has_dim = part.output is None and expected.outputs.dim is not None
+    are_classes = part.output is None and part.target in expected.classes
+    fits = []
+    for form in forms:
+        if not has_dim:
+            fits.append((0, _lacking(form, expected.window)))
         # Of one number per cell, a target of classes is predicted as a number.
-        if not with_dim or form[:1] > ((0,) if has_dim else (1,))
-        if (lacking := _lacking(form[with_dim:], expected.window))
-    ]
-    fit = min(found, key=lambda fit: len(fit[1][0]), default=None)
-    return None if fit is None else (fit[0], _only(fit[1], expected.window))
+        if (has_dim and form[:1] > (0,)) or (are_classes and form[:1] > (1,)):
+            fits.append((form[0], _lacking(form[1:], expected.window)))
+    fits = [(count, lacking) for count, lacking in fits if lacking]
+    # Of several, the one that lacks the fewest dims; with outputs, if that is equal.
+    best = min(fits, key=lambda fit: (len(fit[1][0]), fit[0] == 0), default=None)
+    return None if best is None else (best[0], _only(best[1], expected.window))
+
+
+def _without(window: Mapping[str, int], dims: Collection[str]) -> tuple[int, ...]:
+    """Return the cells of a window along all but some dims."""
+    return tuple(n for dim, n in window.items() if dim not in dims)
 
 
 def _lacking(sizes: tuple[int, ...], window: Mapping[str, int]) -> list[tuple[str, ...]]:
     """Return which dims of a window a result of some sizes may lack; none if it does not fit."""
-    return [
-        dims
-        for dims in combinations(window, max(len(window) - len(sizes), 0))
-        if tuple(n for dim, n in window.items() if dim not in dims) == sizes
-    ]
+    n_lacking = max(len(window) - len(sizes), 0)
+    return [dims for dims in combinations(window, n_lacking) if _without(window, dims) == sizes]
 
 
 def _only(fits: list[tuple[str, ...]], window: Mapping[str, int]) -> tuple[str, ...]:
     """Return the dims that a result lacks; refuse results that may lack one or another."""
     if len(fits) > 1:
-        sizes = tuple(n for dim, n in window.items() if dim not in fits[0])
+        sizes = _without(window, fits[0])
         raise InvalidValueError(
             f"the model returned windows of {sizes} cells for windows {dict(window)}, which may "
             f"lack any of {fits}; say which with target_size of the data set"
@@ -309,25 +351,25 @@ def _only(fits: list[tuple[str, ...]], window: Mapping[str, int]) -> tuple[str, 
     return fits[0]
 
 
-def _variable(part: _Part, count: int | None, expected: Expected) -> Variable:
-    """Return the variable of a part of the results."""
+def _variable(part: _Part, count: int, expected: Expected) -> Variable:
+    """Return the variable of a part of the results, with some outputs along a dim or without."""
     target, outputs = part.target, expected.outputs
     if part.output is not None:
         is_variance = part.output in _VARIANCES
         has_offset = not is_variance and part.output not in _SPREADS
         return Variable(part.name, target, power=1 + is_variance, has_offset=has_offset)
-    if count is None:
+    if not count:
         is_label = target in expected.classes and part.values.dtype.kind in "iub"
         return Variable(target, target, is_label=is_label)
-    dim = CLASS if outputs is None or outputs.dim is None else outputs.dim
-    labels = None if outputs is None else outputs.labels
-    given = "outputs has"
+    dim = outputs.dim or CLASS
+    labels, origin = outputs.labels, "outputs has"
     if labels is None and dim == CLASS:
-        labels, given = expected.classes.get(target), f"flag_values of {target!r} have"
-    labels = tuple(range(count)) if labels is None else labels
+        labels, origin = expected.classes.get(target), f"flag_values of {target!r} have"
+    if labels is None:
+        labels = tuple(range(count))
     if len(labels) != count:
         raise InvalidValueError(
-            f"{given} {len(labels)} entries along {dim!r}, {labels}, but the model returns "
+            f"{origin} {len(labels)} entries along {dim!r}, {labels}, but the model returns "
             f"{count} per target; name them by outputs={{{dim!r}: [...]}}"
         )
     return Variable(target, target, dim, labels, numbers=expected.numbers.get(target, {}))

@@ -11,9 +11,9 @@ import xarray as xr
 from ml4cube.core.axes import has_distances
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.classes import FLAGS
-from ml4cube.cube.coordinates import INIT
+from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.prediction.results.cf import empty_prediction, gaps_like, target_attrs
-from ml4cube.prediction.results.layout import Layout, Variable
+from ml4cube.prediction.results.layout import Layout, Variable, int_if_whole
 from ml4cube.prediction.spec import PredictionSpec
 from ml4cube.prediction.windows.dates import forecast_coords
 from ml4cube.prediction.windows.geometry import DimWindows
@@ -68,44 +68,37 @@ def make_template(
 
 def _sizes(cube: xr.Dataset, variable: Variable, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the dims of a variable, in the order of its target if the cube has it."""
-    name = variable.target
-    own = cube[name].dims if name is not None and name in cube.data_vars else ()
-    order = [str(dim) for dim in own] if set(own) == set(sizes) else list(sizes)
-    return {dim: sizes[dim] for dim in order}
+    if variable.target in cube.data_vars:
+        order = [str(dim) for dim in cube[variable.target].dims]
+        if set(order) == set(sizes):
+            return {dim: sizes[dim] for dim in order}
+    return dict(sizes)
 
 
 def _with_dim(variable: Variable, sizes: Mapping[str, int]) -> dict[str, int]:
     """Add the dim of several outputs: before the dims of the cube."""
     assert variable.dim is not None
-    first = 2 if INIT in sizes else 0
-    items = list(sizes.items())
-    return dict([*items[:first], (variable.dim, variable.channels), *items[first:]])
+    of_forecast = {dim: n for dim, n in sizes.items() if dim in (INIT, LEAD)}
+    return {**of_forecast, variable.dim: variable.channels, **sizes}
 
 
 def _dtype(cube: xr.Dataset, variable: Variable, default: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of a target: its own in the cube if that is a float."""
-    name = variable.target
-    given = cube[name].dtype if name is not None and name in cube.data_vars else default
-    return given.newbyteorder("=") if given.kind == "f" else default
+    if variable.target in cube.data_vars and cube[variable.target].dtype.kind == "f":
+        return cube[variable.target].dtype.newbyteorder("=")
+    return default.newbyteorder("=")
 
 
 def _attrs(
     cube: xr.Dataset, spec: PredictionSpec, variable: Variable, *, is_label: bool
 ) -> dict[str, Any]:
+    """Return the attributes of a variable: those of its target, as far as they hold for it."""
     if variable.target is None:
         return {"long_name": "embedding", "units": "1"}
     attrs = target_attrs(cube, variable.target, spec.source_attrs.get(variable.target, {}))
     if is_label:
         attrs.pop("units", None)  # of what the labels were computed from
-        values = variable.class_values
-        known = np.ravel(attrs.get("flag_values", ())).tolist()
-        if not set(values) <= set(known):
-            attrs["flag_values"] = [int(v) if v.is_integer() else v for v in values.tolist()]
-            if np.array(variable.labels).dtype.kind not in "iufb":
-                attrs["flag_meanings"] = " ".join(str(n).replace(" ", "_") for n in variable.labels)
-            elif known or len(str(attrs.get("flag_meanings", "")).split()) != len(values):
-                attrs.pop("flag_meanings", None)  # of other classes
-        return attrs
+        return _with_flags(attrs, variable)
     if variable.is_probability:
         for key in (*FLAGS, "standard_name"):
             attrs.pop(key, None)
@@ -115,6 +108,20 @@ def _attrs(
         attrs["long_name"] = variable.name.replace("_", " ")
         if variable.power == 2 and "units" in attrs:
             attrs["units"] = f"({attrs['units']})2"
+    return attrs
+
+
+def _with_flags(attrs: dict[str, Any], variable: Variable) -> dict[str, Any]:
+    """Add the flags of a variable's classes, unless the target's flags have them all."""
+    values = variable.class_values.tolist()
+    target_flags = np.ravel(attrs.get("flag_values", ())).tolist()
+    if set(values) <= set(target_flags):
+        return attrs
+    attrs["flag_values"] = list(map(int_if_whole, values))
+    if not variable.has_numbers:
+        attrs["flag_meanings"] = " ".join(str(n).replace(" ", "_") for n in variable.labels)
+    elif target_flags or len(str(attrs.get("flag_meanings", "")).split()) != len(values):
+        attrs.pop("flag_meanings", None)  # of other classes
     return attrs
 
 

@@ -57,14 +57,14 @@ def _later_dates(dates: NDArray[Any], steps: int) -> NDArray[Any]:
     if not is_even or (place is None and len({*gaps.tolist()}) == 1):
         step = np.sort(gaps)[len(gaps) // 2]  # the median, also of timedelta objects
         return np.array([dates[-1] + step * n for n in range(1, steps + 1)], dates.dtype)
-    found = []
+    later = []
     for n in range(1, steps + 1):
         month = months[-1] + n * strides[0]
         # As far into the month as the same month has it a year before, or the last date.
         same = np.flatnonzero((months - month) % 12 == 0)
         like = recent[same[-1] if len(same) else -1]
-        found.append(_in_month(like, int(month), place or _place_in_month(like)))
-    return np.array(found, dates.dtype)
+        later.append(_in_month(like, int(month), place or _place_in_month(like)))
+    return np.array(later, dates.dtype)
 
 
 def _month_of(date: Any) -> int:
@@ -138,37 +138,44 @@ def choose_inits(axis: xr.Variable, wanted: Any, first: int, last: int) -> Ints:
                 f"the cube has {n} steps along {dim!r}, too few for the inputs of one forecast"
             )
         return np.arange(first, last + 1)
-    positions = xr.DataArray(np.arange(n), {dim: axis}, dims=dim)
-    if isinstance(wanted, xr.DataArray | xr.Variable):
-        wanted = wanted.values
-    one_by_one = [wanted] if np.ndim(wanted) == 0 else list(wanted)
-    try:
-        if isinstance(wanted, slice):
-            found = positions.sel({dim: wanted}).values
-        else:
-            # A text may be a part of dates, such as a year.
-            labels = [slice(one, one) if isinstance(one, str) else [one] for one in one_by_one]
-            parts = [positions.sel({dim: label}).values for label in labels]
-            found = np.concatenate(parts) if all(map(len, parts)) else np.empty(0, np.intp)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidValueError(
-            f"init_times must be among the dates of {dim!r}, {axis.values[0]} to "
-            f"{axis.values[-1]}, got {wanted!r}"
-        ) from error
-    found = np.unique(found)
-    if not len(found):
-        raise InvalidValueError(
-            f"init_times must be among the dates of {dim!r}, {axis.values[0]} to "
-            f"{axis.values[-1]}, got {wanted!r}"
-        )
-    for unfit, lacks in ((found[found < first], "past"), (found[found > last], "future")):
+    positions = _positions(axis, wanted)
+    past, future = positions[positions < first], positions[positions > last]
+    for unfit, lacks in ((past, "past"), (future, "future")):
         if len(unfit):
             raise InvalidValueError(
                 f"init_times: {[str(axis.values[i]) for i in unfit[:_SOME]]} have too little "
                 f"{lacks} in the cube; the model can start from {axis.values[first]} to "
                 f"{axis.values[last]}"
             )
-    return found
+    return positions
+
+
+def _positions(axis: xr.Variable, wanted: Any) -> Ints:
+    """Return the positions of dates, ascending; refuse dates that the cube lacks."""
+    dim = str(axis.dims[0])
+    positions = xr.DataArray(np.arange(len(axis)), {dim: axis}, dims=dim)
+    if isinstance(wanted, xr.DataArray | xr.Variable):
+        wanted = wanted.values
+    labels = [wanted]
+    if not isinstance(wanted, slice) and np.ndim(wanted):
+        labels = list(wanted)
+    parts = []
+    refusal = InvalidValueError(
+        f"init_times must be among the dates of {dim!r}, {axis.values[0]} to "
+        f"{axis.values[-1]}, got {wanted!r}"
+    )
+    try:
+        for label in labels:
+            if isinstance(label, str):  # which may be a part of dates, such as a year
+                label = slice(label, label)
+            elif not isinstance(label, slice):
+                label = [label]
+            parts.append(positions.sel({dim: label}).values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise refusal from error
+    if not parts or not all(map(len, parts)):
+        raise refusal
+    return np.unique(np.concatenate(parts))
 
 
 def forecast_coords(axis: xr.Variable, inits: Ints, leads: Ints) -> dict[str, xr.Variable]:
