@@ -30,8 +30,7 @@ from ml4cube.errors import (
 )
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.postprocessing import undo_standardizing
-from ml4cube.prediction import cube as cube_module
-from ml4cube.prediction import predict_cube
+from ml4cube.prediction import predict_cube, run
 from ml4cube.preprocessing import CubeScaler, accounting, drop_nan_values, get_statistics
 from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.splits.cube import CubeView
@@ -147,7 +146,7 @@ def test_any_model_is_blended_as_by_hand(case, batch_size):
 
 @pytest.mark.parametrize("cells", [1, 50, 10**6])
 def test_tiles_of_any_size_give_the_same_cube(cells, monkeypatch):
-    monkeypatch.setattr("ml4cube.prediction.cube._BLOCK_CELLS", (cells, cells))
+    monkeypatch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (cells, cells))
     cube = cell_id_cube({"time": 9, "lat": 13, "lon": 11}, gaps=0.1)
     result = predict_cube(Uneven(), cube, sample_size={"lat": 4, "lon": 3}, overlap=0.5)
     expected = oracle(uneven, cube.a.values.astype(float), [1, 4, 3], [0, 2, 2])
@@ -174,8 +173,8 @@ class Noting(torch.nn.Module):
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_windows_per_call_are_chosen_by_bytes_and_change_nothing(kind, monkeypatch):
     """Stands in for a GPU: the model runs on the CPU, with as many windows as on a GPU."""
-    monkeypatch.setattr(cube_module, "device_of", lambda *_: torch.device(kind))
-    monkeypatch.setattr(cube_module, "_CPU_BATCH_BYTES", 2 * 16 * 16 * 2 * 4)
+    monkeypatch.setattr(run, "device_of", lambda *_: torch.device(kind))
+    monkeypatch.setattr(run, "_CPU_BATCH_BYTES", 2 * 16 * 16 * 2 * 4)
     cube = cell_id_cube({"time": 4, "lat": 32, "lon": 32}, "float32", names=("a", "b"))
     given = []
     model = torch.nn.Conv2d(2, 2, 3, padding=1)
@@ -309,7 +308,7 @@ def test_noise_belongs_to_a_cell_whatever_the_tile_window_and_dim_order(monkeypa
     cube = cell_id_cube({"time": 4, "lat": 6, "lon": 8}, gaps=0.3)
     about = metadata(cube, sample_size={"lat": 4}, overlap=0.5, fill_method="noise")
     first = predict_cube(IDENTITY, cube, about, keep_gaps=False)
-    monkeypatch.setattr("ml4cube.prediction.cube._BLOCK_CELLS", (1, 1))
+    monkeypatch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (1, 1))
     turned = cube.transpose("lon", "lat", "time")
     second = predict_cube(IDENTITY, turned, about, sample_size={"lat": 3}, keep_gaps=False)
     np.testing.assert_allclose(second.a.transpose(*cube.a.dims), first.a, rtol=1e-5)

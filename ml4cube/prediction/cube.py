@@ -3,58 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 
 from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import (
-    InvalidTypeError,
-    InvalidValueError,
-    check_choice,
-    check_flags,
-    check_whole,
-)
-from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.cube.absent_chunks import heed_absent_chunks
-from ml4cube.cube.engine import DaskCluster, Engine, check_client
+from ml4cube.core.errors import InvalidValueError, check_choice, check_flags
+from ml4cube.core.grid import SizesLike
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.reader import CubeReader
-from ml4cube.cube.variables import cube_dims, cube_variables
-from ml4cube.prediction.block import BlockPredictor
+from ml4cube.cube.variables import cube_dims
 from ml4cube.prediction.columns import check_columns, refuse_method
-from ml4cube.prediction.identity import call_id, source_state
-from ml4cube.prediction.models import (
-    Model,
-    classes_of,
-    device_of,
-    input_dtype,
-    is_estimator,
-    parse_models,
-    running,
-)
-from ml4cube.prediction.output.memory import Block, Output
-from ml4cube.prediction.output.opening import check_output, make_output, output_location
-from ml4cube.prediction.results.layout import CLASS, Expected, Layout, Outputs, int_if_whole
-from ml4cube.prediction.results.template import make_template
+from ml4cube.prediction.models import Model, is_estimator, parse_models
+from ml4cube.prediction.probing import expected_results
+from ml4cube.prediction.run import RunOptions, run
 from ml4cube.prediction.source import Source
-from ml4cube.prediction.spec import PredictionSpec, bind
+from ml4cube.prediction.spec import bind
 from ml4cube.prediction.windows.placing import WindowOptions
-from ml4cube.progress import Stage
-from ml4cube.sampling.request import source_chunks
-from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.engine import RankEngine, all_ranks_or_none
 
-# Bytes of inputs in a batch of default size: what a core's cache holds, and what keeps a GPU busy.
-_CPU_BATCH_BYTES, _GPU_BATCH_BYTES = 2**19, 2**26
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
-# A block is a 16th of the cube, within these if windows are not larger.
-_BLOCK_CELLS = (2**14, 2**20)
-_BYTES_PER_CELL = 64  # of a block, with its inputs and sums, that the most cells allow
 
 
 def predict_cube(
@@ -238,264 +206,27 @@ def predict_cube(
     if isinstance(mask, xr.DataArray):
         check_aligned("mask", mask, cube)
         cube, mask = cube.assign({_MASK: mask.variable}), _MASK
-    options = WindowOptions(
+    windows = WindowOptions(
         sample_size=sample_size, overlap=overlap, init_times=init_times, rollout=rollout
     )
-    spec = bind(cube, Source.of(store_or_stats), features, targets, mask, options)
-    expected = _expected(spec, models, outputs, reduce)
+    spec = bind(cube, Source.of(store_or_stats), features, targets, mask, windows)
+    expected = expected_results(spec, models, outputs, reduce)
     for member in models:
         refuse_method(member)
     for member in filter(is_estimator, models):
         check_columns(member, spec.channels, math.prod(spec.windows.input_window.values()))
-    has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)
-    dtype = input_dtype(models, has_doubles)
-    if batch_size is None:
-        batch_size = _windows_per_call(spec, dtype, device_of(models[0], device))
-    check_whole("batch_size", batch_size, 1)
-    location = output_location(out)
-    dtypes = {name: cube[name].dtype for name in spec.targets if name in cube.data_vars}
-    names = (*spec.targets, *spec.windows.dims, *map(str, cube.coords))
-    check_output(location, names, dtypes, overwrite=overwrite, append=append)
-
-    read, cube_mask = spec.read_variables, spec.mask or spec.preparation.mask
-    heeded = heed_absent_chunks(cube, read, missing_chunks, mask=cube_mask)
-    source = source_state(cube, read, location)
-    world = World.current("cpu")  # blocks travel in main memory
-    check_client(client)
-    if client is not None and world.size > 1:
-        raise InvalidTypeError(
-            f"client must be None in a group of {world.size} ranks, which share the blocks already"
-        )
-    with running(models, device, dtype, samples, seed, spec.channels) as members:
-        predictor = BlockPredictor(
-            members,
-            spec,
-            Layout.plain(expected),
-            CubeReader.of(heeded.cube, read, tuple(spec.windows.dims)),
-            keep_gaps,
-            reduce,
-            members.fixed_batch or batch_size,
-        )
-        predictor = _with_layout(predictor, cube, expected, world)
-        blocks = _blocks(predictor, cube)
-        template = make_template(
-            cube,
-            predictor.spec,
-            predictor.layout,
-            dict(zip(blocks.dims, blocks.tile, strict=True)),
-            np.dtype("f8" if dtype == torch.float64 else "f4"),
-            _description(models, spec, expected),
-            with_spread=len(members) > 1,
-            reduce=reduce,
-        )
-        names = tuple(str(name) for name, v in template.data_vars.items() if v.chunks is not None)
-        # The template has the layout of the results.
-        settings = [spec, keep_gaps, reduce, predictor.batch_size, str(device), samples, seed]
-        settings += sorted(heeded.dropped)
-        id = call_id(models, template, [*settings, append], location, source)
-        output = make_output(
-            location, template, names, world, overwrite=overwrite, append=append, call_id=id
-        )
-        if output.is_written:
-            return output.result()
-        engine = RankEngine(world) if client is None else DaskCluster(client)
-
-        def check_source() -> None:
-            if source is not None:
-                source.check_unchanged(location)
-
-        return _predict_blocks(predictor, blocks, output, world, engine, progress, check_source)
-
-
-def _windows_per_call(spec: PredictionSpec, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the default number of windows per call of the model."""
-    values = math.prod(spec.windows.input_window.values()) * len(spec.channels)
-    window_bytes = values * dtype.itemsize
-    budget = _CPU_BATCH_BYTES if device.type == "cpu" else _GPU_BATCH_BYTES
-    return max(1, budget // window_bytes)
-
-
-def _expected(
-    spec: PredictionSpec, models: Sequence[Model], outputs: Any, reduce: str | None
-) -> Expected:
-    """Return what is known of the results of a model."""
-    named = Outputs.parse(outputs, spec.windows.result_shape)
-    labels = _labels_of(models)
-    classes: dict[str, tuple[Any, ...] | None] = {}
-    numbers = {}
-    for target, flags in spec.classes.items():
-        classes[target] = tuple(map(int_if_whole, flags)) or None
-        numbers[target] = {name: label for label, name in flags.items()}
-    if labels:  # of fitted models; they come before those that the flags of the targets list
-        classes = dict.fromkeys(spec.targets, labels)
-    if reduce == "argmax" and not classes and named.dim != CLASS:
-        raise InvalidValueError(
-            "reduce='argmax' needs targets that are classes: integers, or outputs={'class': ...}"
-        )
-    window = spec.windows.target_window
-    return Expected(spec.targets, spec.are_targets_named, window, classes, named, numbers)
-
-
-def _labels_of(models: Sequence[Model]) -> tuple[Any, ...] | None:
-    """Return the labels of the classes that fitted classifiers know."""
-    of_models = [classes_of(model) for model in models]
-    labels = {tuple(classes.tolist()): None for classes in of_models if classes is not None}
-    if len(labels) > 1:
-        raise InvalidValueError(f"all members must have the same classes, got {[*labels]}")
-    return next(iter(labels), None)
-
-
-def _with_layout(
-    predictor: BlockPredictor, cube: xr.Dataset, expected: Expected, world: World
-) -> BlockPredictor:
-    """Return the predictor with the layout of the first result, which rank 0 makes."""
-    probed = predictor
-    with all_ranks_or_none(world):
-        if world.is_main:
-            blocks = _blocks(predictor, cube)
-            probed = predictor.find_layout(blocks, expected)
-            if probed is not predictor:  # else there are only gaps
-                _check_layout(probed)
-            if _blocks(probed, cube) != blocks:  # whose first batch has other windows
-                probed.probe_results.clear()
-    layout, windows = world.broadcast((probed.layout, probed.spec.windows))
-    return replace(probed, layout=layout, spec=replace(probed.spec, windows=windows))
-
-
-def _check_layout(predictor: BlockPredictor) -> None:
-    """Refuse results that cannot become the cube that was asked for."""
-    layout, windows = predictor.layout, predictor.spec.windows
-    lacking = {dim for dim in layout.lacking if windows.dims[dim].is_single}
-    if windows.lead_dim in lacking:
-        raise InvalidValueError(
-            f"the model must return {windows.n_leads} steps along {windows.lead_dim!r}, as the "
-            "targets of the data set have, got results without that axis"
-        )
-    several = [v.name for v in layout.variables if v.name != v.target or v.channels > 1]
-    if windows.rollout > 1 and (several or lacking):
-        raise InvalidValueError(
-            f"rollout={windows.rollout} needs a model that returns one number per target and cell, "
-            f"to be its next input, got {several or f'none along {lacking}'}"
-        )
-    if predictor.reduce == "argmax" and not any(v.is_probability for v in layout.variables):
-        raise InvalidValueError(
-            "reduce='argmax' needs a model that returns one number for each class, got one for "
-            f"{[variable.name for variable in layout.variables]}"
-        )
-    _refuse_means_of_labels(predictor)
-    for variable in layout.variables:
-        scaling = predictor.spec.preparation.scaling.get(variable.target or "")
-        if scaling is not None and (both := lacking & set(scaling.dims)):
-            raise InvalidValueError(
-                f"{variable.target!r} was scaled per {sorted(both)}, and the model returns one "
-                "value for a whole window along it, which cannot be unscaled"
-            )
-
-
-def _refuse_means_of_labels(predictor: BlockPredictor) -> None:
-    """Refuse labels of classes where a cell has several results."""
-    labels = [variable.name for variable in predictor.layout.variables if variable.is_label]
-    overlap = any(axis.has_overlaps for axis in predictor.spec.windows.axes)
-    if labels and (overlap or len(predictor.members) > 1):
-        raise InvalidValueError(
-            f"the model must return a number for each class of {labels}, got labels, which would "
-            "be averaged over members and windows that overlap; choose with reduce='argmax'"
-        )
-
-
-def _blocks(predictor: BlockPredictor, cube: xr.Dataset) -> Grid:
-    """Choose the blocks that are predicted and written, near the cube's chunks."""
-    windows = predictor.spec.windows
-    fewest, most = _BLOCK_CELLS
-    # Inputs as read and scaled, with flags of gaps; sums, weights and means of results.
-    n_leads = max(windows.n_leads, 1)
-    n_inputs = math.prod(windows.dims[dim].size for dim in windows.lost_dims)
-    n_bytes = 9 * n_inputs * len(predictor.spec.features)
-    n_bytes += 24 * len(predictor.members) * predictor.channels * n_leads
-    # Of all leads together.
-    cells = math.prod(windows.result_shape.values()) // n_leads
-    cells = min(max(cells // 16, fewest), most)
-    cells = max(cells * _BYTES_PER_CELL // max(n_bytes, _BYTES_PER_CELL), 1)
-    variables = (cube[name].variable for name in cube_variables(cube)[0])
-    largest = max(variables, key=lambda variable: variable.ndim)
-    chunks = {d: n for d, n in source_chunks(largest).items() if d not in windows.lost_dims}
-    return Grid.blocks(windows.result_shape, windows.block_size(chunks, cells * n_leads))
-
-
-def _description(
-    models: Sequence[Model], spec: PredictionSpec, expected: Expected
-) -> dict[str, Any]:
-    """Describe model and windows in JSON values, for the attributes of the predicted cube."""
-    named = type(models[0]) if not hasattr(models[0], "__name__") else models[0]
-    windows = spec.windows
-    description: dict[str, Any] = {
-        "model": getattr(named, "__name__", type(models[0]).__name__),
-        "features": spec.channels,
-        "targets": spec.targets,
-        "window": {dim: of_dim.known_size for dim, of_dim in windows.dims.items()},
-        "overlap": {dim: of_dim.overlap for dim, of_dim in windows.dims.items()},
-    }
-    if windows.rollout > 1:
-        description["rollout"] = windows.rollout
-    return description
-
-
-def _predict_blocks(
-    predictor: BlockPredictor,
-    blocks: Grid,
-    output: Output,
-    world: World,
-    engine: Engine,
-    progress: bool,
-    check_source: Callable[[], None],
-) -> xr.Dataset:
-    """Predict all blocks, by the ranks or the workers of a cluster.
-
-    `check_source` is called before the result is published.
-    """
-    _keep_freed_memory()
-    try:
-        done = output.begin()
-        ids = [id for id in range(len(blocks)) if id not in done]
-        shared, own = predictor.reader.split(engine.shares_memory)
-        job = replace(predictor, reader=shared), blocks, output.writer
-        tasks = ((id, own.narrow(predictor.cells_of(blocks.block(id)))) for id in ids)
-        show = progress and world.is_main
-        with Stage("predicting", len(ids), "blocks", show=show) as stage, engine:
-            for _, block in engine.run(_predict_block, job, tasks):
-                if block is not None:
-                    output.collect(block)
-                stage.update()
-        with all_ranks_or_none(world):
-            if world.is_main:
-                check_source()
-                output.publish()
-    except BaseException as error:
-        if world.is_main:
-            output.discard(error)
-        raise
-    return output.result()
-
-
-def _keep_freed_memory() -> None:
-    """Make glibc keep up to 64 MB that are freed, or a model gets new pages for every batch.
-
-    It keeps twice the size of the largest array that was freed, of those up to 32 MB. Other
-    allocators do not care. The array is never touched, so it takes no memory itself.
-    """
-    np.empty(2**25 - 2**16, np.uint8)
-
-
-def _predict_block(
-    job: tuple[BlockPredictor, Grid, Callable[[int, Block], None] | None],
-    task: tuple[int, CubeReader],
-) -> Block | None:
-    """Predict a block and write it; return it if it can only be written by the caller."""
-    predictor, blocks, write = job
-    id, own_cells = task
-    predictor = replace(predictor, reader=own_cells.joined(predictor.reader))
-    block = predictor.predict(blocks.block(id))
-    if write is None:
-        return block
-    write(id, block)
-    return None
+    options = RunOptions(
+        out=out,
+        keep_gaps=keep_gaps,
+        batch_size=batch_size,
+        device=device,
+        overwrite=overwrite,
+        append=append,
+        progress=progress,
+        reduce=reduce,
+        samples=samples,
+        seed=seed,
+        client=client,
+        missing_chunks=missing_chunks,
+    )
+    return run(models, cube, spec, expected, options)

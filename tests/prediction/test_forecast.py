@@ -147,7 +147,7 @@ def test_forecasts_are_those_of_a_slow_loop(case, batch_size, block_cells):
         dtype="float64",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ml4cube.prediction.cube._BLOCK_CELLS", (block_cells, block_cells))
+        patch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (block_cells, block_cells))
         result = predict_cube(
             Mixing(leads, data.layout[:2]), cube, data, overlap=overlap, batch_size=batch_size
         )

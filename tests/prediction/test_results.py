@@ -409,7 +409,7 @@ def test_dropout_inside_attention_and_recurrent_layers_is_sampled_too(part):
 
 @pytest.mark.slow
 def test_samples_do_not_depend_on_the_number_of_ranks(monkeypatch):
-    monkeypatch.setattr("ml4cube.prediction.cube._BLOCK_CELLS", (12, 12))
+    monkeypatch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (12, 12))
     with kept_ranks():
         shared = xr.Dataset.from_dict(launch(dropped_out, 2))
     monkeypatch.undo()
