@@ -209,7 +209,8 @@ def predict_cube(
     windows = WindowOptions(
         sample_size=sample_size, overlap=overlap, init_times=init_times, rollout=rollout
     )
-    spec = bind(cube, Source.of(store_or_stats), features, targets, mask, windows)
+    source = Source.of(store_or_stats, {dim: cube.sizes[dim] for dim in cube_dims(cube)})
+    spec = bind(cube, source, features, targets, mask, windows)
     expected = expected_results(spec, models, outputs, reduce)
     for member in models:
         refuse_method(member)

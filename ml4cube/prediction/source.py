@@ -16,6 +16,7 @@ from ml4cube.loading.sources import stored_axes
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.recipe.preparation import Fill, fills_of
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.sampling.rescaling import scaling_of
 from ml4cube.store.format import StoreMetadata
 
@@ -24,31 +25,44 @@ from ml4cube.store.format import StoreMetadata
 class Source:
     """How the training data of a model were made, as far as it is known."""
 
-    # As the argument `store_or_stats` gave it, unless it has metadata: statistics, or nothing.
-    statistics: Any = None
+    # Of single cells, neither filled nor masked, where nothing is known.
+    recipe: Recipe
+    # Whatever scales: metadata, statistics, a scaler or pairs by variable; None if nothing does.
+    scaler: Any
     metadata: StoreMetadata | None = None
     data: PTXrDataset | None = None
     # Coordinates of the cube of the training.
     axes: Mapping[str, xr.Variable] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Any) -> Self:
-        """Read the argument `store_or_stats`; refuse samples that a cube cannot give."""
+    def of(cls, source: Any, sizes: Mapping[str, int]) -> Self:
+        """Read the argument `store_or_stats`; refuse samples that a cube cannot give.
+
+        `sizes` are those of the cube that is predicted.
+        """
+        data: PTXrDataset | None = None
+        axes: Mapping[str, xr.Variable] = {}
+        metadata: StoreMetadata | None
         if isinstance(source, StoreMetadata):
-            return cls(metadata=source)
-        if isinstance(source, xr.Dataset):
+            metadata = source
+        elif isinstance(source, PTXrDataset):
+            metadata, data, axes = source.metadata, source, source._source.axes
+        elif isinstance(source, xr.Dataset):
+            metadata = StoreMetadata.of(source)
             axes = stored_axes(source.encoding.get("source"))
-            return cls(metadata=StoreMetadata.of(source), axes=axes)
-        if source is None or isinstance(source, Mapping | CubeScaler):
-            return cls(statistics=source)
-        if not isinstance(source, PTXrDataset):
-            return cls(metadata=StoreMetadata.of(source), axes=stored_axes(source))
-        if source.metadata is None:
+        elif source is None or isinstance(source, Mapping | CubeScaler):
+            return cls(Recipe.parse(sizes, ["any"]), source)
+        else:
+            metadata, axes = StoreMetadata.of(source), stored_axes(source)
+        if metadata is None:
             raise InvalidValueError(
                 "the data set was made from arrays without metadata; give statistics, features, "
                 "targets and sample_size instead"
             )
-        return cls(metadata=source.metadata, data=source, axes=source._source.axes)
+        scaler = None
+        if metadata.recipe.scale_fn is not None:
+            scaler = metadata
+        return cls(metadata.recipe, scaler, metadata, data, axes)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -71,11 +85,6 @@ class Source:
         return () if self.data is None else self.data.coord_features
 
     @property
-    def callback(self) -> str | None:
-        """Name of the function that changed the samples before they were scaled."""
-        return None if self.metadata is None else self.metadata.recipe.callback
-
-    @property
     def variables(self) -> Mapping[str, Mapping[str, Any]]:
         """Dtypes and attributes that the variables had in the cube of the training."""
         return {} if self.metadata is None else self.metadata.provenance.get("variables", {})
@@ -87,39 +96,31 @@ class Source:
 
     def masks(self, cube: xr.Dataset) -> tuple[str | None, str | None]:
         """Return the variables of a cube outside which results and features are gaps."""
-        if self.metadata is None:
-            return None, None
-        recipe = self.metadata.recipe
-        name = recipe.filter_var
-        if name not in cube.variables:
-            return None, None
+        name = self.recipe.filter_var
         of_results, of_features = None, None
-        if recipe.apply_mask:
+        if name in cube.variables and self.recipe.apply_mask:
             of_results = name
-        if recipe.mask_makes_gaps:
+        if name in cube.variables and self.recipe.mask_makes_gaps:
             of_features = name
         return of_results, of_features
 
     def fills(self, floats: Iterable[str]) -> dict[str, Fill]:
         """Return how gaps of variables of floats were filled."""
-        if self.metadata is None:
-            return {}
-        return fills_of(self.metadata.recipe, floats, self.metadata.fill)
+        stats = None
+        if self.metadata is not None:
+            stats = self.metadata.fill
+        return fills_of(self.recipe, floats, stats)
 
     def scaling(self, cube: xr.Dataset, names: Iterable[str]) -> dict[str, Scaling]:
         """Return offset and scale of every scaled variable, in every cell of a cube."""
-        are_pairs = isinstance(self.statistics, Mapping) and not isinstance(
-            self.statistics, Statistics
-        )
-        if are_pairs:
+        if self.scaler is None:
+            return {}
+        if isinstance(self.scaler, Mapping) and not isinstance(self.scaler, Statistics):
             return {
                 name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, _DEFAULT))
-                for name, pair in _used(self.statistics, names).items()
+                for name, pair in _used(self.scaler, names).items()
             }
-        source = self.metadata or self.statistics
-        if source is None or (self.metadata and self.metadata.recipe.scale_fn is None):
-            return {}
-        statistics, scale_fn = given_statistics(source, _DEFAULT)
+        statistics, scale_fn = given_statistics(self.scaler, _DEFAULT)
         used = Statistics(_used(statistics, names), statistics.part)
         return scaling_of(used, scale_fn, cube, [str(dim) for dim in cube.dims])
 

@@ -76,12 +76,12 @@ def bind(
     options: WindowOptions,
 ) -> PredictionSpec:
     """Take from the source what was not given, and check everything against the cube."""
-    mask_of_results, mask_of_features = source.masks(cube)
     feature_names, target_names = _names(cube, source, features, targets, mask)
     names = tuple(dict.fromkeys((*feature_names, *target_names)))
     _check_source(source, cube, names)
-    forcings = set(feature_names) - set(target_names or feature_names)
-    forcing_dims = {str(d) for n in forcings if n in cube.variables for d in cube[n].dims}
+    present = [name for name in feature_names if name in cube.variables]
+    forcings = [name for name in present if name not in (target_names or feature_names)]
+    forcing_dims = {str(dim) for name in forcings for dim in cube[name].dims}
     windows, axes = place_windows(cube, source, options, forcing_dims)
     rollout = None
     if windows.rollout > 1 and source.data is not None:
@@ -89,9 +89,12 @@ def bind(
         windows = replace(windows, lead_axis=rollout.axis - 2)  # after samples and channels
     scaling = source.scaling(_grid(windows, axes), names)
     if source.metadata is None:
-        _refuse_unclear(cube, [name for name in feature_names if name in scaling])
-    floats = [n for n in feature_names if n in cube.variables and cube[n].dtype.kind == "f"]
+        _refuse_unclear(cube, [name for name in present if name in scaling])
+    floats = [name for name in present if cube[name].dtype.kind == "f"]
     shape = {dim: cube.sizes[dim] for dim in windows.dims}
+    mask_of_results, mask_of_features = source.masks(cube)
+    if mask is None:
+        mask = mask_of_results
     spec = PredictionSpec(
         features=feature_names,
         targets=target_names or feature_names,
@@ -102,8 +105,8 @@ def bind(
         axes=axes,
         tables=coordinate_tables(source.coord_features, axes),
         preparation=Preparation(shape, mask_of_features, source.fills(floats), scaling),
-        mask=mask_of_results if mask is None else mask,
-        callback=source.callback,
+        mask=mask,
+        callback=source.recipe.callback,
         source_attrs=source.attrs,
     )
     _check_features(spec, cube)
@@ -162,7 +165,7 @@ def _check_source(source: Source, cube: xr.Dataset, names: Iterable[str]) -> Non
 
 def _refuse_unclear(cube: xr.Dataset, scaled: Iterable[str]) -> None:
     """Refuse statistics alone of integers: samples leave them as they are, `standardize` not."""
-    unclear = [name for name in scaled if name in cube.variables and holds_classes(cube[name])]
+    unclear = [name for name in scaled if holds_classes(cube[name])]
     if unclear:
         raise InvalidValueError(
             f"store_or_stats has statistics of {unclear}, which hold integers or classes, so "

@@ -53,9 +53,7 @@ class _Trained:
     @classmethod
     def of(cls, shape: Mapping[str, int], source: Source) -> _Trained:
         """Return the windows of a data set or store; without one, single points."""
-        if source.metadata is None:
-            return cls(dict.fromkeys(shape, 1), {}, {}, (), ())
-        recipe = source.metadata.recipe
+        recipe = source.recipe
         if source.data is not None and source.data.shifted:
             return cls._of_shifted(source.data, recipe)
         size = dict(zip(recipe.dims, recipe.size, strict=True))
