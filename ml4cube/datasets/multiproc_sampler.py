@@ -34,7 +34,7 @@ from ml4cube.ledger.draft import Draft
 from ml4cube.ledger.folders import Files
 from ml4cube.ledger.locations import Location, folder_of, paths_of
 from ml4cube.ledger.opening import open_draft, remove_work_folder
-from ml4cube.ledger.overwriting import check_overwritable, is_taken
+from ml4cube.ledger.overwriting import may_write
 from ml4cube.ledger.targets import is_in_memory, targets_of
 from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.progress import Stage
@@ -538,12 +538,7 @@ class MultiProcSampler(Summarized):
     def _exists(self, target: Location, call: Call) -> bool:
         """Return True if the store of this call exists; refuse anything else at its path."""
         with WriteErrors.of(target):
-            folder = folder_of(target)
-            folder.restore()
-            if not is_taken(folder, SAMPLES):
-                return False
-            if self._overwrite:
-                check_overwritable(folder, SAMPLES)
+            if may_write(folder_of(target), SAMPLES, self._overwrite):
                 return False
         try:
             found = StoreMetadata.of(open_store(target)).provenance

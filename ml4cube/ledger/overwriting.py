@@ -9,6 +9,16 @@ from ml4cube.ledger.draft import StoreKind
 from ml4cube.ledger.folders import Folder
 
 
+def may_write(target: Folder, kind: StoreKind, overwrite: bool) -> bool:
+    """Return True if nothing is at a target, or a store of ours that `overwrite` replaces."""
+    target.restore()
+    if not is_taken(target, kind):
+        return True
+    if overwrite:
+        check_overwritable(target, kind)
+    return overwrite
+
+
 def is_taken(target: Folder, kind: StoreKind) -> bool:
     """Return True if anything exists at a target but the rest of an interrupted copy of ours."""
     if not target.exists():

@@ -13,7 +13,7 @@ from ml4cube.core.errors import InvalidValueError, StoreExistsError
 from ml4cube.ledger.locations import Location, folder_of
 from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.ledger.opening import remove_work_folder
-from ml4cube.ledger.overwriting import check_overwritable, is_taken
+from ml4cube.ledger.overwriting import is_taken, may_write
 from ml4cube.ledger.targets import is_in_memory, target_of
 from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.prediction.output.appending import Extension, prepared
@@ -60,14 +60,9 @@ def check_output(
     if isinstance(location, Path) and is_netcdf(location):
         check_netcdf(location, dtypes)
     with WriteErrors.of(location):
-        folder = folder_of(location)
-        folder.restore()
-        if is_taken(folder, PREDICTIONS) and not append:
-            if not overwrite:
-                raise StoreExistsError(
-                    f"{location} exists; choose another path or pass overwrite=True"
-                )
-            check_overwritable(folder, PREDICTIONS)
+        is_free = may_write(folder_of(location), PREDICTIONS, overwrite)
+    if not is_free and not append:
+        raise StoreExistsError(f"{location} exists; choose another path or pass overwrite=True")
 
 
 def make_output(
