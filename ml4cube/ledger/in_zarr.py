@@ -40,10 +40,10 @@ class ZarrFolder(Folder):
     def read(self, path: str) -> bytes:
         from zarr.buffer import default_buffer_prototype
 
-        found = wait_for(self.store.get(self._key(path), default_buffer_prototype()))
-        if found is None:
+        buffer = wait_for(self.store.get(self._key(path), default_buffer_prototype()))
+        if buffer is None:
             raise FileNotFoundError(f"{self} has no {path}")
-        content: bytes = found.to_bytes()
+        content: bytes = buffer.to_bytes()
         return content
 
     def size(self, path: str) -> int | None:
@@ -61,8 +61,8 @@ class ZarrFolder(Folder):
             keys = [key async for key in listed if key.startswith(prefix)]
             return {k.removeprefix(prefix): int(await self.store.getsize(k)) for k in keys}
 
-        found: dict[str, int] = wait_for(sizes())
-        return found
+        listed: dict[str, int] = wait_for(sizes())
+        return listed
 
     def remove(self, path: str) -> None:
         """Remove an array or a group, with its content."""

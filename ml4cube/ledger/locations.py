@@ -75,8 +75,8 @@ def _is_opened_by(url: str, fs: Any) -> bool:
         again, _ = filesystem(url)
     except Exception:  # file systems raise any exception without the options that they need
         return False
-    options, of_url = ({**one.storage_options, "asynchronous": None} for one in (fs, again))
-    return bool(options == of_url)
+    options = {**fs.storage_options, "asynchronous": None}
+    return bool(options == {**again.storage_options, "asynchronous": None})
 
 
 def folder_of(location: Location) -> Folder:

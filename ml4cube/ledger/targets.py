@@ -14,13 +14,13 @@ from ml4cube.ledger.draft import work_location
 from ml4cube.ledger.locations import Location, folder_of, location_of, store_and_path
 
 
-def targets_of(given: Mapping[str, Any], allow_memory: bool) -> dict[str, Location]:
+def targets_of(places: Mapping[str, Any], allow_memory: bool) -> dict[str, Location]:
     """Return the target of every part: a path, or else a URL as text, or a folder in a zarr store.
 
     Targets in the memory of this process are refused unless `allow_memory`.
     """
     targets: dict[str, Location] = {}
-    for part, path in given.items():
+    for part, path in places.items():
         if path is None and part == "val":
             continue
         argument = f"{part}_cube"
@@ -41,15 +41,15 @@ def is_in_memory(target: Location) -> bool:
     return "memory" in getattr(system, "protocol", ())
 
 
-def target_of(argument: str, given: Any) -> Location:
+def target_of(argument: str, place: Any) -> Location:
     """Return where a store can be written: a path, or else a URL, or a folder in a zarr store."""
-    store, _ = store_and_path(given)
+    store, _ = store_and_path(place)
     if store is not None and store.read_only:
         raise InvalidValueError(
             f"{argument}: the {type(store).__name__} is read-only; give a writable one (for "
             "Icechunk: the store of repository.writable_session(branch))"
         )
-    location = location_of(argument, given)
+    location = location_of(argument, place)
     try:
         system, path = folder_of(location).system_and_path()
     except (ImportError, ValueError, OSError) as error:

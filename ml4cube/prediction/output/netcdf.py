@@ -110,7 +110,11 @@ def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
 
 def netcdf_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes; types that netCDF lacks (true, null, dicts) become JSON strings."""
-    return {name: v if _fits_netcdf(v) else json.dumps(v) for name, v in attrs.items()}
+    fitting = dict(attrs)
+    for name, value in attrs.items():
+        if not _fits_netcdf(value):
+            fitting[name] = json.dumps(value)
+    return fitting
 
 
 def _fits_netcdf(value: Any) -> bool:

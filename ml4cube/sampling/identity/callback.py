@@ -85,11 +85,20 @@ def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def path_of(function: Callable[..., Any] | None) -> str | None:
     """Return ``module:name`` by which a callback can be imported; None if it cannot."""
-    module, name = getattr(function, "__module__", None), name_of(function)
-    found: Any = None if module == "__main__" else sys.modules.get(str(module))
-    for part in str(name).split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if function is not None and found is function else None
+    if function is None:
+        return None
+    module, name = str(getattr(function, "__module__", None)), str(name_of(function))
+    if module == "__main__" or _value_at(module, name) is not function:
+        return None
+    return f"{module}:{name}"
+
+
+def _value_at(module: str, name: str) -> Any:
+    """Return what a module that is imported holds under a name with dots; None if nothing."""
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 class _Description:
@@ -189,8 +198,8 @@ def source_of(code: types.CodeType, module_globals: dict[str, Any]) -> ast.AST |
         return None
     functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda))
     wanted = code.co_name, code.co_firstlineno
-    found = [node for node in functions if _name_and_first_line(node) == wanted]
-    return found[0] if len(found) == 1 else None
+    same = [node for node in functions if _name_and_first_line(node) == wanted]
+    return same[0] if len(same) == 1 else None
 
 
 def _name_and_first_line(function: ast.FunctionDef | ast.Lambda) -> tuple[str, int]:
@@ -222,10 +231,7 @@ def is_installed(value: Any) -> bool:
     module = getattr(value, "__module__", None)
     if not isinstance(module, str) or not isinstance(getattr(value, "__qualname__", None), str):
         return False
-    found: Any = sys.modules.get(module) if _is_library(module) else None
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
+    return _is_library(module) and _value_at(module, value.__qualname__) is value
 
 
 def _is_library_module(module: types.ModuleType) -> bool:

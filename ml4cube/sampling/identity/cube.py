@@ -100,8 +100,9 @@ def identity_of_variable(variable: xr.Variable, state: State) -> str | None:
     from dask.base import is_dask_collection
 
     array = _array_behind(variable)
-    known = _of_dask(array, state) if is_dask_collection(array) else _of_array(array, state)
-    return known and f"{variable.dims} {variable.dtype} {known}"
+    of_cells = _of_dask if is_dask_collection(array) else _of_array
+    identity = of_cells(array, state)
+    return identity and f"{variable.dims} {variable.dtype} {identity}"
 
 
 def _array_behind(variable: xr.Variable) -> Any:
@@ -143,18 +144,18 @@ def _of_dask(array: Any, state: State) -> str | None:
     from zarr import Array
 
     # identity and array by id; keeping the array keeps its id from being used again
-    found: dict[int, tuple[str, Any]] = {}
+    arrays: dict[int, tuple[str, Any]] = {}
 
     class Finder(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> str | None:
             if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
                 return None
-            if id(value) not in found:
+            if id(value) not in arrays:
                 identity = _of_array(value, state)
                 if identity is None:
                     raise LookupError(value)
-                found[id(value)] = identity, value
-            return found[id(value)][0]
+                arrays[id(value)] = identity, value
+            return arrays[id(value)][0]
 
     with open(os.devnull, "wb") as nowhere:
         finder = Finder(nowhere)
@@ -164,8 +165,8 @@ def _of_dask(array: Any, state: State) -> str | None:
         # an array that is not known, or whatever pickling a value of the graph raises
         except Exception:
             return None
-    arrays = hashlib.sha256("".join(identity for identity, _ in found.values()).encode())
-    return f"dask {array.name} {arrays.hexdigest()}"
+    digest = hashlib.sha256("".join(identity for identity, _ in arrays.values()).encode())
+    return f"dask {array.name} {digest.hexdigest()}"
 
 
 def _location_in_zarr(stored: Any, state: State) -> str | None:
@@ -220,10 +221,12 @@ def _listing_hash(fs: Any, path: str) -> str:
     try:
         fs.invalidate_cache(path)
         is_async = getattr(fs, "asynchronous", False)
-        found = sync(fs._find(path, detail=True)) if is_async else fs.find(path, detail=True)
+        listing = sync(fs._find(path, detail=True)) if is_async else fs.find(path, detail=True)
     except Exception:  # file systems raise any, as where a user may read but not list
         return ""
-    facts = [[name, *(str(found[name].get(key, "")) for key in _LISTED)] for name in sorted(found)]
+    facts = []
+    for name, entry in sorted(listing.items()):
+        facts.append([name, *(str(entry.get(key, "")) for key in _LISTED)])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

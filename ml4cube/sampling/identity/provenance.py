@@ -64,7 +64,8 @@ def _described(variable: xr.DataArray) -> dict[str, Any]:
 
 def _source_path(ds: xr.Dataset) -> str | None:
     encodings = [ds.encoding, *(variable.encoding for variable in ds.variables.values())]
-    return next((str(found["source"]) for found in encodings if found.get("source")), None)
+    sources = [str(encoding["source"]) for encoding in encodings if encoding.get("source")]
+    return next(iter(sources), None)
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,9 @@ class Call(CallId):
 
 def _identity(source: SourceState, name: str, *, may_read: bool) -> str:
     """Identify a variable, by its cells where nothing else tells."""
-    known, variable = source.identities[name], source.variables[name]
-    if known is None and not variable.dims:
-        known = hash_of(variable.values)
-    if known is None and not may_read:
+    identity, variable = source.identities[name], source.variables[name]
+    if identity is None and not variable.dims:
+        identity = hash_of(variable.values)
+    if identity is None and not may_read:
         raise StoreError(f"only the cells of variable {name!r} identify it")
-    return known or hash_cells(name, variable)
+    return identity or hash_cells(name, variable)
