@@ -118,12 +118,22 @@ def check_client(client: object) -> None:
 def _active_client() -> Any:
     """Return the client that this process created before, if any, without importing distributed."""
     distributed = sys.modules.get("distributed")
-    if distributed is None:
+    # a task that waits for others keeps the thread that they need
+    if distributed is None or _is_in_task(distributed):
         return None
     try:
         return distributed.Client.current(allow_global=True)
     except ValueError:
         return None
+
+
+def _is_in_task(distributed: Any) -> bool:
+    """Return True in a task of a dask worker."""
+    try:
+        distributed.get_worker()
+    except ValueError:
+        return False
+    return True
 
 
 class Threads(Engine):

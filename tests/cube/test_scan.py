@@ -168,3 +168,12 @@ def test_what_a_cluster_holds_is_scanned(path: Path, cluster: Any) -> None:
     ds = OPENINGS["by dask"](path)
     with Client(cluster):
         assert total_of(ds.persist()) == total_of(ds)
+
+
+def test_a_task_of_a_cluster_scans_in_its_own_thread(path: Path) -> None:
+    """It would wait for ever for its own cluster, of which it holds the only thread."""
+    from distributed import Client
+
+    with local_cluster(1) as cluster, Client(cluster) as client:
+        task = client.submit(lambda: total_of(OPENINGS["lazily"](path)))
+        assert task.result(timeout=60) == total_of(OPENINGS["lazily"](path))
