@@ -9,15 +9,20 @@ from typing import Any
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
-from ml4cube.core.metric_registry import METRICS, SCORECARD_METRICS
+from ml4cube.core.metric_registry import CLASS_SUMS, METRICS, SCORECARD_METRICS
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import check_left_out, data_variables, split_label
-from ml4cube.evaluation.cells.baselines import BASELINES, DAMPED, FROM_CLIMATOLOGY, FROM_INIT
+from ml4cube.evaluation.cells.baselines import (
+    BASELINES,
+    DAMPED,
+    FROM_CLIMATOLOGY,
+    FROM_INIT,
+    PREDICTION,
+)
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
-from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
-from ml4cube.evaluation.sums.named_sums import PREDICTION
+from ml4cube.evaluation.sums.scored_variable import ScoredVariable
 from ml4cube.ledger.locations import store_and_path
 from ml4cube.preprocessing.cubes import cells_of_part
 
@@ -28,13 +33,13 @@ _MOST_BYTES = 2**32  # of the sums by date
 
 def time_dim_of(truth: xr.Dataset) -> str:
     """Return the time dim of the truth."""
-    found = find_time_dim(truth.coords.values(), truth.dims)
-    if found is None:
+    time_dim = find_time_dim(truth.coords.values(), truth.dims)
+    if time_dim is None:
         raise InvalidValueError(
             f"truth must have one time dim, got {[str(dim) for dim in truth.dims]}; name it "
             "'time', or score maps without one with score_cube"
         )
-    return found
+    return time_dim
 
 
 def check_starts(named: Iterable[str], timing: Timing) -> None:
@@ -68,25 +73,25 @@ def as_prediction(
 
 def read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
     """Return the names of our baselines, and the cubes of given ones."""
-    is_one = isinstance(baselines, str | Mapping | xr.DataArray)
-    is_one |= not isinstance(baselines, Iterable)
-    one_or_more: list[Any] = [baselines] if is_one else list(baselines)
+    listed: Any = [baselines]
+    if isinstance(baselines, Iterable) and not isinstance(baselines, str | Mapping | xr.DataArray):
+        listed = baselines
     named: list[str] = []
-    given: dict[str, Any] = {}
-    for one in one_or_more:
-        if isinstance(one, Mapping) and not isinstance(one, xr.Dataset):
-            given |= one
+    cubes: dict[str, Any] = {}
+    for baseline in listed:
+        if isinstance(baseline, Mapping) and not isinstance(baseline, xr.Dataset):
+            cubes |= baseline
             continue
-        if not isinstance(one, str):
+        if not isinstance(baseline, str):
             raise InvalidTypeError(
                 "baselines must hold names, or a mapping of names to cubes, got "
-                f"{type(one).__name__}; give a cube a name, as in {{'era5': cube}}"
+                f"{type(baseline).__name__}; give a cube a name, as in {{'era5': cube}}"
             )
-        check_choice("baselines", one, BASELINES)
-        named.append(one)
-    if taken := [name for name in given if name in (PREDICTION, *BASELINES)]:
+        check_choice("baselines", baseline, BASELINES)
+        named.append(baseline)
+    if taken := [name for name in cubes if name in (PREDICTION, *BASELINES)]:
         raise InvalidValueError(f"a given baseline must have another name, got {taken[0]!r}")
-    return list(dict.fromkeys(named)), given
+    return list(dict.fromkeys(named)), cubes
 
 
 def read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
@@ -98,29 +103,33 @@ def read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
 
 def common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list[str]:
     """Return the variables to score."""
-    known = [name for name in data_variables(truth) if time_dim in truth[name].dims]
+    true = [name for name in data_variables(truth) if time_dim in truth[name].dims]
     predicted = data_variables(cube)
     check_left_out(cube)
-    names = [name for name in predicted if name in known]
+    names = [name for name in predicted if name in true]
     if not names:
         raise InvalidValueError(
-            f"prediction has variables {predicted}, truth has {known} along {time_dim!r}, none in "
+            f"prediction has variables {predicted}, truth has {true} along {time_dim!r}, none in "
             "common"
         )
     return names
 
 
 def climatology_options(
-    truth: xr.Dataset, timing: Timing, given: Any, variables: Sequence[str], wanted: Iterable[str]
+    truth: xr.Dataset,
+    timing: Timing,
+    climatology: Any,
+    variables: Sequence[str],
+    wanted: Iterable[str],
 ) -> ClimatologyOptions | None:
     """Return the climatology; None if it is neither known nor needed."""
-    if isinstance(given, xr.DataArray) and len(variables) == 1:
-        given = given.rename(variables[0])
-    options = ClimatologyOptions.of(truth, timing, timing.time_dim, given)
-    if options.given is not None and not set(variables) <= set(options.given.data_vars):
+    if isinstance(climatology, xr.DataArray) and len(variables) == 1:
+        climatology = climatology.rename(variables[0])
+    options = ClimatologyOptions.of(truth, timing, climatology)
+    if options.means is not None and not set(variables) <= set(options.means.data_vars):
         raise InvalidValueError(
             f"climatology must have the variables {list(variables)}, got "
-            f"{list(options.given.data_vars)}"
+            f"{list(options.means.data_vars)}"
         )
     wanted = list(wanted)
     metrics = [METRICS[name] for name in wanted if name in METRICS]
@@ -134,13 +143,20 @@ def climatology_options(
         )
     if lacks or (metrics and not needing):  # by default, acc if it can be had
         return None
-    warn_of_train_cells(options, truth, timing, given)
+    warn_of_train_cells(options, truth, timing, climatology)
     return options
 
 
-def check_size(n_sums: int, timing: Timing, labels: Labels) -> None:
+def check_size(variables: Sequence[ScoredVariable], n_models: int) -> None:
     """Refuse labels of so many cells that the sums by date do not fit."""
-    n_bytes = 8 * n_sums * timing.valid_steps.size * labels.n_of_cells
+    options = variables[0].options
+    timing, labels = options.timing, options.labels
+    n_classes = max(variable.n_classes for variable in variables)
+    n_sums = len(options.sums)
+    if n_classes:
+        n_sums += 1 + len(CLASS_SUMS) * n_classes
+    n_rows = len(variables) * n_models * timing.valid_steps.size * labels.n_of_cells
+    n_bytes = 8 * n_sums * n_rows
     if n_bytes > _MOST_BYTES:
         raise InvalidValueError(
             f"by must have fewer labels of cells: sums for {labels.n_of_cells:,} of them at "

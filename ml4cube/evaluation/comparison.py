@@ -15,7 +15,7 @@ from ml4cube.cube.areas import Weights
 from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation import arguments
 from ml4cube.evaluation.arguments import Baselines
-from ml4cube.evaluation.cells.baselines import FROM_CLIMATOLOGY
+from ml4cube.evaluation.cells.baselines import FROM_CLIMATOLOGY, PREDICTION
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_years
 from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import matching_steps, own_steps
@@ -23,9 +23,10 @@ from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.scorecard import Scorecard
 from ml4cube.evaluation.scores.intervals import Intervals
-from ml4cube.evaluation.sums.block_sums import sums_to_keep
-from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
-from ml4cube.evaluation.sums.scoring import ScoredVariable
+from ml4cube.evaluation.sums.named_sums import NamedSums
+from ml4cube.evaluation.sums.score_sums import ScoreSums, sums_to_keep
+from ml4cube.evaluation.sums.scored_tile import ScoredTile
+from ml4cube.evaluation.sums.scored_variable import ScoredVariable, ScoreOptions
 from ml4cube.progress import Stage
 
 
@@ -199,7 +200,7 @@ def evaluate(
     ['sst is better than climatology.']
     """
     intervals = Intervals(level, block_length)
-    named, given = arguments.read_baselines(baselines)
+    named, cubes_of_baselines = arguments.read_baselines(baselines)
     wanted = arguments.read_metrics(metrics)
     if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
         prediction = prediction.rename(truth.name)  # two arrays are compared whatever their names
@@ -208,57 +209,56 @@ def evaluate(
     by_default = {"progress": progress, "missing_chunks": missing_chunks}
     cube = arguments.as_prediction(prediction, truth, data, predict, by_default)
     names = arguments.common_variables(cube, truth, time_dim)
-    cube, truth = (heed_absent_chunks(one, names, missing_chunks).cube for one in (cube, truth))
+    cube = heed_absent_chunks(cube, names, missing_chunks).cube
+    truth = heed_absent_chunks(truth, names, missing_chunks).cube
     timing = Timing.of(cube, truth, time_dim)
     arguments.check_starts(named, timing)
     labels = Labels.of(by, cube, truth, timing)
-    options = arguments.climatology_options(truth, timing, climatology, names, (*named, *wanted))
+    normal = arguments.climatology_options(truth, timing, climatology, names, (*named, *wanted))
     part, described_part = arguments.part_to_score(truth, split)
     cubes = {PREDICTION: (cube, own_steps(timing))}
-    for name, baseline in given.items():
+    for name, baseline in cubes_of_baselines.items():
         baseline = with_forecast_dims(as_dataset(baseline))
-        of_baseline = [name for name in names if name in baseline]
-        baseline = heed_absent_chunks(baseline, of_baseline, missing_chunks).cube
-        cubes[name] = baseline, matching_steps(name, baseline, timing, time_dim)
-    variables = [ScoredVariable.of(name, cubes, truth, timing, weights) for name in names]
+        present = [variable for variable in names if variable in baseline]
+        baseline = heed_absent_chunks(baseline, present, missing_chunks).cube
+        cubes[name] = baseline, matching_steps(name, baseline, timing)
+    options = ScoreOptions(timing, named, normal, part, labels, sums_to_keep(wanted))
+    variables = [ScoredVariable.of(name, cubes, truth, options, weights) for name in names]
     models = [*cubes, *named]
-    kept = sums_to_keep(wanted)
-    n_of_classes = max(one.n_sums_of_classes for one in variables)
-    n_sums = len(models) * len(names) * (len(kept) + n_of_classes)
-    arguments.check_size(n_sums, timing, labels)
-
-    of_climatology = 0 if options is None else options.numbers_of_cell
-    total = sum(len(one.blocks(tile)) for one in variables for tile in one.tiles(of_climatology))
-    with Stage("evaluate", total, "blocks", show=progress) as stage:
-        sums = [one.sum_up(named, options, part, labels, kept, stage) for one in variables]
-    attrs: dict[str, Any] = {
-        "weights": "; ".join(dict.fromkeys(one.described_weights for one in variables)),
-        "climatology": "none" if options is None else options.described,
-        "scored": described_part,
-    }
-    if options is not None and options.years is not None:
-        attrs["climatology_years"] = options.years
-    named_sums = NamedSums.of(variables, sums, models, labels, attrs)
-    wanted = wanted or _applicable_metrics(variables, options is not None)
-    card = Scorecard(named_sums, labels.names, tuple(wanted), intervals)
-    _warn_of_cells_left_out(card, options)
-    for name, n in card.few_levels.items():
-        if "crps" in card.metrics:
-            warnings.warn(
-                f"crps of {name!r} is the weighted quantile loss of {n} levels, not the CRPS, "
-                f"which needs {LEAST_LEVELS} or more; compare it with that of the same levels only",
-                stacklevel=caller_level(),
-            )
-    needs_climatology = any(METRICS[metric].needs_climatology for metric in wanted)
-    if options is not None and (needs_climatology or {*FROM_CLIMATOLOGY} & {*named}):
-        warn_of_years(options)
-    if card.why_no_interval:
-        warnings.warn(
-            f"scores have no intervals, and nothing is decided: {card.why_no_interval}; score more "
-            "dates, or set block_length",
-            stacklevel=caller_level(),
-        )
+    arguments.check_size(variables, len(models))
+    sums = _summed_up(variables, models, progress)
+    wanted = wanted or _applicable_metrics(variables, normal is not None)
+    described_weights = dict.fromkeys(variable.described_weights for variable in variables)
+    attrs: dict[str, Any] = {"weights": "; ".join(described_weights), "climatology": "none"}
+    if normal is not None:
+        attrs["climatology"] = normal.described
+        if normal.years is not None:
+            attrs["climatology_years"] = normal.years
+    attrs["scored"] = described_part
+    card = Scorecard(NamedSums.of(sums, attrs), labels.names, tuple(wanted), intervals)
+    _warn_of_cells_left_out(card, normal)
+    _warn_of_scores(card, normal)
     return card
+
+
+def _summed_up(
+    variables: Sequence[ScoredVariable], models: Sequence[str], progress: bool
+) -> list[ScoreSums]:
+    """Return the sums of all variables, tile by tile, and block by block."""
+    tiles = []
+    for variable in variables:
+        for tile in variable.tiles():
+            tiles.append((variable, tile, variable.samples_to_read(tile)))
+    sums = {variable.name: ScoreSums(variable, models) for variable in variables}
+    n_blocks = sum(len(samples) for *_, samples in tiles)
+    with Stage("evaluate", n_blocks, "blocks", show=progress) as stage:
+        for variable, tile, to_read in tiles:
+            scored_tile = ScoredTile(variable, tile)
+            for samples in to_read:
+                for block in scored_tile.blocks(samples):
+                    sums[variable.name].add(block)
+                stage.update()
+    return list(sums.values())
 
 
 def _applicable_metrics(variables: Iterable[ScoredVariable], has_climatology: bool) -> list[str]:
@@ -273,7 +273,7 @@ def _applicable_metrics(variables: Iterable[ScoredVariable], has_climatology: bo
     return names
 
 
-def _warn_of_cells_left_out(card: Scorecard, options: ClimatologyOptions | None) -> None:
+def _warn_of_cells_left_out(card: Scorecard, normal: ClimatologyOptions | None) -> None:
     """Say how many cells with a truth are in no score, and for which model."""
     rows = card.sums.rows
     dims = [dim for dim in rows["count"].dims if dim not in ("variable", "model")]
@@ -290,8 +290,8 @@ def _warn_of_cells_left_out(card: Scorecard, options: ClimatologyOptions | None)
         model = str(rows["model"].values[missing.argmax()])
         if not scored:
             why = ""
-            if options is not None and model in FROM_CLIMATOLOGY:
-                why = f", because {options.why_unknown}"
+            if normal is not None and model in FROM_CLIMATOLOGY:
+                why = f", because {normal.why_unknown}"
             raise InvalidValueError(
                 f"no cell of {variable!r} can be scored: {model!r} has no value in any cell with a "
                 f"truth{why}; leave it out"
@@ -302,3 +302,24 @@ def _warn_of_cells_left_out(card: Scorecard, options: ClimatologyOptions | None)
                 f"{most:,} cells with a truth, {scored:,} are scored; see `unpredicted`",
                 stacklevel=caller_level(),
             )
+
+
+def _warn_of_scores(card: Scorecard, normal: ClimatologyOptions | None) -> None:
+    """Warn of few quantiles, few years and few dates."""
+    if "crps" in card.metrics:
+        for name, n in card.few_levels.items():
+            warnings.warn(
+                f"crps of {name!r} is the weighted quantile loss of {n} levels, not the CRPS, "
+                f"which needs {LEAST_LEVELS} or more; compare it with that of the same levels only",
+                stacklevel=caller_level(),
+            )
+    needs_climatology = any(METRICS[name].needs_climatology for name in card.metrics)
+    needs_climatology |= not {*card.sums.models}.isdisjoint(FROM_CLIMATOLOGY)
+    if normal is not None and needs_climatology:
+        warn_of_years(normal)
+    if card.why_no_interval:
+        warnings.warn(
+            f"scores have no intervals, and nothing is decided: {card.why_no_interval}; score more "
+            "dates, or set block_length",
+            stacklevel=caller_level(),
+        )

@@ -18,7 +18,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.grid import Block
 from ml4cube.core.metric_registry import PAIR_METRICS, defaults_of, sums_of
 from ml4cube.core.statistics import check_decoded
-from ml4cube.core.sums.pairs import PairSums
+from ml4cube.core.sums.pairs import PairSums, combined
 from ml4cube.cube import areas, masks_and_labels
 from ml4cube.cube.absent_chunks import heed_in_array
 from ml4cube.cube.areas import Weights, find_latitudes
@@ -80,11 +80,11 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     variables = cube.variables if isinstance(cube, xr.Dataset) else {}
     arrays = list(_variables(cube).values()) or [xr.DataArray(0, cube.coords)]
     arrays.sort(key=lambda array: not find_latitudes(array.coords))
-    found = areas.cell_weights("area", arrays[0], variables).warn()
-    if found.array is None:
+    weights = areas.cell_weights("area", arrays[0], variables).warn()
+    if weights.array is None:
         return None
-    attrs = {"long_name": found.rule, "units": "1"}
-    return found.array.rename("area_weight").assign_attrs(attrs)
+    attrs = {"long_name": weights.rule, "units": "1"}
+    return weights.array.rename("area_weight").assign_attrs(attrs)
 
 
 def score_cube(
@@ -153,8 +153,7 @@ def score_cube(
             )
     pairs = _pairs(prediction, truth)
     largest = max((predicted for predicted, _ in pairs.values()), key=lambda array: array.ndim)
-    given_by: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
-    groupings = [Grouping.of(one, largest) for one in given_by if one is not None]
+    groupings = [Grouping.of(label, largest) for label in as_list(by)]
     names = [grouping.name for grouping in groupings]
     if len({"variable", *metrics, *names}) < 1 + len(set(metrics)) + len(names):
         raise InvalidValueError(
@@ -218,6 +217,12 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
     return pairs
 
 
+def as_list(by: Any) -> list[Any]:
+    """Return one label, several or none as a list."""
+    labels = list(by) if isinstance(by, list | tuple) else [by]
+    return [label for label in labels if label is not None]
+
+
 def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
     if isinstance(cube, xr.DataArray):
         return {masks_and_labels.DATA_VAR if cube.name is None else cube.name: cube}
@@ -245,12 +250,12 @@ class Grouping:
         name = str(by.name) if by.name is not None else "group"
         check_aligned(f"by={name!r}", by, cube)
         values = by.values
-        known = np.asarray(pd.notnull(values))  # xarray misses None in chunks
-        labels, inverse = np.unique(values[known], return_inverse=True)
+        has_label = np.asarray(pd.notnull(values))  # xarray misses None in chunks
+        labels, inverse = np.unique(values[has_label], return_inverse=True)
         if labels.dtype == object:  # numbers or texts beside None
             labels = np.array(labels.tolist())
         codes = np.full(values.shape, -1, dtype=np.intp)
-        codes[known] = inverse.ravel()
+        codes[has_label] = inverse.ravel()
         name = f"{name}_label" if name in cube.dims else name
         return cls(name, xr.DataArray(labels, dims=name), xr.DataArray(codes, dims=by.dims))
 
@@ -263,7 +268,9 @@ def _sum_variable(
     names: Sequence[str],
 ) -> PairSums:
     """Sum over a variable, one block at a time, in a fixed order."""
-    arrays = [grouping.codes for grouping in groupings] + ([] if weights is None else [weights])
+    arrays = [grouping.codes for grouping in groupings]
+    if weights is not None:
+        arrays.append(weights)
     lacking = {d: n for a in arrays for d, n in a.sizes.items() if d not in prediction.dims}
     sizes = {**lacking, **prediction.sizes}
     if weights is not None:
@@ -289,11 +296,7 @@ def _sum_block(
     name: str, n_labels: Mapping[str, int], names: Sequence[str], _: Block, cells: Cells
 ) -> PairSums:
     """Sum up one block, in parts that stay in cache."""
-    # the combined code of several groupings: labels of the last one vary fastest
-    group: NDArray[Any] = np.zeros((1,) * cells[name].ndim, dtype=np.intp)
-    for key, n in n_labels.items():
-        combined = group * n + cells[key]
-        group = np.where((group < 0) | (cells[key] < 0), -1, combined)
+    group = combined((cells[key], n) for key, n in n_labels.items())
     return PairSums.of_slabs(
         cells[name],
         cells[_TRUTH.format(name)],
@@ -304,10 +307,8 @@ def _sum_block(
     )
 
 
-def in_block(
-    array: xr.DataArray, dims: Sequence[Hashable], slices: Mapping[Any, Any]
-) -> NDArray[Any]:
+def in_block(array: xr.DataArray, slices: Mapping[Any, Any]) -> NDArray[Any]:
     """Return the values of an array in a block, with an axis of length 1 for dims that it lacks."""
     part = array.variable.isel({dim: slices[dim] for dim in array.dims})
-    values: NDArray[Any] = part.set_dims(dims).values  # type: ignore[no-untyped-call]
+    values: NDArray[Any] = part.set_dims(list(slices)).values  # type: ignore[no-untyped-call]
     return values

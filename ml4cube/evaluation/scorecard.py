@@ -15,6 +15,7 @@ from ml4cube.core.display import Summarized, Summary, Table
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.metric_registry import SKILLS, squared
 from ml4cube.cube.coordinates import LEAD
+from ml4cube.evaluation.cells.baselines import PREDICTION
 from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS, QUANTILE, reliability_table
 from ml4cube.evaluation.cells.timing import span
@@ -26,7 +27,7 @@ from ml4cube.evaluation.scores.tables import (
     score_rows,
 )
 from ml4cube.evaluation.scores.verdict import interval_text, lead_text, verdicts
-from ml4cube.evaluation.sums.named_sums import PREDICTION, NamedSums
+from ml4cube.evaluation.sums.named_sums import NamedSums
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -125,7 +126,9 @@ class Scorecard(Summarized):
     def _by_lead(self) -> xr.Dataset:
         by = (LEAD,) if LEAD in self.sums.rows.coords else ()
         has_classes = bool((self.sums.rows["classes"] > 0).any())
-        names = ("rmse", "mae", *(("accuracy",) if has_classes else ()))
+        names = ["rmse", "mae"]
+        if has_classes:
+            names.append("accuracy")
         return score_rows(self.sums.rows, by, names, self.intervals)
 
     @property
@@ -152,8 +155,8 @@ class Scorecard(Summarized):
             if metric.endswith(ENDINGS):
                 continue
             ends = {"value": metric, **{end[1:]: metric + end for end in ENDINGS}}
-            found = {end: self.scores[key] for end, key in ends.items() if key in self.scores}
-            frame = xr.Dataset(found).to_dataframe().reset_index()
+            arrays = {end: self.scores[key] for end, key in ends.items() if key in self.scores}
+            frame = xr.Dataset(arrays).to_dataframe().reset_index()
             frame = frame.assign(metric=metric)
             if metric in SKILLS:
                 frame = frame.assign(model=PREDICTION)
@@ -195,7 +198,7 @@ class Scorecard(Summarized):
         One variable for each that has rows, dims ``("source", "lead_time", "wavenumber")``, in its
         squared unit. The wavenumber counts cycles per row.
         """
-        found = {}
+        spectra = {}
         for name, sums in self.sums.others.items():
             if "power" not in sums:
                 continue
@@ -203,8 +206,8 @@ class Scorecard(Summarized):
             power = sums["power"] / weight.where(weight > 0)
             power = power.assign_coords(wavenumber=np.arange(power.sizes["wavenumber"]))
             units = squared(sums.attrs.get("units", ""))
-            found[name] = power.assign_attrs(units=units, rows_along=sums.attrs["rows_along"])
-        spectrum = xr.Dataset(found)
+            spectra[name] = power.assign_attrs(units=units, rows_along=sums.attrs["rows_along"])
+        spectrum = xr.Dataset(spectra)
         has_leads = LEAD in self.sums.rows.coords or LEAD not in spectrum.dims
         return spectrum if has_leads else spectrum.squeeze(LEAD)
 
@@ -231,11 +234,11 @@ class Scorecard(Summarized):
         ``frequency`` of the class in the truth; with dims ``("model", "class", *by)``, and the
         coordinate ``class_name``. NaN where there is no such cell.
         """
-        found = {}
+        scored = {}
         for name, sums in self._of_classes.items():
             scores = class_scores(self.sums.rows, name, self.by, self.intervals)
-            found[name] = scores.assign_coords({key: sums[key] for key in (CLASS, "class_name")})
-        return found
+            scored[name] = scores.assign_coords({key: sums[key] for key in (CLASS, "class_name")})
+        return scored
 
     @property
     def confusion(self) -> dict[str, xr.DataArray]:
@@ -243,12 +246,12 @@ class Scorecard(Summarized):
 
         With dims ``("model", "class", "predicted_class")``; the shares of a model add up to 1.
         """
-        found = {}
+        confusions = {}
         for name, sums in self._of_classes.items():
             pairs = sums["confusion"]
             shares = pairs / pairs.sum((CLASS, "predicted_class"))
-            found[name] = shares.drop_vars("confusion", errors="ignore")
-        return found
+            confusions[name] = shares.drop_vars("confusion", errors="ignore")
+        return confusions
 
     @property
     def _of_classes(self) -> dict[str, xr.Dataset]:

@@ -18,7 +18,7 @@ from ml4cube.errors import InvalidValueError
 from ml4cube.evaluation import Scorecard, arguments, evaluate
 from ml4cube.evaluation.cells.baselines import BASELINES
 from ml4cube.evaluation.scores import row_groups
-from ml4cube.evaluation.sums import scoring
+from ml4cube.evaluation.sums import scored_variable
 from tests import oracle_scorecard as oracle
 from tests.evaluation.forecasts import forecast_cube, truth_cube
 
@@ -98,7 +98,7 @@ def test_scores_equal_a_loop_over_pairs(
         given_forecast = given_forecast.chunk({d: n for d, n in chunks.items() if d in order})
     with pytest.MonkeyPatch.context() as patch:
         for name, size in zip(("_BLOCK_CELLS", "_READ_CELLS", "_TILE_BYTES"), sizes, strict=True):
-            patch.setattr(scoring, name, size)
+            patch.setattr(scored_variable, name, size)
         card = evaluate(
             given_forecast,
             given_truth,
@@ -499,6 +499,7 @@ def test_every_metric_is_scored_alone_if_it_applies(metric):
     """A quantity has no scores of classes, but those of members: a value is one member."""
     truth = truth_cube(120)
     forecast = forecast_cube(truth, range(60, 100), LAGS)
-    card = evaluate(forecast, truth, metrics=metric, progress=False)
+    positive = truth.assign(t=truth.t + 100)  # as a logarithm needs
+    card = evaluate(forecast + 100, positive, metrics=metric, progress=False)
     applies = not {VALUE, MEMBER}.isdisjoint(METRICS[metric].predictions)
     assert (metric in card.scores and bool(card.scores[metric].notnull().any())) == applies

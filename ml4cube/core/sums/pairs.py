@@ -116,6 +116,17 @@ class Groups:
         return mean + ratio(rest, self.weight, 0.0)
 
 
+def combined(codes: Iterable[tuple[NDArray[Any], int]]) -> NDArray[np.intp]:
+    """Return the combined group of several, of so many each; the last varies fastest, -1 is none.
+
+    Arrays of groups broadcast against each other.
+    """
+    group = np.zeros((), np.intp)
+    for code, n in codes:
+        group = np.where((group < 0) | (code < 0), -1, group * n + code)
+    return group
+
+
 def merged(ours: Sums, theirs: Sums) -> dict[str, Floats]:
     """Return the sums over the cells of both, whose shapes broadcast.
 

@@ -10,6 +10,8 @@ from ml4cube.core.climatology import Climatology
 from ml4cube.evaluation.cells.cell_reader import Floats, LoadedCells, Steps
 from ml4cube.evaluation.cells.timing import Timing
 
+#: Name of the prediction among the models.
+PREDICTION = "prediction"
 CLIMATOLOGY, PERSISTENCE = "climatology", "persistence"
 DAMPED, ANOMALY = "damped_persistence", "anomaly_persistence"
 #: Baselines that start from the value at the last input step.
@@ -29,22 +31,22 @@ def baseline_values(
 ) -> dict[str, Floats]:
     """Return the values of baselines, shape (samples, leads, *cells); NaN where one is unknown."""
     inits = timing.init_steps[samples][:, None]
-    found: dict[str, Floats] = {}
+    values: dict[str, Floats] = {}
     if climatology is not None:
         normal = climatology.at(timing.valid_steps[samples])
-        found[CLIMATOLOGY] = normal
+        values[CLIMATOLOGY] = normal
     for name in names:
         if name == CLIMATOLOGY:
             continue
         start = truth.at({timing.time_dim: inits})
         if name == PERSISTENCE:
             leads = timing.leads.size
-            found[name] = np.broadcast_to(start, (start.shape[0], leads, *start.shape[2:]))
+            values[name] = np.broadcast_to(start, (start.shape[0], leads, *start.shape[2:]))
             continue
         assert climatology is not None
         anomaly = start - climatology.at(inits)
         if name == DAMPED:
             assert damping is not None
             anomaly = damping * anomaly
-        found[name] = normal + anomaly
-    return {name: found[name] for name in names}
+        values[name] = normal + anomaly
+    return {name: values[name] for name in names}

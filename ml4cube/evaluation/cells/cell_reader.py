@@ -46,16 +46,23 @@ class CellReader:
 
     def load(self, steps: Mapping[str, Steps], tile: Tile) -> LoadedCells:
         """Read the cells of a tile at some steps along each dim; -1 is no step."""
-        known = {dim: np.unique(steps[dim][steps[dim] >= 0]) for dim in self.step_dims}
-        known = {dim: along if along.size else np.zeros(1, np.intp) for dim, along in known.items()}
-        chosen: dict[str, Any] = {dim: _as_slice(along) for dim, along in known.items()}
-        chosen |= {dim: part for dim, part in tile.items() if dim in self.array.dims}
-        box = {dim: slice(int(along[0]), int(along[-1]) + 1) for dim, along in known.items()}
-        with reading(str(self.array.name), {**box, **tile}):
+        loaded: dict[str, Steps] = {}
+        chosen: dict[str, Any] = {dim: tile[dim] for dim in tile if dim in self.array.dims}
+        box = dict(tile)
+        for dim in self.step_dims:
+            loaded[dim] = np.unique(steps[dim][steps[dim] >= 0])
+            if not loaded[dim].size:  # so that the cells have a shape
+                loaded[dim] = np.zeros(1, np.intp)
+            first, last = int(loaded[dim][0]), int(loaded[dim][-1])
+            chosen[dim] = loaded[dim]
+            box[dim] = slice(first, last + 1)
+            if last - first + 1 == len(loaded[dim]):  # without holes, a slice is read faster
+                chosen[dim] = box[dim]
+        with reading(str(self.array.name), box):
             values = self.array.isel(chosen).values
         if self.classes is not None:
             self._refuse_other_labels(values)
-        return LoadedCells(values, known, self.classes)
+        return LoadedCells(values, loaded, self.classes)
 
     def _refuse_other_labels(self, values: NDArray[Any]) -> None:
         """Refuse values that are none of the classes."""
@@ -68,25 +75,21 @@ class CellReader:
                 "prediction by outputs={'class': [...]}, or make others gaps, as with ds.where"
             )
 
-    def at(self, steps: Mapping[str, Steps], tile: Tile) -> Floats:
-        """Return the values at steps that broadcast against each other, as `LoadedCells` does."""
-        return self.load(steps, tile).at(steps)
-
 
 @dataclass(frozen=True, eq=False)
 class LoadedCells:
     """The values of a tile at some steps, in memory."""
 
     values: NDArray[Any]
-    known: Mapping[str, Steps]
+    steps: Mapping[str, Steps]
     labels: NDArray[Any] | None
 
     def at(self, steps: Mapping[str, Steps]) -> Floats:
-        """Return values at some of the known steps as float64; NaN where a step is -1."""
-        arrays = np.broadcast_arrays(*(steps[dim] for dim in self.known))
+        """Return values at some of the loaded steps as float64; NaN where a step is -1."""
+        arrays = np.broadcast_arrays(*(steps[dim] for dim in self.steps))
         index = [
-            np.searchsorted(along, array).clip(max=len(along) - 1)
-            for along, array in zip(self.known.values(), arrays, strict=True)
+            np.searchsorted(loaded, array).clip(max=len(loaded) - 1)
+            for loaded, array in zip(self.steps.values(), arrays, strict=True)
         ]
         values: Floats = self.values[tuple(index)].astype(np.float64)
         values[np.any([array < 0 for array in arrays], axis=0)] = np.nan
@@ -98,20 +101,16 @@ class LoadedCells:
         return np.where(np.isnan(values), np.nan, values == labels)
 
 
-def _as_slice(steps: Steps) -> slice | Steps:
-    """Return steps without holes as a slice, which is read faster."""
-    first, last = int(steps[0]), int(steps[-1])
-    return slice(first, last + 1) if last - first + 1 == len(steps) else steps
+def cut(steps: Steps, size: int) -> list[Steps]:
+    """Cut steps or samples into blocks."""
+    return [steps[start : start + size] for start in range(0, len(steps), size)]
 
 
-def at_steps(
-    array: xr.DataArray, steps: Steps, time_dim: str, cell_dims: tuple[str, ...], tile: Tile
-) -> NDArray[Any]:
+def at_steps(array: xr.DataArray, steps: Steps, time_dim: str, tile: Tile) -> NDArray[Any]:
     """Return flags or labels at steps of any shape, with an axis of 1 for dims that they lack."""
     if time_dim not in array.dims:
-        values = in_block(array, cell_dims, tile)
+        values = in_block(array, tile)
         return values.reshape((1,) * steps.ndim + values.shape)
     wanted = np.unique(steps.clip(min=0))
-    chosen: dict[str, Any] = {time_dim: wanted, **tile}
-    values = in_block(array, (time_dim, *cell_dims), chosen)
+    values = in_block(array, {time_dim: wanted, **tile})
     return np.asarray(values[np.searchsorted(wanted, steps.clip(min=0))])

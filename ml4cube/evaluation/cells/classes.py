@@ -31,7 +31,9 @@ def class_labels(prediction: xr.DataArray, truth: xr.DataArray) -> NDArray[Any] 
     if not are_flagged and not truth.dtype.kind == prediction.dtype.kind == "b":
         return None
     listed = class_names(truth) or class_names(prediction)
-    labels = np.array([*listed]) if listed else _labels_in(truth, prediction)
+    labels = np.array([*listed])
+    if not listed:
+        labels = _labels_in(truth, prediction)
     if len(labels) > MOST_CLASSES:
         raise InvalidValueError(
             f"{truth.name!r} holds classes, of which at most {MOST_CLASSES} are scored, got "
@@ -73,14 +75,14 @@ def refuse_logits(name: Hashable, values: NDArray[Any]) -> None:
 
 def _labels_in(*arrays: xr.DataArray) -> Floats:
     """Return the different values of arrays, no more than show that there are too many."""
-    found = np.zeros(0)
+    labels = np.zeros(0)
     for array in arrays:
         reader = CubeReader.of_variables({str(array.name): array.variable})
         for values in scan(reader, _labels_in_block, blocks_of(reader)):
-            found = np.union1d(found, values)
-            if len(found) > MOST_CLASSES:
-                return found
-    return found
+            labels = np.union1d(labels, values)
+            if len(labels) > MOST_CLASSES:
+                return labels
+    return labels
 
 
 def _labels_in_block(_: Block, cells: Cells) -> Floats:
@@ -98,7 +100,6 @@ def known_in_all(probabilities: Floats, axis: int) -> Floats:
 def most_likely(probabilities: Floats, axis: int) -> Floats:
     """Return 1 for the most likely class and 0 for the others; NaN where one is unknown."""
     best = np.nan_to_num(probabilities, nan=-1.0).argmax(axis)
-    shape = [-1 if i == axis else 1 for i in range(probabilities.ndim)]
-    position = np.arange(probabilities.shape[axis]).reshape(shape)
-    is_best = position == np.expand_dims(best, axis)
+    is_best = np.zeros(probabilities.shape, bool)
+    np.put_along_axis(is_best, np.expand_dims(best, axis), True, axis)
     return np.where(np.isfinite(probabilities).all(axis, keepdims=True), is_best, np.nan)

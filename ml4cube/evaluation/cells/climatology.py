@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +25,10 @@ from ml4cube.core.climatology import (
     warning_of_years,
 )
 from ml4cube.core.errors import caller_level, check_choice
+from ml4cube.core.sums.pairs import combined
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import split_label
-from ml4cube.evaluation.cells.cell_reader import CellReader, Floats, Steps, Tile, at_steps
+from ml4cube.evaluation.cells.cell_reader import CellReader, Floats, Steps, Tile, at_steps, cut
 from ml4cube.evaluation.cells.timing import Timing, positions, span
 from ml4cube.preprocessing.cubes import all_over_other_dims, cells_of_part
 
@@ -36,32 +37,32 @@ from ml4cube.preprocessing.cubes import all_over_other_dims, cells_of_part
 class ClimatologyOptions:
     """The climatology of train cells, or a given one."""
 
-    time_dim: str
     train: TrainCells
     design: Design | None
-    given: xr.Dataset | None
+    # A climatology of the user.
+    means: xr.Dataset | None
     described: str
     # From how many years each mean is; None if unknown.
     years: int | None
 
     @classmethod
-    def of(cls, truth: xr.Dataset, timing: Timing, time_dim: str, given: Any) -> ClimatologyOptions:
+    def of(cls, truth: xr.Dataset, timing: Timing, chosen: Any) -> ClimatologyOptions:
         """Read the argument `climatology` of `evaluate`."""
-        dates = truth[time_dim].values
-        if isinstance(given, xr.Dataset | xr.DataArray):
-            train = TrainCells.of(truth, timing, time_dim, None)
-            return cls(time_dim, train, None, as_dataset(given), "given", None)
-        train = TrainCells.of(truth, timing, time_dim, given)
-        if given is None or isinstance(given, slice):
+        dates = timing.truth_dates.values
+        if isinstance(chosen, xr.Dataset | xr.DataArray):
+            train = TrainCells.of(truth, timing, None)
+            return cls(train, None, as_dataset(chosen), "given", None)
+        train = TrainCells.of(truth, timing, chosen)
+        if chosen is None or isinstance(chosen, slice):
             cycle = Cycle.supported_by(dates, train.steps_with_cells, _scored_steps(timing))
         else:
-            cycle = Cycle.of("climatology", given)
+            cycle = Cycle.of("climatology", chosen)
         design = Design.of("climatology", cycle, dates)
-        years = train_years(dates[train.steps_with_cells]) if is_time(truth[time_dim]) else None
-        described = f"{cycle.described} of {train.described}"
-        if years is not None:
+        described, years = f"{cycle.described} of {train.described}", None
+        if is_time(timing.truth_dates):
+            years = train_years(dates[train.steps_with_cells])
             described += f", from {counted(years)}"
-        return cls(time_dim, train, design, None, described, years)
+        return cls(train, design, None, described, years)
 
     def along(self, dims: Sequence[str]) -> ClimatologyOptions:
         """Return the same for a variable with some of the dims of the train cells."""
@@ -79,23 +80,23 @@ class ClimatologyOptions:
     @property
     def is_known(self) -> bool:
         """True if there is a climatology."""
-        return self.given is not None or bool(self.train.steps.size)
+        return self.means is not None or bool(self.train.steps.size)
 
     @property
     def numbers_of_cell(self) -> int:
         """Numbers that are in memory for each cell."""
         if self.design is not None:
             return self.design.numbers_of_cell
-        assert self.given is not None
-        cycles = set(self.given.sizes) & {*GROUPS, "hour"}
-        return 2 * math.prod(self.given.sizes[dim] for dim in cycles)
+        assert self.means is not None
+        cycles = set(self.means.sizes) & {*GROUPS, "hour"}
+        return 2 * math.prod(self.means.sizes[dim] for dim in cycles)
 
     def of_tile(self, name: str, tile: TrainTile, dates: xr.DataArray, block: int) -> Climatology:
         """Return the climatology of a variable in one tile."""
         if self.design is not None:
             return tile.climatology(self.design, block)
-        assert self.given is not None
-        return given_climatology(self.given[name], dates, tile)
+        assert self.means is not None
+        return user_climatology(self.means[name], dates, tile)
 
 
 def _scored_steps(timing: Timing) -> Steps:
@@ -115,14 +116,14 @@ class TrainCells:
     steps_with_cells: Steps
 
     @classmethod
-    def of(cls, truth: xr.Dataset, timing: Timing, time_dim: str, given: Any) -> TrainCells:
+    def of(cls, truth: xr.Dataset, timing: Timing, chosen: Any) -> TrainCells:
         """Find the train cells: of a slice of times, of a split label, or before all forecasts."""
-        dates = truth[time_dim].reset_coords(drop=True)
+        dates, time_dim = timing.truth_dates, timing.time_dim
         steps = np.arange(dates.size)
         label, described = split_label(truth), ""
-        if isinstance(given, slice):
-            steps = dates.copy(data=steps).sel({time_dim: given}).values
-            described = "the given times"
+        if isinstance(chosen, slice):
+            steps = dates.copy(data=steps).sel({time_dim: chosen}).values
+            described = "the chosen times"
         elif label is None:
             steps = np.flatnonzero(timing.truth_keys < timing.sample_keys.min())
             described = "the dates before the first one of the prediction"
@@ -130,7 +131,7 @@ class TrainCells:
             described += f" ({span(dates[steps])})"
         flags = xr.DataArray(np.isin(np.arange(dates.size), steps), dims=time_dim)
         with_cells = flags
-        if label is not None:  # the test cells of given times would leak into the climatology
+        if label is not None:  # the test cells of chosen times would leak into the climatology
             is_train = xr.DataArray(cells_of_part(truth, "train")[0])
             if time_dim in is_train.dims:
                 others = [dim for dim in is_train.dims if dim != time_dim]
@@ -148,25 +149,24 @@ class TrainTile:
 
     truth: CellReader
     train: TrainCells
-    time_dim: str
-    dims: tuple[str, ...]
     tile: Tile
 
     def at(self, steps: Steps) -> Floats:
         """Return the values at some steps."""
-        values = self.truth.at({self.time_dim: steps}, self.tile)
-        is_train = at_steps(self.train.flags, steps, self.time_dim, self.dims, self.tile)
+        (time_dim,) = self.truth.step_dims
+        values = self.truth.load({time_dim: steps}, self.tile).at({time_dim: steps})
+        is_train = at_steps(self.train.flags, steps, time_dim, self.tile)
         return np.asarray(np.where(is_train & np.isfinite(values), values, np.nan))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Cells along each dim."""
-        return tuple(self.tile[dim].stop - self.tile[dim].start for dim in self.dims)
+        return tuple(part.stop - part.start for part in self.tile.values())
 
     def climatology(self, design: Design, block: int) -> Climatology:
         """Sum up the train cells, so many steps at a time, and return their climatology."""
         sums = Sums(design, self.shape)
-        for steps in _in_blocks(self.train.steps, block):
+        for steps in cut(self.train.steps, block):
             sums.add(steps, self.at(steps))
         return replace(sums.climatology(), are_shares=self.truth.classes is not None)
 
@@ -178,7 +178,7 @@ class TrainTile:
         products, squares = (np.zeros((timing.leads.size, *self.shape)) for _ in range(2))
         pairs = [timing.pairs(lead) for lead in range(timing.leads.size)]
         span_of_train = np.arange(self.train.steps[0], self.train.steps[-1] + 1)
-        for some in _in_blocks(span_of_train, block):
+        for some in cut(span_of_train, block):
             of_block = [
                 (first[here], second[here])
                 for first, second in pairs
@@ -197,46 +197,34 @@ class TrainTile:
         return rho
 
 
-def _in_blocks(steps: Steps, size: int) -> Iterator[Steps]:
-    return (steps[start : start + size] for start in range(0, len(steps), size))
-
-
-def given_climatology(means: xr.DataArray, dates: xr.DataArray, tile: TrainTile) -> Climatology:
+def user_climatology(means: xr.DataArray, dates: xr.DataArray, tile: TrainTile) -> Climatology:
     """Return a user's climatology in a tile; its dims other than those of cells are cycles."""
-    cycles = [str(dim) for dim in means.dims if dim not in tile.dims]
+    cycles = [str(dim) for dim in means.dims if dim not in tile.tile]
     check_aligned("climatology", means.isel(dict.fromkeys(cycles, 0), drop=True), tile.truth.array)
     entries = []
     for cycle in cycles:
         check_choice("dims of climatology", cycle, [*GROUPS, "hour"])
         values = dates.values
-        numbers = hours(values) if cycle == "hour" else group_numbers(values, cycle)
-        labels = np.arange(24) if cycle == "hour" else GROUPS[cycle]
-        known = means[cycle].values if cycle in means.coords else labels[: means.sizes[cycle]]
-        entries.append(positions(labels[numbers], known))
+        if cycle == "hour":
+            numbers, labels = hours(values), np.arange(24)
+        else:
+            numbers, labels = group_numbers(values, cycle), np.asarray(GROUPS[cycle])
+        labels_of_means = labels[: means.sizes[cycle]]
+        if cycle in means.coords:
+            labels_of_means = means[cycle].values
+        entries.append(positions(labels[numbers], labels_of_means))
     read = means.transpose(*cycles, ...)
-    missing_dims = [dim for dim in tile.dims if dim not in means.dims]
-    read = read.expand_dims(missing_dims).transpose(*cycles, *tile.dims)
-    values = read.isel({dim: tile.tile[dim] for dim in means.dims if dim in tile.dims}).values
-    return _flat(np.asarray(values, float), tile.shape, entries, dates.size)
-
-
-def _flat(
-    values: Floats, shape: tuple[int, ...], entries: list[Steps], n_steps: int
-) -> Climatology:
-    """Join several cycles into one; a last group of NaN is for dates without an entry."""
-    cycle_shape = values.shape[: len(entries)]
+    missing_dims = [dim for dim in tile.tile if dim not in means.dims]
+    read = read.expand_dims(missing_dims).transpose(*cycles, *tile.tile)
+    values = read.isel({dim: part for dim, part in tile.tile.items() if dim in means.dims}).values
     cells = values.reshape(-1, *values.shape[len(entries) :])
-    means = np.full((len(cells) + 1, *shape), np.nan)
-    means[:-1] = cells
-    if not entries:
-        return _of_groups(means, np.zeros(n_steps, np.intp))
-    group = np.ravel_multi_index([along.clip(min=0) for along in entries], cycle_shape)
-    unknown = np.any([along < 0 for along in entries], axis=0)
-    return _of_groups(means, np.where(unknown, len(cells), group))
-
-
-def _of_groups(means: Floats, group_of_step: Steps) -> Climatology:
-    return Climatology(Design(Cycle("mean"), group_of_step, None), means)
+    # a last group of NaN is for dates without an entry
+    with_unknown = np.full((len(cells) + 1, *tile.shape), np.nan)
+    with_unknown[:-1] = cells
+    group = combined(zip(entries, values.shape, strict=False))
+    group = np.where(group < 0, len(cells), group)
+    design = Design(Cycle("mean"), np.broadcast_to(group, dates.shape), None)
+    return Climatology(design, with_unknown)
 
 
 def warn_of_years(options: ClimatologyOptions) -> None:
@@ -246,14 +234,14 @@ def warn_of_years(options: ClimatologyOptions) -> None:
 
 
 def warn_of_train_cells(
-    options: ClimatologyOptions, truth: xr.Dataset, timing: Timing, given: Any
+    options: ClimatologyOptions, truth: xr.Dataset, timing: Timing, chosen: Any
 ) -> None:
     """Say which cells a climatology uses if no label tells, and the given times may be scored."""
     if split_label(truth) is not None:
         return
     text = f"truth has no split label; climatologies use {options.train.described}, which must all "
     text += "be train data; else give the truth a split label, or climatology=slice(...)"
-    if isinstance(given, slice):
+    if isinstance(chosen, slice):
         n = np.intersect1d(options.train.steps, timing.valid_steps).size
         if not n:
             return

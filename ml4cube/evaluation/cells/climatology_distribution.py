@@ -27,20 +27,18 @@ _MONTHS, _MOST_DATES = 12, 60
 class Distribution:
     """Quantiles of train anomalies of the season around each month, (months, levels, *cells)."""
 
-    outputs: Outputs
     quantiles: Floats
     month_of_step: NDArray[np.int64]
 
     @classmethod
     def of(
-        cls, beside: Outputs, tile: TrainTile, climatology: Climatology, dates: xr.DataArray
+        cls, outputs: Outputs, tile: TrainTile, climatology: Climatology, dates: xr.DataArray
     ) -> Distribution:
-        """Take the anomalies of a tile, at the levels of a prediction's quantiles if it has some.
+        """Take the anomalies of a tile.
 
         A season is a month with the one before and the one after, or all train dates of times
         without months; of many dates, 60 that are evenly spread.
         """
-        outputs = beside if beside.dim == QUANTILE else Outputs(QUANTILE, _LEVELS)
         months, n_months = np.zeros(dates.size, np.int64), 1
         if is_time(dates):
             months, n_months = group_numbers(dates.values, "month"), _MONTHS
@@ -53,17 +51,23 @@ class Distribution:
                 steps = in_season[spread.round().astype(np.intp)]
                 anomalies = tile.at(steps) - climatology.at(steps)
                 quantiles[month] = _quantiles(anomalies, outputs.levels)
-        return cls(outputs, quantiles, months)
+        return cls(quantiles, months)
 
     def around(self, normal: Floats, steps: Steps) -> Floats:
         """Return quantiles at steps of the truth, (samples, leads, levels, *cells)."""
         return np.asarray(normal[:, :, None] + self.quantiles[self.month_of_step[steps]])
 
-    @staticmethod
-    def numbers_of_cell(beside: Outputs) -> int:
-        """Return how many numbers of each cell are in memory."""
-        levels = beside.levels if beside.dim == QUANTILE else _LEVELS
-        return _MONTHS * len(levels) + 2 * _MOST_DATES
+
+def distribution_beside(outputs: Outputs) -> Outputs:
+    """Return the levels of the climatology: those of a prediction's quantiles if it has some."""
+    if outputs.dim == QUANTILE:
+        return outputs
+    return Outputs(QUANTILE, _LEVELS)
+
+
+def numbers_of_cell(outputs: Outputs) -> int:
+    """Return how many numbers of each cell a distribution has in memory."""
+    return _MONTHS * len(outputs.levels) + 2 * _MOST_DATES
 
 
 def _quantiles(values: Floats, levels: Floats) -> Floats:

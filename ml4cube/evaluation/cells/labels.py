@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import xarray as xr
 from ml4cube.core.axes import is_time
 from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.sums.pairs import combined
 from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.evaluation.cells.cell_reader import Steps, Tile, at_steps
 from ml4cube.evaluation.cells.timing import Timing
-from ml4cube.evaluation.cube_scores import Grouping
+from ml4cube.evaluation.cube_scores import Grouping, as_list
 
 _CYCLES = ("season", "month")
 
@@ -32,23 +33,20 @@ class Labels:
     @classmethod
     def of(cls, by: Any, prediction: xr.Dataset, truth: xr.Dataset, timing: Timing) -> Labels:
         """Read the argument `by` of `evaluate`."""
-        given: Sequence[Any] = list(by) if isinstance(by, list | tuple) else [by]
         names: list[str] = []
         of_dates: dict[str, tuple[xr.DataArray, Steps]] = {}
         of_cells: list[Grouping] = []
-        for one in given:
-            if one is None:
+        for label in as_list(by):
+            grouping = _read(label, prediction, truth, timing)
+            if isinstance(grouping, str):
+                names.append(grouping)
                 continue
-            found = _read(one, prediction, truth, timing)
-            if isinstance(found, str):
-                names.append(found)
-            elif isinstance(found, Grouping):
-                names.append(found.name)
-                of_cells.append(found)
+            names.append(grouping.name)
+            codes = _codes_of_dates(grouping, timing)
+            if codes is None:
+                of_cells.append(grouping)
             else:
-                name, labels, codes = found
-                names.append(name)
-                of_dates[name] = labels, codes
+                of_dates[grouping.name] = grouping.labels, codes
         if len(set(names)) < len(names) or {"variable", "model", "baseline"} & set(names):
             raise InvalidValueError(
                 "by must hold labels of different names, other than 'variable', 'model' and "
@@ -59,67 +57,58 @@ class Labels:
     @property
     def n_of_cells(self) -> int:
         """Number of combined labels of cells."""
-        return int(np.prod([len(one.labels) for one in self.of_cells], dtype=int))
+        return math.prod(len(label.labels) for label in self.of_cells)
 
-    def in_tile(
-        self, valid_steps: Steps, time_dim: str, cell_dims: tuple[str, ...], tile: Tile
-    ) -> Steps:
+    def in_tile(self, valid_steps: Steps, time_dim: str, tile: Tile) -> Steps:
         """Return the combined label of each cell, as an index; -1 is none."""
-        code = np.zeros((1,) * (2 + len(cell_dims)), np.intp)
-        for one in self.of_cells:
-            along = at_steps(one.codes, valid_steps, time_dim, cell_dims, tile)
-            code = np.where((code < 0) | (along < 0), -1, code * len(one.labels) + along)
-        return code
+        group = combined(
+            (at_steps(label.codes, valid_steps, time_dim, tile), len(label.labels))
+            for label in self.of_cells
+        )
+        return group.reshape(group.shape or (1,) * (2 + len(tile)))
 
 
-def _read(
-    one: Any, prediction: xr.Dataset, truth: xr.Dataset, timing: Timing
-) -> str | Grouping | tuple[str, xr.DataArray, Steps]:
-    """Return a dim of the prediction's dates, labels of cells, or labels of dates."""
-    if isinstance(one, str):
-        if one == timing.sample_dim or (one == LEAD and timing.is_forecast):
-            return one
-        if one in (INIT, LEAD):
-            raise InvalidValueError(f"by={one!r} needs a prediction with the dim {one!r}")
-        if one in _CYCLES and one not in truth.variables:
-            return _cycle(one, timing)
-        dates = [INIT, LEAD] if timing.is_forecast else [timing.sample_dim]
+def _read(label: Any, prediction: xr.Dataset, truth: xr.Dataset, timing: Timing) -> str | Grouping:
+    """Return a dim of the prediction's dates, or labels of dates or of cells."""
+    if isinstance(label, str):
+        if label == timing.sample_dim or (label == LEAD and timing.is_forecast):
+            return label
+        if label in (INIT, LEAD):
+            raise InvalidValueError(f"by={label!r} needs a prediction with the dim {label!r}")
+        if label in _CYCLES and label not in truth.variables:
+            return _cycle(label, timing.truth_dates)
+        dates = [timing.sample_dim, LEAD][: 1 + timing.is_forecast]
         choices = [*dates, *_CYCLES, *map(str, truth.variables), *map(str, truth.dims)]
-        check_choice("by", one, list(dict.fromkeys(choices)))
-        if one in truth.dims:
-            return _of_dates(_each_step(truth[one].reset_coords(drop=True)), timing)
-        one = truth[one].reset_coords(drop=True)
-    if not isinstance(one, xr.DataArray):
-        raise InvalidTypeError(f"by must hold names or DataArrays, got {type(one).__name__}")
-    if one.ndim and set(one.dims) <= {INIT, LEAD}:
-        grouping = Grouping.of(one, prediction)
-        shape = {timing.sample_dim: timing.samples.size, LEAD: timing.leads.size}
-        codes = grouping.codes.variable.set_dims(shape)  # type: ignore[no-untyped-call]
-        return grouping.name, grouping.labels, codes.transpose(*shape).values
-    return _of_dates(Grouping.of(one, truth), timing)
+        check_choice("by", label, list(dict.fromkeys(choices)))
+        values = truth[label].reset_coords(drop=True)
+        if label in truth.dims:  # a label for each step, even if two have the same coordinate
+            return Grouping(label, values, xr.DataArray(np.arange(values.size), dims=label))
+        return Grouping.of(values, truth)
+    if not isinstance(label, xr.DataArray):
+        raise InvalidTypeError(f"by must hold names or DataArrays, got {type(label).__name__}")
+    if label.ndim and set(label.dims) <= {INIT, LEAD}:
+        return Grouping.of(label, prediction)
+    return Grouping.of(label, truth)
 
 
-def _each_step(coordinate: xr.DataArray) -> Grouping:
-    """Return a label for each step of a dim, even if two have the same coordinate."""
-    steps = xr.DataArray(np.arange(coordinate.size), dims=coordinate.dims)
-    return Grouping(str(coordinate.name), coordinate, steps)
-
-
-def _of_dates(grouping: Grouping, timing: Timing) -> Grouping | tuple[str, xr.DataArray, Steps]:
-    """Return labels along time as those of the dates that are predicted."""
-    if grouping.codes.dims == (timing.time_dim,):
+def _codes_of_dates(grouping: Grouping, timing: Timing) -> Steps | None:
+    """Return the label of each sample and lead, as an index; None for labels of cells."""
+    dims = grouping.codes.dims
+    if dims == (timing.time_dim,):  # of the date that is predicted
         codes = grouping.codes.values[timing.valid_steps.clip(min=0)]
-        return grouping.name, grouping.labels, np.where(timing.valid_steps < 0, -1, codes)
-    return grouping
+        return np.where(timing.valid_steps < 0, -1, codes)
+    if dims and set(dims) <= {INIT, LEAD}:
+        shape = {timing.sample_dim: timing.samples.size, LEAD: timing.leads.size}
+        every = grouping.codes.variable.set_dims(shape)  # type: ignore[no-untyped-call]
+        return np.asarray(every.transpose(*shape).values)
+    return None
 
 
-def _cycle(name: str, timing: Timing) -> tuple[str, xr.DataArray, Steps]:
-    """Return the season or month of each date that is predicted."""
-    dates = timing.truth_dates
+def _cycle(name: str, dates: xr.DataArray) -> Grouping:
+    """Return the season or month of each date."""
     if not is_time(dates):
         raise InvalidValueError(
             f"by={name!r} needs dates, got {dates.dtype} along {dates.dims[0]!r}"
         )
-    codes = group_numbers(dates.values, name)[timing.valid_steps.clip(min=0)]
-    labels = xr.DataArray(GROUPS[name], dims=name)
-    return name, labels, np.where(timing.valid_steps < 0, -1, codes).astype(np.intp)
+    codes = xr.DataArray(group_numbers(dates.values, name), dims=dates.dims)
+    return Grouping(name, xr.DataArray(GROUPS[name], dims=name), codes)

@@ -54,15 +54,17 @@ class Predicted:
                     f"{array.name!r} must have probabilities along {CLASS!r} if it has "
                     f"{outputs.dim!r}, got labels of classes, which have no mean"
                 )
-        several = () if outputs is None else (outputs.dim,)
         needed = {*steps, *cell_dims}
-        if not needed <= set(array.dims) <= needed | set(several):
+        other_dims = set(array.dims) - needed
+        if outputs is not None:
+            other_dims.discard(outputs.dim)
+        if other_dims or not needed <= set(array.dims):
             raise InvalidValueError(
                 f"prediction of {array.name!r} must have the dims {(*steps, *cell_dims)}, and may "
                 f"have {MEMBER!r}, {QUANTILE!r} or {CLASS!r}, got {array.dims}"
             )
-        for one in (array, truth):
-            check_decoded(str(array.name), one)
+        check_decoded(str(array.name), array)
+        check_decoded(str(array.name), truth)
         first = {dim: 0 for dim in array.dims if dim in steps or dim not in truth.dims}
         check_aligned(f"prediction of {array.name!r}", array.isel(first, drop=True), truth)
         reader = CellReader.of(array, tuple(steps), cell_dims, classes)
@@ -80,7 +82,7 @@ class Predicted:
         return loaded.at(self._steps(samples))
 
     def _steps(self, samples: Steps) -> dict[str, Steps]:
-        return {dim: along[samples] for dim, along in self.steps.items()}
+        return {dim: steps[samples] for dim, steps in self.steps.items()}
 
 
 def own_steps(timing: Timing) -> dict[str, Steps]:
@@ -92,8 +94,9 @@ def own_steps(timing: Timing) -> dict[str, Steps]:
     return {INIT: samples, LEAD: np.broadcast_to(np.arange(leads), (n, leads))}
 
 
-def matching_steps(name: str, cube: xr.Dataset, timing: Timing, time_dim: str) -> dict[str, Steps]:
+def matching_steps(name: str, cube: xr.Dataset, timing: Timing) -> dict[str, Steps]:
     """Return where a given baseline has the forecasts, or the dates, of the prediction."""
+    time_dim = timing.time_dim
     if INIT not in cube.dims:
         if time_dim not in cube.dims:
             raise InvalidValueError(
@@ -115,7 +118,7 @@ def matching_steps(name: str, cube: xr.Dataset, timing: Timing, time_dim: str) -
             leads[theirs[:, [lead]] == timing.valid_keys] = lead
         leads[inits < 0] = -1
         steps = {INIT: np.broadcast_to(inits[:, None], leads.shape), LEAD: leads}
-    if any((along < 0).all() for along in steps.values()):
+    if any((of_dim < 0).all() for of_dim in steps.values()):
         raise InvalidValueError(f"the baseline {name!r} has no date of the prediction")
     return steps
 

@@ -32,15 +32,15 @@ class Outputs:
 
         A dim that the truth has too is one of cells, such as the members of a simulation.
         """
-        found = [dim for dim in (MEMBER, QUANTILE) if dim in array.dims and dim not in of_truth]
-        if not found:
+        dims = [dim for dim in (MEMBER, QUANTILE) if dim in array.dims and dim not in of_truth]
+        if not dims:
             return None
-        if len(found) > 1:
+        if len(dims) > 1:
             raise InvalidValueError(
                 f"{array.name!r} must have a dim 'member' or 'quantile', not both, got {array.dims}"
             )
-        levels = np.arange(array.sizes[found[0]], dtype=float)
-        if found[0] == QUANTILE:
+        levels = np.arange(array.sizes[dims[0]], dtype=float)
+        if dims[0] == QUANTILE:
             levels = np.asarray(array[QUANTILE].values, float)
             is_sorted = (np.diff(levels) > 0).all() and levels[0] >= 0 and levels[-1] <= 1
             if not is_sorted or not levels[0] <= 0.5 <= levels[-1]:
@@ -48,7 +48,7 @@ class Outputs:
                     f"quantiles of {array.name!r} must increase between 0 and 1, and include 0.5 "
                     f"or lie on both sides of it, got {levels}"
                 )
-        return cls(found[0], levels)
+        return cls(dims[0], levels)
 
     def point(self, values: Floats, axis: int) -> Floats:
         """Return the mean of the members, or the median, between two quantiles if need be."""
@@ -131,15 +131,15 @@ def empty_reliability(outputs: Outputs | None, classes: NDArray[Any] | None) -> 
 def reliability_table(sums: xr.DataArray) -> xr.Dataset:
     """Return frequencies from the sums that `empty_reliability` starts with."""
     of = {str(name): sums.sel(sum=name, drop=True) for name in sums["sum"].values}
-    known = of["weight"].where(of["weight"] > 0)
+    weight = of["weight"].where(of["weight"] > 0)
     if "rank" in sums.dims:
-        return xr.Dataset({"rank_frequency": known.fillna(0) / known.sum()})
+        return xr.Dataset({"rank_frequency": weight.fillna(0) / weight.sum()})
     if QUANTILE in sums.dims:
-        return xr.Dataset({"coverage": of["below"] / known})
+        return xr.Dataset({"coverage": of["below"] / weight})
     return xr.Dataset(
         {
-            "probability": of["probability"] / known,
-            "observed_frequency": of["observed"] / known,
+            "probability": of["probability"] / weight,
+            "observed_frequency": of["observed"] / weight,
             "count": of["count"].astype(np.int64),
         }
     )

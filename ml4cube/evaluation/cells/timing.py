@@ -54,7 +54,9 @@ class Timing:
                 f"prediction must have the dims {INIT!r} and {LEAD!r}, or {time_dim!r} as the "
                 f"truth has, got {[str(dim) for dim in prediction.dims]}"
             )
-        sample_dim = INIT if is_forecast else time_dim
+        sample_dim = time_dim
+        if is_forecast:
+            sample_dim = INIT
         samples = prediction[sample_dim].reset_coords(drop=True)
         leads = xr.DataArray([0], dims=LEAD)
         inits, init_kind = date_keys(samples.values)
@@ -132,12 +134,12 @@ def with_forecast_dims(cube: xr.Dataset) -> xr.Dataset:
 def valid_times(forecast: xr.Dataset) -> NDArray[Any]:
     """Return the dates that a forecast predicts, shape (init_time, lead_time)."""
     if "valid_time" in forecast.coords:
-        given = forecast["valid_time"]
-        if set(given.dims) != {INIT, LEAD}:
+        valid_time = forecast["valid_time"]
+        if set(valid_time.dims) != {INIT, LEAD}:
             raise InvalidValueError(
-                f"valid_time must have the dims {INIT!r} and {LEAD!r}, got {given.dims}"
+                f"valid_time must have the dims {INIT!r} and {LEAD!r}, got {valid_time.dims}"
             )
-        return np.asarray(given.transpose(INIT, LEAD).values)
+        return np.asarray(valid_time.transpose(INIT, LEAD).values)
     inits, leads = forecast[INIT].values, forecast[LEAD].values
     if inits.dtype.kind in "OM":
         if leads.dtype.kind != "m":
@@ -150,12 +152,12 @@ def valid_times(forecast: xr.Dataset) -> NDArray[Any]:
     return np.asarray(inits[:, None] + leads[None, :])
 
 
-def positions(wanted: NDArray[Any], known: NDArray[Any]) -> Steps:
-    """Return the position of each value among distinct known ones, -1 if it is not there."""
-    order = np.argsort(known, kind="stable")
-    found = np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)
-    steps = order[found]
-    return np.where(known[steps] == wanted, steps, -1).astype(np.intp)
+def positions(wanted: NDArray[Any], values: NDArray[Any]) -> Steps:
+    """Return the position of each wanted value among distinct ones, -1 if it is not there."""
+    order = np.argsort(values, kind="stable")
+    nearest = np.searchsorted(values, wanted, sorter=order).clip(max=len(values) - 1)
+    steps = order[nearest]
+    return np.where(values[steps] == wanted, steps, -1).astype(np.intp)
 
 
 def span(dates: xr.DataArray) -> str:

@@ -12,7 +12,7 @@ import xarray as xr
 
 from ml4cube.core.axes import date_keys
 from ml4cube.core.metric_registry import Floats
-from ml4cube.core.sums.pairs import merged, merged_along
+from ml4cube.core.sums.pairs import combined, merged, merged_along
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.sums.named_sums import CLASS_NUMBER, CODE
 
@@ -44,11 +44,9 @@ class RowGroups:
         # the group of each sample and lead, -1 for none
         n, leads = rows.sizes[self._sample_dim], rows.sizes[LEAD]
         own_codes = {self._sample_dim: np.arange(n)[:, None], LEAD: np.arange(leads)[None, :]}
-        self._codes = np.zeros((n, leads), np.intp)
-        for name in of_rows:
-            code = own_codes[name] if name in own_codes else rows[name + CODE].values
-            combined = self._codes * rows.sizes[name] + code
-            self._codes = np.where((self._codes < 0) | (code < 0), -1, combined)
+        codes = {name: rows[name + CODE].values for name in self.of_dates} | own_codes
+        group = combined((codes[name], rows.sizes[name]) for name in of_rows)
+        self._codes = np.broadcast_to(group, (n, leads))
 
     @property
     def has_several_dates(self) -> bool:
@@ -116,8 +114,7 @@ class RowGroups:
             code = self._codes[:, lead]
             samples = np.flatnonzero((code >= groups.start) & (code < groups.stop))
             # If n is 1, each sample has a group of its own, so no position occurs twice.
-            row = samples if n > 1 else np.zeros_like(samples)
-            at: Any = (row, code[samples] - groups.start)
+            at: Any = (samples % n, code[samples] - groups.start)
             ours = {name: array[at] for name, array in total.items()}
             theirs = {name: array[samples, lead] for name, array in sums.items()}
             for name, values in merged(ours, theirs).items():

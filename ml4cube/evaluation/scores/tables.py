@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.core.metric_registry import (
     CELLS,
@@ -141,18 +140,16 @@ def samples_and_leads(rows: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray | No
     These are medians over the samples, in the unit of `date_keys`: lead times may be numbers of any
     unit, such as months.
     """
-    dim, is_used = str(rows["weight"].dims[2]), _is_used(rows)
+    count = rows["count"]
+    dim = str(count.dims[2])
+    is_used = count.sum([other for other in count.dims if other != dim]).values > 0
     samples = rows[dim].reset_coords(drop=True)[is_used]
     if LEAD not in rows.coords:
         return samples, None
-    elapsed = rows["elapsed"][is_used if is_used.any() else slice(None)]
+    elapsed = rows["elapsed"]
+    if is_used.any():
+        elapsed = elapsed[is_used]
     return samples, elapsed.median(dim).reset_coords(drop=True)
-
-
-def _is_used(rows: xr.Dataset) -> NDArray[np.bool_]:
-    """Return which samples have a scored cell."""
-    count, dim = rows["count"], rows["count"].dims[2]
-    return np.asarray(count.sum([d for d in count.dims if d != dim]).values > 0)
 
 
 def _formula(of_variable: xr.Dataset, metric: str) -> Formula:

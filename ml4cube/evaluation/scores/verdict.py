@@ -56,14 +56,14 @@ class _Compared:
 
     def decided(self, variable: str) -> str:
         """Say what intervals decide."""
-        found = {  # and the word that joins it with the baseline
+        decisions = {  # and the word that joins it with the baseline
             ("better", "than"): self._better,
             ("not clearly different", "from"): self._even,
             ("worse", "than"): self._worse,
             ("not comparable", "with"): np.isnan(self._skill),
         }
         phrases: list[str] = []
-        for (text, joint), where in found.items():
+        for (text, joint), where in decisions.items():
             if where.any():
                 named = "" if phrases else f" {joint} {self._baseline}"
                 phrases.append(text + named + self._at(where))

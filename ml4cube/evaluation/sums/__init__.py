@@ -1,4 +1,4 @@
 """Sums over the compared cells, block by block, which merge.
 
-Read `block_sums`, then `scoring`, then `named_sums`.
+Read `scored_variable`, then `scored_tile`, then `score_sums`, then `named_sums`.
 """

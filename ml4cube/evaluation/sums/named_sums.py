@@ -11,21 +11,15 @@ import xarray as xr
 
 from ml4cube.core.axes import date_keys
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.metric_registry import CLASS_SUMS
+from ml4cube.core.metric_registry import CLASS_SUMS, PROBABILITY
 from ml4cube.core.sums.fields import decoded, encoded
-from ml4cube.cube.classes import as_text, class_names
 from ml4cube.cube.coordinates import LEAD
-from ml4cube.evaluation.cells.cell_reader import CLASS
-from ml4cube.evaluation.cells.labels import Labels
-from ml4cube.evaluation.sums.block_sums import ScoreSums
-from ml4cube.evaluation.sums.scoring import ScoredVariable
+from ml4cube.evaluation.sums.score_sums import ScoreSums
 
 #: Ending of the variable with the label of each sample and lead, as an index.
 CODE = "_code"
 #: Dim of the classes in sums of these; variables with fewer have zeros.
 CLASS_NUMBER = "class_number"
-#: Name of the prediction among the models.
-PREDICTION = "prediction"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,38 +36,40 @@ class NamedSums:
     others: Mapping[str, xr.Dataset]
 
     @classmethod
-    def of(
-        cls,
-        variables: Sequence[ScoredVariable],
-        sums: Sequence[ScoreSums],
-        models: Sequence[str],
-        labels: Labels,
-        attrs: Mapping[str, str],
-    ) -> NamedSums:
+    def of(cls, sums: Sequence[ScoreSums], attrs: Mapping[str, Any]) -> NamedSums:
         """Name the sums of all variables."""
-        timing = variables[0].timing
-        sizes = {one.name: len(one.labels) for one in labels.of_cells}
+        variables = [of_variable.variable for of_variable in sums]
+        options = variables[0].options
+        timing, labels = options.timing, options.labels
+        sizes = {label.name: len(label.labels) for label in labels.of_cells}
         dims = ("variable", "model", timing.sample_dim, LEAD, *sizes)
         rows: dict[str, Any] = _stacked(sums, dims, tuple(sizes.values()))
-        coords: dict[str, Any] = {one.name: one.labels for one in labels.of_cells}
+        coords: dict[str, Any] = {label.name: label.labels for label in labels.of_cells}
         for name, (of_dates, codes) in labels.of_dates.items():
             coords[name] = of_dates
             rows[name + CODE] = (timing.sample_dim, LEAD), codes
-        rows["classes"] = "variable", [one.n_classes for one in variables]
-        has_probabilities = [one.n_classes > 0 and not one.is_map for one in variables]
+        has_probabilities = [PROBABILITY in variable.predictions for variable in variables]
+        rows["classes"] = "variable", [variable.n_classes for variable in variables]
         rows["probabilities"] = "variable", has_probabilities
-        rows["outputs"], rows["n_outputs"] = _described_outputs(sums, models)
+        rows |= _described_outputs(sums)
         elapsed = timing.valid_keys - timing.sample_keys[:, None]
         rows["elapsed"] = (timing.sample_dim, LEAD), elapsed
         rows["has_truth"] = (timing.sample_dim, LEAD), timing.valid_steps >= 0
-        coords |= {"variable": [one.name for one in variables], "model": list(models)}
-        units = [str(one.truth.array.attrs.get("units", "")) for one in variables]
-        coords |= {"units": ("variable", units), timing.sample_dim: timing.samples}
+        units = [of_variable.others.attrs["units"] for of_variable in sums]
+        coords["variable"] = [variable.name for variable in variables]
+        coords["model"] = sums[0].others["model"].variable
+        coords["units"] = "variable", units
+        coords[timing.sample_dim] = timing.samples
         if timing.is_forecast:
             coords[LEAD] = timing.leads
-        others = {one.name: _others(one, s, models) for one, s in zip(variables, sums, strict=True)}
+        others = {of_variable.variable.name: of_variable.others for of_variable in sums}
         in_order = {timing.sample_dim: np.argsort(timing.sample_keys, kind="stable")}
         return cls(xr.Dataset(rows, coords, dict(attrs)).isel(in_order), others)
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models, the prediction first."""
+        return [str(name) for name in self.rows["model"].values]
 
     def merge(self, other: NamedSums) -> NamedSums:
         """Return the sums of both, which are of other dates, in the order of dates."""
@@ -111,19 +107,19 @@ def _stacked(
     sums: Sequence[ScoreSums], dims: tuple[str, ...], labels: tuple[int, ...]
 ) -> dict[str, xr.Variable]:
     """Return the sums of all variables by name; those that a variable lacks are 0."""
-    most_classes = max(one.n_classes for one in sums)
-    names = dict.fromkeys(name for one in sums for name in one.rows)
+    first = max(sums, key=lambda of_variable: of_variable.n_classes)
     stacked = {}
-    for name in names:
-        of_classes = (CLASS_NUMBER,) if name in CLASS_SUMS else ()
-        shape = (*sums[0].rows["weight"].shape[:3], *labels, *(most_classes for _ in of_classes))
+    for name, largest in first.rows.items():
+        shape = (*largest.shape[:3], *labels, *largest.shape[4:])
         values = np.zeros((len(sums), *shape))
-        for i, one in enumerate(sums):
-            if name in one.rows:
-                array = one.rows[name]
-                part = values[i, ..., : array.shape[-1]] if of_classes else values[i]
+        for i, of_variable in enumerate(sums):
+            if name in of_variable.rows:
+                array = of_variable.rows[name]
+                part = values[i, ..., : array.shape[-1]]
+                if name not in CLASS_SUMS:
+                    part = values[i]
                 part[...] = array.reshape(part.shape)
-        stacked[name] = xr.Variable((*dims, *of_classes), values)
+        stacked[name] = xr.Variable((*dims, CLASS_NUMBER)[: values.ndim], values)
     return stacked
 
 
@@ -139,54 +135,19 @@ def _check_same(ours: xr.Dataset, theirs: xr.Dataset) -> None:
         )
 
 
-def _described_outputs(
-    sums: Sequence[ScoreSums], models: Sequence[str]
-) -> tuple[xr.Variable, xr.Variable]:
+def _described_outputs(sums: Sequence[ScoreSums]) -> dict[str, Any]:
     """Return the dim and the number of the values for a cell, by variable and model; "" if one."""
-    dims, numbers = np.zeros((2, len(sums), len(models)), object)
-    dims[:], numbers[:] = "", 1
-    for i, one in enumerate(sums):
-        for name, outputs in one.outputs.items():
-            if not one.n_classes:
-                dims[i, models.index(name)] = outputs.dim
-                numbers[i, models.index(name)] = len(outputs.levels)
-    along = ("variable", "model")
-    return xr.Variable(along, dims.astype(str)), xr.Variable(along, numbers.astype(np.int64))
-
-
-def _others(scored: ScoredVariable, sums: ScoreSums, models: Sequence[str]) -> xr.Dataset:
-    """Name the sums that are not by date."""
-    dims = tuple(scored.sizes)
-    array = scored.truth.array
-    first = array.isel({scored.timing.time_dim: 0}, drop=True)
-    coords = {
-        name: coord.reset_coords(drop=True).variable
-        for name, coord in first.coords.items()
-        if coord.ndim and coord.dtype.kind in "fiuUM"
-    }
-    if scored.truth.classes is not None:
-        names = class_names(array)
-        shown = [names.get(label, as_text(label)) for label in scored.truth.classes.tolist()]
-        coords[CLASS] = xr.Variable((CLASS,), scored.truth.classes)
-        coords["predicted_class"] = xr.Variable(("predicted_class",), scored.truth.classes)
-        coords["class_name"] = xr.Variable((CLASS,), np.array(shown))
-    found: dict[str, Any] = {
-        "squared_error": (("model", *dims), sums.cell_errors),
-        "count": (dims, sums.cell_count),
-    }
-    attrs = {"units": str(array.attrs.get("units", ""))}
-    if scored.n_classes:
-        found["confusion"] = ("model", CLASS, "predicted_class"), sums.confusion
-    if scored.row_dim is not None:
-        found["power"] = ("source", LEAD, "wavenumber"), sums.power
-        found["power_weight"] = (LEAD,), sums.power_weight
-        coords["source"] = xr.Variable(("source",), [PREDICTION, "truth"])
-        attrs["rows_along"] = scored.row_dim
-    if scored.timing.is_forecast:
-        coords[LEAD] = scored.timing.leads.variable
-    if sums.reliability is not None:
-        found["reliability"] = sums.reliability
-    return xr.Dataset(found, {**coords, "model": list(models)}, attrs)
+    models = sums[0].others["model"].values.tolist()
+    dims = np.full((len(sums), len(models)), "", "U8")
+    numbers = np.ones(dims.shape, np.int64)
+    for i, of_variable in enumerate(sums):
+        if of_variable.n_classes:
+            continue
+        for model, outputs in of_variable.variable.several.items():
+            at = i, models.index(model)
+            dims[at], numbers[at] = outputs.dim, len(outputs.levels)
+    both = ("variable", "model")
+    return {"outputs": (both, dims), "n_outputs": (both, numbers)}
 
 
 def _to_dict(ds: xr.Dataset) -> dict[str, Any]:

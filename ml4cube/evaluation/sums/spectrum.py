@@ -21,8 +21,10 @@ def spectrum_dim(truth: xr.DataArray, time_dim: str) -> str | None:
         for coord in truth.coords.values()
         if coord.ndim == 1 and coord.dims[0] in dims and role_of(coord) == "longitude"
     ]
-    found = longitudes or dims
-    return found[-1] if found and truth.sizes[found[-1]] >= _LEAST_CELLS else None
+    dims = longitudes or dims
+    if not dims or truth.sizes[dims[-1]] < _LEAST_CELLS:
+        return None
+    return dims[-1]
 
 
 def add_power(sums: Floats, row_weights: Floats, values: Floats, weights: Floats) -> None:
