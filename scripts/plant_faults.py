@@ -105,6 +105,7 @@ def main() -> None:
     """Plant faults one by one, and print which were caught."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="+", type=Path, help="files or folders of ml4cube")
+    parser.add_argument("--also", nargs="+", default=[], help="tests to run for every fault")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-s", type=float, default=600)
@@ -128,7 +129,7 @@ def main() -> None:
         for file, node, fault in random.Random(args.seed).sample(places, args.count):
             source, module = file.read_text(), file.relative_to(tree)
             file.write_text(plant(source, node, fault))
-            word = outcome(tree, tests_of(module, tree), options, args.limit_s)
+            word = outcome(tree, tests_of(module, tree) + args.also, options, args.limit_s)
             file.write_text(source)
             survivors += word == "survived"
             change = f"{ast.unparse(node)[:60]}  ->  {ast.unparse(fault)[:60]}"
