@@ -5,12 +5,13 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-quick test-faults test-newest lint docs notebooks clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-prediction bench-honesty bench-gpu_feed bench-loaders_in_trainers bench-against
+.PHONY: help setup demo test test-quick test-faults plant-faults test-newest lint docs notebooks clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-prediction bench-honesty bench-gpu_feed bench-loaders_in_trainers bench-against
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite (a quarter of an hour on two cores)"
 	@echo "make test-quick   tests of about a second or less, while working (90 seconds)"
 	@echo "make test-faults  faults in real processes, and all tests that make test leaves out (an hour)"
+	@echo "make plant-faults IN=ml4cube/core/grid.py COUNT=20   which random faults does no quick test catch?"
 	@echo "make test-newest  tests that need no torch, on the newest Python of this machine"
 	@echo "make notebooks    run the notebooks and keep their outputs (NOTEBOOKS=notebooks/NAME.ipynb: only one)"
 	@echo "make setup   only build $(VENV)/"
@@ -45,6 +46,9 @@ test-quick: setup
 test-faults: setup
 	$(PY) -m pytest tests/faults -m "soak or not soak"
 	$(PY) -m pytest tests --ignore=tests/faults -m soak
+
+plant-faults: setup
+	$(PY) scripts/plant_faults.py $(IN) --count $(or $(COUNT),20) -- -m "not slow and not soak"
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
 bench-statistics bench-codecs bench-gpu_feed bench-sampling_speedup bench-honesty: bench-%: setup

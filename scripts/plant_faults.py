@@ -4,8 +4,8 @@
 
 Works on a copy of the last commit. A fault is one change of one expression: a comparison or a sign
 turned round, `and` for `or`, a number off by one, a `not` or a keyword left out. Run for each are
-the tests that import the module, then those of its folder, with the options after `--`, to the
-first failure or the time limit. A survivor may be no fault at all: look at each.
+the tests that import the module, or one that imports it, then those of its folder, with the options
+after `--`, to the first failure or the time limit. A survivor may be no fault at all: look at each.
 """
 
 from __future__ import annotations
@@ -69,19 +69,24 @@ def plant(source: str, node: ast.expr, fault: ast.expr) -> str:
     return (before + f"({ast.unparse(fault)})".encode() + after).decode()
 
 
-def tests_of(module: Path, tree: Path) -> list[str]:
-    """Return the test files that import a module, then the folder of its stage."""
+def files_that_import(module: Path, files: list[Path], tree: Path) -> list[Path]:
+    """Return the files that import a module of ml4cube."""
     dotted = ".".join(module.with_suffix("").parts)
     parent, _, name = dotted.rpartition(".")
-    files = []
-    for path in sorted((tree / "tests").rglob("test_*.py")):
-        text = path.read_text()
-        if dotted in text or f"from {parent} import {name}" in text:
-            files.append(str(path.relative_to(tree)))
-    folder = tree / "tests" / module.parts[1]
-    if folder.is_dir():
-        files.append(str(folder.relative_to(tree)))
-    return files
+    needed = (dotted, f"from {parent} import {name}")
+    texts = {path.relative_to(tree): path.read_text() for path in files}
+    return [path for path, text in texts.items() if any(words in text for words in needed)]
+
+
+def tests_of(module: Path, tree: Path) -> list[str]:
+    """Return the test files that import a module, or one that imports it, then its folder."""
+    tests = sorted((tree / "tests").rglob("test_*.py"))
+    users = files_that_import(module, sorted((tree / "ml4cube").rglob("*.py")), tree)
+    chosen = [path for one in (module, *users) for path in files_that_import(one, tests, tree)]
+    folder = Path("tests", module.parts[1])
+    if (tree / folder).is_dir():
+        chosen.append(folder)
+    return list(dict.fromkeys(map(str, chosen)))
 
 
 def outcome(tree: Path, tests: list[str], options: list[str], limit_s: float) -> str:

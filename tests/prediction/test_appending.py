@@ -63,7 +63,7 @@ def places() -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["path", "url", "zarr store", "session"])
-@pytest.mark.parametrize("first_appends", [True, False])
+@pytest.mark.parametrize("first_appends", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_forecast_grows_every_day_while_others_read_it(tmp_path, model, place, first_appends):
     out = tmp_path / "cube.zarr" if place == "path" else places()[place]
     if place == "url":

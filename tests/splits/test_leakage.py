@@ -491,7 +491,13 @@ def test_a_copied_stretch_of_one_series_is_found():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("steps", "backward", "gap"), [(60, False, 3), (60, True, 0), (700, False, 0), (700, True, 3)]
+    ("steps", "backward", "gap"),
+    [
+        (60, False, 3),
+        pytest.param(60, True, 0, marks=pytest.mark.soak),
+        pytest.param(700, False, 0, marks=pytest.mark.soak),
+        (700, True, 3),
+    ],
 )
 def test_values_filled_into_the_test_part_are_found(gap, backward, steps):
     rng = np.random.default_rng(0)

@@ -108,7 +108,7 @@ KINDS = {"stateful": Stateful, "standing": Standing}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [None, 5, 9])
+@pytest.mark.parametrize("limit", [None, 5, pytest.param(9, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ["store", "tensors", *KINDS])
 def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_path, kind, limit):
     """A loader that has given all stands at the start of its next epoch, the run does not."""
