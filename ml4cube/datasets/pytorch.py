@@ -127,9 +127,21 @@ def prep_dataloader(
     >>> [len(x) for (x,) in train], [x.tolist() for (x,) in test]
     ([4, 4], [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0]])
     """
-    arguments = dict(locals())
-    given = {name: arguments.pop(name) for name in ("train_ds", "test_ds", "val_ds")}
-    options = LoaderOptions(**arguments)
+    given = {"train_ds": train_ds, "test_ds": test_ds, "val_ds": val_ds}
+    options = LoaderOptions(
+        batch_size=batch_size,
+        callback=callback,
+        num_workers=num_workers,
+        parallel=parallel,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        seed=seed,
+        buffer_mb=buffer_mb,
+        workers=workers,
+        persistent_workers=persistent_workers,
+        augment=augment,
+        device=device,
+    )
     check_same_scaling(given)
     loaders = []
     for name, data in given.items():

@@ -185,7 +185,29 @@ class XrDataset(Summarized):
         missing_chunks: str = "warn",
     ) -> None:
         """Check every argument, then read the blocks."""
-        self._options = _XrOptions.of(locals())
+        self._options = _XrOptions(
+            chunk_indices=chunk_indices,
+            rand_chunk=rand_chunk,
+            drop_nan=drop_nan,
+            apply_mask=apply_mask,
+            drop_sample=drop_sample,
+            fill_method=fill_method,
+            const=const,
+            filter_var=filter_var,
+            patience=patience,
+            block_size=block_size,
+            sample_size=sample_size,
+            overlap=overlap,
+            callback=callback,
+            num_chunks=num_chunks,
+            to_pred=to_pred,
+            scale_fn=scale_fn,
+            features=features,
+            data_split=data_split,
+            seed=seed,
+            statistics=statistics,
+            missing_chunks=missing_chunks,
+        )
         self._sampling = Sampling.of(ds, self._options)
         self._counts = np.zeros(len(OUTCOMES), np.int64)
         samples, origins, self._labels = self._read_samples()
@@ -287,7 +309,7 @@ class XrDataset(Summarized):
 
     def _samples_of_block(self, extractor: Extractor, tile: Block) -> _BlockSamples | None:
         """Return the samples of one block; if there are none, count its windows and return None."""
-        cells = self._sampling.reader.read(extractor.cells_of(tile))
+        cells = self._sampling.reader.read(extractor.bound.cells_of(tile))
         codes = extractor.outcomes({INPUT: cells}, tile)
         counts = np.bincount(codes, minlength=len(OUTCOMES))
         keep = np.flatnonzero(codes < len(PARTS))

@@ -148,7 +148,7 @@ class CubeSource(SampleSource):
 
     def describe(self, chunk: int) -> str:
         """Describe a tile for an error message."""
-        cells = self._extractor.cells_of(self._extractor.tiles.block(chunk))
+        cells = self._extractor.bound.cells_of(self._extractor.tiles.block(chunk))
         return "block " + ", ".join(f"{dim} {s.start}:{s.stop}" for dim, s in cells.items())
 
     def coords(self, samples: Ints) -> Arrays:

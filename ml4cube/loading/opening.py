@@ -52,11 +52,6 @@ class DatasetOptions(TargetOptions):
     # Further arguments, for a cube.
     cutting: dict[str, Any]
 
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Make options of the arguments of a constructor, as ``locals()`` gives them."""
-        return cls(**{name: v for name, v in arguments.items() if name not in ("self", "ds")})
-
     def __post_init__(self) -> None:
         """Check the arguments."""
         super().__post_init__()

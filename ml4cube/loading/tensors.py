@@ -188,7 +188,24 @@ class PTXrDataset(Summarized, Dataset[Any]):
         cache_mb: float = 256,
         **cutting: Any,
     ) -> None:
-        options = DatasetOptions.of(locals())  # Must be first, while locals are the arguments.
+        options = DatasetOptions(
+            to_pred=to_pred,
+            features=features,
+            block_size=block_size,
+            sample_size=sample_size,
+            overlap=overlap,
+            block_sizes=block_sizes,
+            target_offset=target_offset,
+            target_size=target_size,
+            rollout=rollout,
+            coord_features=coord_features,
+            weights=weights,
+            part=part,
+            dtype=dtype,
+            target_dtype=target_dtype,
+            cache_mb=cache_mb,
+            cutting=cutting,
+        )
         self.shifted = options.shifted
         self.weights, self.rollout = options.weights, options.rollout
         self.coord_features = parse_names("coord_features", options.coord_features)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,15 +110,11 @@ class Extractor:
         """The extractor of each role that has cells of its own."""
         return {INPUT: self} if self.targets is None else {INPUT: self, TARGET: self.targets}
 
-    def cells_of(self, tile: Block) -> dict[str, slice]:
-        """Return the cells that the inputs of a tile's windows cover."""
-        return self.bound.cells_of(tile)
-
     def boxes(self, tile: Block) -> dict[str, dict[str, slice]]:
         """Return the cells that a tile's windows cover, by role."""
-        boxes = {INPUT: self.cells_of(tile)}
+        boxes = {INPUT: self.bound.cells_of(tile)}
         if self.targets is not None:
-            from_first_target = self.targets.cells_of(tile)
+            from_first_target = self.targets.bound.cells_of(tile)
             boxes[TARGET] = {
                 dim: slice(cells.start + self.lead[dim].offset, cells.stop + self.lead[dim].offset)
                 for dim, cells in from_first_target.items()
@@ -126,28 +122,25 @@ class Extractor:
         return boxes
 
     def read(
-        self, reader: CubeReader, tile: Block, names: Mapping[str, Iterable[str]]
+        self, reader: CubeReader, tile: Block, names: Mapping[str, Collection[str]]
     ) -> CellsByRole:
         """Read some variables of each role; cells of both roles are read once."""
         boxes = self.boxes(tile)
-        readers = {role: reader.only(names[role]) for role in boxes}
-        if self.targets is None or not _overlap(boxes[INPUT], boxes[TARGET]):
-            return {role: readers[role].read(box) for role, box in boxes.items()}
-        union = {
-            dim: slice(min(s.start, cells.start), max(s.stop, cells.stop))
-            for (dim, s), cells in zip(boxes[INPUT].items(), boxes[TARGET].values(), strict=True)
-        }
-        of_both = [name for name in readers[INPUT].sources if name in readers[TARGET].sources]
-        read_once = reader.only(of_both).read(union)
+        union, read_once = boxes[INPUT], Arrays()
+        if self.targets is not None and _overlap(boxes[INPUT], boxes[TARGET]):
+            for dim, s in boxes[TARGET].items():
+                start, stop = min(union[dim].start, s.start), max(union[dim].stop, s.stop)
+                union = union | {dim: slice(start, stop)}
+            of_both = [name for name in names[INPUT] if name in names[TARGET]]
+            read_once = reader.only(of_both).read(union)
         cells: CellsByRole = {}
         for role, box in boxes.items():
-            others = [name for name in readers[role].sources if name not in read_once]
+            cells[role] = reader.only(n for n in names[role] if n not in read_once).read(box)
             inside = tuple(
                 slice(s.start - union[dim].start, s.stop - union[dim].start)
                 for dim, s in box.items()
             )
-            cells[role] = {name: values[inside] for name, values in read_once.items()}
-            cells[role] |= reader.only(others).read(box)
+            cells[role] |= {name: values[inside] for name, values in read_once.items()}
         return cells
 
     @property
@@ -294,7 +287,7 @@ class Extractor:
         preparation = Preparation(
             self.bound.sizes, mask, fills_of(recipe, floats, self.fill), scaling={}
         )
-        box = self.cells_of(tile)
+        box = self.bound.cells_of(tile)
         # Most windows may be dropped, and their cells need no statistics to fill them by.
         prepared = wait_for_cut(masked, box, preparation)
         windows, index = (
@@ -306,7 +299,7 @@ class Extractor:
 
     def _apply_callback(self, samples: Arrays, n: int, tile: Block) -> Arrays:
         assert self.callback is not None
-        where = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in self.cells_of(tile).items())
+        where = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in self.bound.cells_of(tile).items())
         try:
             returned = self.callback(samples)
             is_dict = isinstance(returned, Mapping)

@@ -7,8 +7,8 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -123,12 +123,6 @@ class SamplingOptions:
     missing_chunks: str = "warn"
     # Variables, such as weights, that are like targets filled only where a mapping names them.
     unfilled: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Make options of the arguments of a constructor, as ``locals()`` gives them."""
-        names = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in arguments.items() if name in names})
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -337,7 +331,7 @@ class Sampling:
 
     def reader_of(self, tile: int) -> CubeReader:
         """Return a reader of one tile for a worker, which has the shared sources already."""
-        return self.reader.unshared(self.extractor.cells_of(self.extractor.tiles.block(tile)))
+        return self.reader.unshared(self.extractor.bound.cells_of(self.extractor.tiles.block(tile)))
 
     def readers_of(self, tile: int, names: Mapping[str, Iterable[str]]) -> dict[str, CubeReader]:
         """Return a reader of some variables of each role, as `reader_of` does."""

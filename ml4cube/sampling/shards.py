@@ -87,7 +87,7 @@ def make_shard(
 def _piece_samples(job: ShardJob, piece: Piece) -> Arrays:
     extractor = job.extractor
     tile = extractor.tiles.block(piece.tile)
-    cells = piece.reader.joined(job.shared_reader).read(extractor.cells_of(tile))
+    cells = piece.reader.joined(job.shared_reader).read(extractor.bound.cells_of(tile))
     keep = np.flatnonzero(extractor.outcomes({INPUT: cells}, tile) == PARTS[job.part])
     if len(keep) != piece.expected:
         raise RunError(
