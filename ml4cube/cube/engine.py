@@ -94,8 +94,10 @@ def local_engine(nproc: int) -> Engine:
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use, at most eight."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(count or 1, 8)
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    return min(count, 8)
 
 
 def check_client(client: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -127,12 +128,14 @@ class _ZarrSource(Source):
 
     def read(self, slices: Slices) -> NDArray[Any]:
         dims = iter(self.dims)
-        box, pick = [], []
+        box: list[slice] = []
         for first, is_single in zip(self.first, self.is_single, strict=True):
-            cells = slice(0, 1) if is_single else slices[next(dims)]
+            cells = slice(0, 1)
+            if not is_single:
+                cells = slices[next(dims)]
             box.append(slice(first + cells.start, first + cells.stop))
-            pick.append(0 if is_single else slice(None))
-        return self.stored.read(box)[tuple(pick)]
+        single_axes = tuple(np.flatnonzero(self.is_single).tolist())
+        return self.stored.read(box).squeeze(single_axes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +174,9 @@ def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Sour
     if zarr.box is not None and zarr.is_undecoded and not zarr.in_this_process:
         first, is_single = [], []
         for key, n in zip(zarr.box, zarr.array.shape, strict=True):
-            is_single.append(not isinstance(key, slice))
-            cells = range(n)[key if isinstance(key, slice) else slice(key, key + 1)]
-            first.append(cells.start)
+            cells = range(n)[key]
+            is_single.append(isinstance(cells, int))
+            first.append(cells if isinstance(cells, int) else cells.start)
         stored = stored_chunks(zarr.array)
         return _ZarrSource(
             dims=dims,
@@ -240,9 +243,10 @@ class CubeReader:
                     f"{name!r} must have every dim once, got {variable.dims}; rename one of the "
                     "two or leave the variable out"
                 )
-        first = next(iter(variables.values()), None)
-        chunks = chunks_behind(first) if first is not None else {}
         sources = {name: _source(variable) for name, variable in variables.items()}
+        chunks: dict[str, int | tuple[int, ...]] = {}
+        for first in islice(variables.values(), 1):
+            chunks = chunks_behind(first)
         return cls(tuple(sizes), tuple(sizes.values()), sources, chunks)
 
     @property
@@ -265,22 +269,21 @@ class CubeReader:
 
     def split(self, shares_memory: bool) -> tuple[Self, Self]:
         """Split into what is sent to all tasks once, and what a task gets only its cells of."""
-        parts: tuple[dict[str, Source], dict[str, Source]] = {}, {}
+        shared, own = {}, {}
         for name, source in self.sources.items():
-            parts[0 if shares_memory or source.is_shared else 1][name] = source
-        shared, own = (replace(self, sources=part) for part in parts)
-        return shared, own
+            if shares_memory or source.is_shared:
+                shared[name] = source
+            else:
+                own[name] = source
+        return replace(self, sources=shared), replace(self, sources=own)
 
-    def shared(self) -> CubeReader:
+    def shared(self) -> Self:
         """Return a reader of the sources that all regions share, to be sent only once."""
-        shared = {n: source for n, source in self.sources.items() if source.is_shared}
-        return CubeReader(self.dims, self.shape, shared)
+        return self.split(shares_memory=False)[0]
 
     def unshared(self, slices: Slices) -> Self:
         """Return a reader of one region without the sources of `shared`."""
-        narrow = self.narrow(slices)
-        unshared = {n: s for n, s in narrow.sources.items() if not self.sources[n].is_shared}
-        return replace(narrow, sources=unshared)
+        return self.split(shares_memory=False)[1].narrow(slices)
 
     def joined(self, shared: CubeReader) -> Self:
         """Add the sources of `shared`."""

@@ -70,8 +70,9 @@ def scan(
     threads; a cube whose first variable is in memory is not sent away.
     """
     if engine is None:
-        local = Threads(usable_cores())
-        engine = local if reader.is_in_memory else choose_engine(local)
+        engine = Threads(usable_cores())
+        if not reader.is_in_memory:
+            engine = choose_engine(engine)
     shared, own = reader.split(engine.shares_memory)
     tasks = ((block, own.narrow(block.slices)) for block in blocks)
     with engine:

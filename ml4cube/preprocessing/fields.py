@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Self
 
 import numpy as np
@@ -18,18 +18,21 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.climatology import GROUPS, group_numbers
-from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidValueError, check_choice, prefixed
 from ml4cube.core.grid import Block
 from ml4cube.core.scaling import dated_dim
+from ml4cube.core.split_plan import PARTS
+from ml4cube.core.statistics import VariableStatistics
 from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.cube.areas import NO_LATITUDE, Weights, cell_weights
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.scan import Cells, blocks_of, scan
-from ml4cube.preprocessing.cubes import check_known
+from ml4cube.preprocessing.cubes import any_over_other_dims, check_known
 
 # Names beside that of a variable; those in files have no spaces.
-LABEL, _WEIGHTS, _GROUPS = "split label", "weights of cells", "groups of steps"
+_LABEL, _WEIGHTS, _GROUPS = "split label", "weights of cells", "groups of steps"
+_NONE = VariableStatistics()
 
 
 @dataclass(frozen=True)
@@ -129,11 +132,41 @@ def check_free(by: str | None, dims: Iterable[Hashable]) -> None:
         )
 
 
-def field_statistics(
+def statistics_of_part(
     name: str,
     variable: xr.Variable,
     label: xr.Variable | None,
-    code: int | bool | None,
+    part: str,
+    options: FieldOptions,
+) -> VariableStatistics:
+    """Compute the statistics of a part of a variable, or of all without a label."""
+    code: Any = PARTS.get(part)
+    if label is not None and not set(label.dims) <= set(variable.dims):
+        label, code = any_over_other_dims(label == code, variable.dims), True
+    with prefixed(f"variable {name!r}"):
+        if not options.are_default:
+            return _field_statistics(name, variable, label, code, options)
+        reader = CubeReader.of_variables({name: variable, _LABEL: label})
+        sum_block = partial(_sum_whole_block, name, code)
+        return reduce(VariableStatistics.merge, scan(reader, sum_block, blocks_of(reader)), _NONE)
+
+
+def _sum_whole_block(name: str, code: Any, _: Block, cells: Cells) -> VariableStatistics:
+    return VariableStatistics.of(cells[name], _cells_of_part(cells, code))
+
+
+def _cells_of_part(cells: Cells, code: Any) -> NDArray[np.bool_] | None:
+    """Return which cells have a label; None if all are used."""
+    if _LABEL not in cells:
+        return None
+    return np.asarray(cells[_LABEL] == code)
+
+
+def _field_statistics(
+    name: str,
+    variable: xr.Variable,
+    label: xr.Variable | None,
+    code: Any,
     options: FieldOptions,
 ) -> FieldStatistics:
     """Compute the statistics of the cells of one variable whose label is `code`, or of all."""
@@ -153,7 +186,7 @@ def field_statistics(
     total = Moments.empty(shape)
     histograms: dict[str, tuple[Any, Histogram]] = {}
     reader = CubeReader.of_variables(
-        {name: variable, LABEL: label, _WEIGHTS: weights, _GROUPS: groups}
+        {name: variable, _LABEL: label, _WEIGHTS: weights, _GROUPS: groups}
     )
     blocks = blocks_of(reader)
     sum_block = partial(_sum_block, name, code, axes, time_axis, bins)
@@ -181,7 +214,7 @@ def field_statistics(
 
 def _sum_block(
     name: str,
-    code: int | bool | None,
+    code: Any,
     axes: tuple[int, ...],
     time_axis: int | None,
     bins: int | None,
@@ -189,7 +222,7 @@ def _sum_block(
     cells: Cells,
 ) -> list[tuple[int, Moments, Histogram | None]]:
     """Return moments along `axes`, and a histogram if `bins` is given, of each group in a block."""
-    where = cells[LABEL] == code if LABEL in cells else None
+    where = _cells_of_part(cells, code)
     sums = []
     for group, steps in _steps_by_group(cells.get(_GROUPS), time_axis):
         arrays: list[Any] = [cells[name], where, cells.get(_WEIGHTS)]

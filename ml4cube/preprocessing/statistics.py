@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -19,20 +18,15 @@ from ml4cube.core.errors import (
     caller_level,
     check_real,
     names_of,
-    prefixed,
 )
-from ml4cube.core.grid import Block
-from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics, check_decoded
 from ml4cube.core.sums.fields import quantile_of
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.areas import Weights
 from ml4cube.cube.classes import is_flagged
-from ml4cube.cube.reader import CubeReader
-from ml4cube.cube.scan import Cells, blocks_of, scan
 from ml4cube.cube.variables import check_left_out, data_variables, split_label
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.fields import LABEL, FieldOptions, field_statistics
+from ml4cube.preprocessing.fields import FieldOptions, statistics_of_part
 from ml4cube.preprocessing.rescaling import labelled
 from ml4cube.preprocessing.samples import as_cube
 
@@ -160,7 +154,7 @@ class Statistics(core.Statistics):
         statistics = {}
         for name in chosen:
             variable = cube.variables[name]
-            statistics[name] = _statistics(name, variable, label, part, options)
+            statistics[name] = statistics_of_part(name, variable, label, part, options)
             _check_not_empty(name, statistics[name], part, variable.shape)
             cubes.check_no_fill_value(name, statistics[name], variable)
         return cls(statistics, part)
@@ -272,32 +266,6 @@ def _without_classes(cube: xr.Dataset, names: list[str]) -> list[str]:
             stacklevel=caller_level(),
         )
     return [name for name in names if name not in classes]
-
-
-def _statistics(
-    name: str,
-    variable: xr.Variable,
-    label: xr.Variable | None,
-    part: str,
-    options: FieldOptions,
-) -> VariableStatistics:
-    """Compute the statistics of a part of a variable, merging blocks in order."""
-    code: Any = PARTS.get(part)
-    if label is not None and not set(label.dims) <= set(variable.dims):
-        label, code = cubes.any_over_other_dims(label == code, variable.dims), True
-    with prefixed(f"variable {name!r}"):
-        if not options.are_default:
-            return field_statistics(name, variable, label, code, options)
-        reader = CubeReader.of_variables({name: variable, LABEL: label})
-        total = VariableStatistics()
-        for block in scan(reader, partial(_sum_block, name, code), blocks_of(reader)):
-            total = total.merge(block)
-    return total
-
-
-def _sum_block(name: str, code: int | bool | None, _: Block, cells: Cells) -> VariableStatistics:
-    where = cells[LABEL] == code if LABEL in cells else None
-    return VariableStatistics.of(cells[name], where)
 
 
 def _check_not_empty(

@@ -34,7 +34,7 @@ def sum_tiles(
     n_columns: int,
 ) -> NDArray[np.uint64]:
     """Return the sums over tiles at each index of the outer dims: (outer..., tiles..., columns)."""
-    name = "cells" if array.name is None else str(array.name)
+    name = str(array.name)
     sizes = {dim: array.sizes[dim] for dim in (*outer, *tile)}
     reader = CubeReader.of_variables({name: array.variable}, sizes)
     n_tiles = [math.ceil(array.sizes[dim] / size) for dim, size in tile.items()]

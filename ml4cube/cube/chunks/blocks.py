@@ -53,9 +53,8 @@ def block_shape(
     budget: int | None = None,
 ) -> dict[str, int]:
     """Return the shape of blocks of whole chunks that are read at a time."""
-    block = {}
-    for dim, n in sizes.items():
-        block[dim] = n if dim in uncut else min(chunks.get(dim, 1), n)
+    block = {dim: min(chunks.get(dim, 1), n) for dim, n in sizes.items()}
+    block |= {dim: sizes[dim] for dim in uncut}
     # grow by whole chunks, first along the last dim, in which cells lie side by side
     for dim in reversed(list(sizes)):
         affordable = (budget or BLOCK_CELLS) // math.prod(block.values())
