@@ -80,6 +80,7 @@ def one_estimate(method, values, known, used, ds, t, i, j, beyond_ends, neighbou
         weights = [1 / distance**2 for distance, _, _ in near]
         total = sum(w * values[t, a, b] for w, (_, a, b) in zip(weights, near, strict=True))
         return total / sum(weights) if near else np.nan
+    assert method in {"linear", "nearest"}
     before = [s for s in range(t) if known[s, i, j]]
     after = [s for s in range(t, len(days)) if known[s, i, j]]
     if before and after and method == "linear":
@@ -120,7 +121,7 @@ def lengths_of_gaps(known):
     seed=st.integers(0, 99),
     dims=st.permutations(("time", "lat", "lon")),
     calendar=st.sampled_from(["standard", "noleap", "360_day"]),
-    method=st.sampled_from(["linear", "nearest", "climatology", "spatial"]),
+    method=st.sampled_from(METHODS),
     beyond_ends=st.booleans(),
     neighbours=st.sampled_from([1, 3, 50]),
     has_mask=st.booleans(),
@@ -198,6 +199,19 @@ def test_lazy_cubes_stay_lazy_and_long_blocks_do_not_matter(method, monkeypatch)
         assert found.cube["t_filled"].chunks is not None
     xr.testing.assert_equal(found.cube.compute(), expected.cube)
     xr.testing.assert_allclose(found.scores, expected.scores)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_method_learns_it_learns_from_train_cells(method):
+    """Gaps whose neighbours in time and place are of train, with other values in the test part."""
+    ds = assign_time_split(gappy_cube(n=60), 0.6)
+    is_train = (ds["split"] == 1).all(["lat", "lon"]).values
+    ds["t"][is_train.sum() - 1] = 1.0  # the last step of train has no gap
+    other = ds.copy()
+    other["t"] = ds["t"].where(ds["split"] == 1, 3 * ds["t"] + 50)
+    filled, of_other = (fill_gaps(cube, "t", method, cycle="month").cube for cube in (ds, other))
+    assert (filled["t_filled"].values[is_train] == 1).any()
+    xr.testing.assert_equal(filled.isel(time=is_train), of_other.isel(time=is_train))
 
 
 def test_a_fraction_of_the_steps_gets_artificial_gaps():
