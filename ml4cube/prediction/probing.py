@@ -93,7 +93,12 @@ def _check_layout(predictor: BlockPredictor) -> None:
             f"{[variable.name for variable in layout.variables]}"
         )
     _refuse_means_of_labels(predictor)
-    for variable in layout.variables:
+    _refuse_unscalable(predictor, lacking)
+
+
+def _refuse_unscalable(predictor: BlockPredictor, lacking: set[str]) -> None:
+    """Refuse one value for a whole window along a dim along which the scaling differs."""
+    for variable in predictor.layout.variables:
         scaling = predictor.spec.preparation.scaling.get(variable.target or "")
         if scaling is not None and (both := lacking & set(scaling.dims)):
             raise InvalidValueError(

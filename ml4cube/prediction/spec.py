@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, parse_names
 from ml4cube.core.missing import check_mask
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import variables as cube_variables
 from ml4cube.cube.classes import class_names, holds_classes
@@ -88,10 +89,6 @@ def bind(
         rollout = Rollout.of(source.data)
         windows = replace(windows, lead_axis=rollout.axis - 2)  # after samples and channels
     scaling = source.scaling(_grid(windows, axes), names)
-    if source.metadata is None:
-        _refuse_unclear(cube, [name for name in present if name in scaling])
-    floats = [name for name in present if cube[name].dtype.kind == "f"]
-    shape = {dim: cube.sizes[dim] for dim in windows.dims}
     mask_of_results, mask_of_features = source.masks(cube)
     if mask is None:
         mask = mask_of_results
@@ -99,12 +96,12 @@ def bind(
         features=feature_names,
         targets=target_names or feature_names,
         are_targets_named=bool(target_names),
-        classes=_classes(cube, source, [name for name in target_names if name not in scaling]),
+        classes=_classes(cube, source, set(target_names) - set(scaling)),
         windows=windows,
         rollout=rollout,
         axes=axes,
         tables=coordinate_tables(source.coord_features, axes),
-        preparation=Preparation(shape, mask_of_features, source.fills(floats), scaling),
+        preparation=_preparation(cube, source, present, mask_of_features, scaling),
         mask=mask,
         callback=source.recipe.callback,
         source_attrs=source.attrs,
@@ -115,6 +112,21 @@ def bind(
         _warn_of_units(spec, cube)
     _warn_of_direction(spec, cube, source.axes)
     return spec
+
+
+def _preparation(
+    cube: xr.Dataset,
+    source: Source,
+    features: Iterable[str],
+    mask: str | None,
+    scaling: Mapping[str, Scaling],
+) -> Preparation:
+    """Return how training masked, filled and scaled the cells of features that the cube has."""
+    if source.metadata is None:
+        _refuse_unclear(cube, [name for name in features if name in scaling])
+    floats = [name for name in features if cube[name].dtype.kind == "f"]
+    shape = {dim: cube.sizes[dim] for dim in cube_variables.cube_dims(cube)}
+    return Preparation(shape, mask, source.fills(floats), scaling)
 
 
 def _names(
@@ -251,7 +263,7 @@ def _classes(
 ) -> dict[str, dict[float, str]]:
     """Return the targets that hold classes in the cube, or else in that of the training."""
     classes = {}
-    for name in targets:
+    for name in sorted(targets):
         if name in cube.data_vars:
             variable = cube[name].variable
         else:

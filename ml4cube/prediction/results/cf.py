@@ -59,20 +59,14 @@ def empty_prediction(
         if set(coord.dims) <= dims and not is_count(name)
     } | {name: _in_memory(coord) for name, coord in coords.items()}
     for name, coord in kept.items():
-        if not coord.attrs.keys() & {"standard_name", "units", "axis"}:
-            by_name = _ATTRS_BY_NAME.get(str(name).lower(), {})
-            # Only coordinates of a dim have an axis.
-            is_axis = coord.dims == (name,)
-            coord.attrs |= {key: v for key, v in by_name.items() if key != "axis" or is_axis}
-    auxiliary = {
-        name: _in_memory(cube[name].variable)
-        for variable in (*variables.values(), *kept.values())
-        for key in _REFERENCES
-        for name in names_in(variable.attrs.get(key, ""))
-        if name in cube.variables
-        and name not in {*kept, *variables}
-        and not set(lost_dims) & set(cube[name].dims)
-    }
+        _add_usual_attrs(name, coord)
+    own = {**variables, **kept}
+    named = [name for variable in own.values() for name in _named_by(variable)]
+    auxiliary = {}
+    for name in named:
+        is_wanted = name in cube.variables and name not in own
+        if is_wanted and not set(lost_dims) & set(cube[name].dims):
+            auxiliary[name] = _in_memory(cube[name].variable)
     result = xr.Dataset({**variables, **auxiliary}, kept)
     for variable in result.variables.values():
         for key in _REFERENCES:
@@ -87,6 +81,21 @@ def empty_prediction(
             PREDICTION_ATTR: json.dumps({"version": version, **description}),
         }
     )
+
+
+def _add_usual_attrs(name: str, coord: xr.Variable) -> None:
+    """Add what CF asks for to a coordinate with a usual name and no attributes."""
+    if coord.attrs.keys() & {"standard_name", "units", "axis"}:
+        return
+    usual = _ATTRS_BY_NAME.get(name.lower(), {})
+    # Only coordinates of a dim have an axis.
+    is_axis = coord.dims == (name,)
+    coord.attrs |= {key: value for key, value in usual.items() if key != "axis" or is_axis}
+
+
+def _named_by(variable: xr.Variable) -> list[str]:
+    """Return the variables that the attributes of a variable name."""
+    return [name for key in _REFERENCES for name in names_in(variable.attrs.get(key, ""))]
 
 
 def target_attrs(cube: xr.Dataset, name: str, source_attrs: Mapping[str, Any]) -> dict[str, Any]:
