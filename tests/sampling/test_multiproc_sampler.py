@@ -521,8 +521,8 @@ def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
     for chunks in ({"time": 1}, {"lat": 20, "lon": 9}):
         ds = cube.chunk(chunks)
         for make in (
-            lambda ds: sampler(ds, tmp_path, **given).sampling.recipe,
-            lambda ds: XrDataset(ds, to_pred="b", num_chunks=3, **given)._sampling.recipe,
+            lambda ds: sampler(ds, tmp_path, **given).sampling.split,
+            lambda ds: XrDataset(ds, to_pred="b", num_chunks=3, **given)._sampling.split,
             lambda ds: PTXrDataset(ds, to_pred="b", data_split=0.8, **given).metadata.split,
         ):
             with pytest.warns(UserWarning, match="no block_size is given") as told:
@@ -917,7 +917,7 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("options", "change", "said"),
         [
-            ({"seed": 7}, None, r"settings: seed was 42 and is 7\. Choose"),
+            ({"seed": 7}, None, r"spec: seed was 42 and is 7\. Choose"),
             ({"drop_nan": None}, None, r"spec: drop_nan was 'auto' and is None\. Choose"),
             (
                 {"sample_size": {"lon": 2}, "order": "grid"},

@@ -94,6 +94,9 @@ class Call(CallId):
         recipe = json.loads(extractor.bound.to_json())
         # zarr lists the variables of a store without consolidated metadata in any order
         recipe["variables"] = sorted(recipe["variables"])
+        # as users give it; the stride would differ with every other sample_size
+        recipe["overlap"] = extractor.recipe.overlap
+        del recipe["stride"]
         plan = {n: v for n, v in sampling.split.get("plan", {}).items() if n != "labels"}
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
         read = [n for n in sampling.reader.sources if n not in (extractor.label, ABSENT)]
