@@ -113,3 +113,14 @@ OTHER_LAYOUTS: dict[str, dict[str, Any]] = {
 def test_other_layouts_are_left_to_zarr(tmp_path: Path, case: str) -> None:
     plain: Any = {"store": tmp_path / "a", "shape": (8,), "chunks": (4,), "dtype": "<f4"}
     assert DiskChunks.of(zarr.create_array(**plain | OTHER_LAYOUTS[case])) is None
+
+
+def test_an_array_that_is_gone_is_an_error_and_not_filled(tmp_path: Path) -> None:
+    """As on a machine of a cluster that does not see the disk."""
+    array = make(tmp_path / "a", "zstd", "<i2", (4, 4), (2, 2))
+    array[:] = 7
+    disk = DiskChunks.of(array)
+    assert disk is not None
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        disk.read([slice(0, 4), slice(1, 3)])

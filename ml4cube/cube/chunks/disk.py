@@ -7,6 +7,7 @@ sampler reads every chunk twice. Layouts that are not supported are left to zarr
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,9 @@ class DiskChunks:
             with open(self._path(chunk), "rb") as file:
                 return np.frombuffer(file.read(), np.uint8)
         except FileNotFoundError:
+            # such as on a machine of a cluster that does not see the disk: not cells to be filled
+            if not os.path.isdir(self.folder):
+                raise FileNotFoundError(f"there is no folder {self.folder}") from None
             return None
 
     def _decode(self, chunk: tuple[int, ...], data: Bytes, out: NDArray[Any]) -> None:
