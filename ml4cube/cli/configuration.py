@@ -66,7 +66,7 @@ for _name, (_pattern, _first) in _RESOLVERS.items():
         _class.add_implicit_resolver(
             f"tag:yaml.org,2002:{_name}",
             re.compile(rf"^(?:{_pattern})$"),
-            ["" if letter == "\0" else letter for letter in _first],
+            [letter.strip("\0") for letter in _first],
         )
 
 

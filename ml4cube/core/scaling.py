@@ -33,7 +33,9 @@ def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:
     """Return the time dim: the one whose coordinate holds dates."""
     dated = [name for name, values in coords.items() if is_time(values)]
     if len(dated) == 1 or "time" in dated:
-        return "time" if "time" in dated else dated[0]
+        if "time" in dated:
+            return "time"
+        return dated[0]
     raise InvalidValueError(
         f"a climatology needs one dim with dates as coordinates, got {dated or 'none'} among "
         f"{list(dims)}; decode the times, or name the right dim 'time'"
@@ -183,7 +185,9 @@ class Scaling:
         if self.scale_fn is None:
             return "not at all"
         offset_name, scale_name = _NAMES[self.scale_fn]
-        along = f" along {', '.join(self.dims)}" if self.entries else ""
+        along = ""
+        if self.entries:
+            along = f" along {', '.join(self.dims)}"
         return f"by {offset_name} {_span(self.offset)} and {scale_name} {_span(self.scale)}{along}"
 
     def at(
@@ -252,8 +256,8 @@ class Scaling:
         for dim in self.dims:
             cells[dim] = np.asarray(origins[dim]).reshape(-1, *(1 for _ in window))
             if dim in window:
-                in_window = [n if d == dim else 1 for d, n in window.items()]
-                cells[dim] = cells[dim] + np.arange(window[dim]).reshape(in_window)
+                in_window = dict.fromkeys(window, 1) | {dim: window[dim]}
+                cells[dim] = cells[dim] + np.arange(window[dim]).reshape(*in_window.values())
         return cells
 
 
@@ -268,4 +272,6 @@ _NAMES = {
 def _span(numbers: Any) -> str:
     """Return a number, or the least and greatest of many."""
     low, high = np.nanmin(numbers), np.nanmax(numbers)
-    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+    if low == high:
+        return f"{low:.6g}"
+    return f"{low:.6g} to {high:.6g}"

@@ -354,7 +354,9 @@ def _number(given: Any) -> float:
 
 def _shown(numbers: Any) -> str:
     """Return a number, or the sizes of an array, for a message."""
-    return f"{numbers.sizes} numbers" if hasattr(numbers, "sizes") else str(numbers)
+    if hasattr(numbers, "sizes"):
+        return f"{numbers.sizes} numbers"
+    return str(numbers)
 
 
 def scale_parameters(stats: VariableStatistics, scale_fn: str) -> tuple[Any, Any]:
@@ -414,7 +416,9 @@ def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:
 def scaled_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return the same float dtype, or the smallest float from float32 that holds every integer."""
     dtype = np.dtype(dtype)
-    return dtype.newbyteorder("=") if dtype.kind == "f" else np.result_type(dtype, np.float32)
+    if dtype.kind == "f":
+        return dtype.newbyteorder("=")
+    return np.result_type(dtype, np.float32)
 
 
 def unscaled_dtype(dtype: DTypeLike) -> np.dtype[Any]:

@@ -159,7 +159,7 @@ def _longitude_beside(latitude: xr.DataArray, array: xr.DataArray) -> xr.DataArr
     if latitude.name in latitude.dims:
         found = [coord for coord in found if coord.dims != latitude.dims]
     found.sort(key=lambda coord: coord.dims != latitude.dims)
-    return found[0] if found else None
+    return next(iter(found), None)
 
 
 def _bounds_of(coord: xr.DataArray, variables: Mapping[Any, xr.Variable]) -> Floats | None:

@@ -55,4 +55,6 @@ def class_names(variable: xr.Variable | xr.DataArray) -> dict[float, str]:
 
 def as_text(label: float) -> str:
     """Return a label as text, without a point if it is a whole number."""
-    return str(int(label)) if float(label).is_integer() else f"{label:g}"
+    if float(label).is_integer():
+        return str(int(label))
+    return f"{label:g}"

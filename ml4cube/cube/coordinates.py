@@ -46,7 +46,9 @@ def role_of(coord: Any) -> str | None:
     if is_longitude(coord.name, coord.attrs):
         return "longitude"
     # cf_xarray lists the criteria of vertical coordinates under two names
-    return "vertical" if any(_by_cf(kind, coord.attrs) for kind in ("vertical", "Z")) else None
+    if any(_by_cf(kind, coord.attrs) for kind in ("vertical", "Z")):
+        return "vertical"
+    return None
 
 
 def is_category(dim: str, coord: Any) -> bool:
@@ -99,7 +101,9 @@ def _criteria(kind: str) -> dict[str, frozenset[str]]:
 def find_time_dim(coords: Collection[Any], dims: Iterable[Any]) -> str | None:
     """Return the time dim, or None unless there is exactly one."""
     found = time_dims(coords, dims)
-    return found[0] if len(found) == 1 else None
+    if len(found) == 1:
+        return found[0]
+    return None
 
 
 def time_dims(coords: Collection[Any], dims: Iterable[Any]) -> list[str]:
@@ -113,7 +117,9 @@ def time_dims(coords: Collection[Any], dims: Iterable[Any]) -> list[str]:
     )
     for rule in rules:
         if found := [str(dim) for dim in along if rule(dim)]:
-            return ["time"] if "time" in found else found
+            if "time" in found:
+                return ["time"]
+            return found
     return []
 
 
@@ -157,7 +163,10 @@ def km_per_unit(coord: Any, axis: str) -> float:
         return 0.0
     unit: Any = coord.attrs.get("units")
     if unit is None:
-        return 1e-3 if is_projected else 0.0  # metres are the unit of the standard name
+        # metres are the unit of the standard name
+        if is_projected:
+            return 1e-3
+        return 0.0
     return _KM_PER_UNIT.get(str(unit).strip().lower(), 0.0)
 
 
@@ -182,7 +191,9 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
         if found := [c for c in dated if rule(c)]:
             if len(found) > 1:  # ambiguous but for the name, and later rules are weaker
                 found = [c for c in found if c.name == "time"]
-            return found[0] if found else None
+            if found:
+                return found[0]
+            return None
     return None
 
 

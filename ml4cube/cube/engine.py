@@ -82,14 +82,19 @@ class Engine(ABC):
 
 def choose_engine(local: Engine, client: Any = None) -> Engine:
     """Choose a cluster if one is given or active, else the engine of this machine."""
-    client = _active_client() if client is None else client
+    if client is None:
+        client = _active_client()
     check_client(client)
-    return local if client is None else DaskCluster(client)
+    if client is None:
+        return local
+    return DaskCluster(client)
 
 
 def local_engine(nproc: int) -> Engine:
     """Choose the engine for a number of processes of this machine."""
-    return Threads(1) if nproc == 1 else LocalProcesses(nproc)
+    if nproc == 1:
+        return Threads(1)
+    return LocalProcesses(nproc)
 
 
 def usable_cores() -> int:
@@ -281,7 +286,9 @@ class DaskCluster(_Workers):
     def runs_in_this_process(self) -> bool:
         """Return True if the workers are threads of this process."""
         given = self._given
-        address = given if isinstance(given, str) else given.scheduler.address
+        address = given
+        if not isinstance(given, str):
+            address = given.scheduler.address
         return str(address).startswith("inproc://")
 
     def _send_shared(self, pickled: bytes) -> Any:

@@ -161,9 +161,13 @@ def _source(variable: xr.Variable) -> Source:
         cells = np.asarray(variable.values)
         return _MemorySource(dims=dims, dtype=cells.dtype, array=cells, origin=origin)
     data: Any = variable._data  # because `data` would load a lazily indexed file
-    file = file_behind(data) if is_dask_collection(data) else data
+    file = data
+    if is_dask_collection(data):
+        file = file_behind(data)
     if file is None:
-        kind = _HeldSource if _is_persisted(data) else _DaskSource
+        kind = _DaskSource
+        if _is_persisted(data):
+            kind = _HeldSource
         return kind(dims=dims, dtype=dtype, array=data, origin=origin)
     return _file_source(dims, file, dtype)
 
@@ -322,7 +326,9 @@ class CubeReader:
         lacking_axes = tuple(axis for axis, d in enumerate(self.dims) if d not in source.dims)
         values = np.expand_dims(values, lacking_axes)
         shape = tuple(slices[d].stop - slices[d].start for d in self.dims)
-        return values if values.shape == shape else np.broadcast_to(values, shape)
+        if values.shape == shape:
+            return values
+        return np.broadcast_to(values, shape)
 
 
 @contextlib.contextmanager

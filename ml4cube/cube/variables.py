@@ -97,7 +97,9 @@ def cube_variables(
         if name in (filter_var, label):  # not held, and users know why
             continue
         if name in kinds:
-            by_attribute = f" by its {ROLE_ATTR}" if ROLE_ATTR in v.attrs else ""
+            by_attribute = ""
+            if ROLE_ATTR in v.attrs:
+                by_attribute = f" by its {ROLE_ATTR}"
             reasons[name] = f"is {kinds[name]}{by_attribute}"
         elif not set(v.dims) <= set(dims):
             reasons[name] = f"has dims {v.dims} outside the cube's {dims}"
@@ -125,7 +127,9 @@ def check_left_out(ds: xr.Dataset, reasons: Mapping[str, str] | None = None) -> 
             doubtful[name] = why
     if doubtful:
         shown = [f"{name!r} {why}" for name, why in doubtful.items()]
-        more = [f"and {len(shown) - _MOST_NAMED} more"] if len(shown) > _MOST_NAMED else []
+        more = []
+        if len(shown) > _MOST_NAMED:
+            more = [f"and {len(shown) - _MOST_NAMED} more"]
         warnings.warn(
             f"left out, although it may be data: {'; '.join(shown[:_MOST_NAMED] + more)}",
             stacklevel=caller_level(),
@@ -206,7 +210,9 @@ def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> dict[str, str]:
         for dim in v.dims
     }
     # a dim alone tells only beside data that they can be the bounds of
-    candidates = by_name | by_dim if data_dims else by_name
+    candidates = by_name
+    if data_dims:
+        candidates = by_name | by_dim
     own_dims = short_dims - data_dims
     axis_names = {str(name).lower() for name in (*ds.coords, *ds.dims)}
     named_after_axis = {name for name in by_name if _BOUNDS.sub("", name.lower()) in axis_names}

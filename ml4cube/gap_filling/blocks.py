@@ -84,8 +84,9 @@ class GapFiller:
     def blocks(self, chunks: Mapping[str, int], whole: tuple[str, ...]) -> Grid:
         """Return blocks that are whole along some dims, and follow the chunks along others."""
         sizes = dict(zip(self.reader.dims, self.reader.shape, strict=True))
-        tile = {dim: n if dim in whole else 1 for dim, n in sizes.items()}
-        for dim in reversed([dim for dim in sizes if dim not in whole]):
+        cut = [dim for dim in sizes if dim not in whole]
+        tile = sizes | dict.fromkeys(cut, 1)
+        for dim in reversed(cut):
             affordable = max(_BLOCK_CELLS // math.prod(tile.values()), 1)
             chunk = chunks.get(dim, 1)
             if affordable > chunk:

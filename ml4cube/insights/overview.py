@@ -146,7 +146,9 @@ def get_insights(
     sizes = {str(dim): cube.sizes[dim] for name in names for dim in cube[name].dims}
     if overlap is not None and sample_size is None:
         raise InvalidTypeError(f"overlap needs sample_size, got overlap={overlap!r} alone")
-    window = None if sample_size is None else parse_sizes("sample_size", sample_size, sizes)
+    window = None
+    if sample_size is not None:
+        window = parse_sizes("sample_size", sample_size, sizes)
     shared = parse_overlap("overlap", overlap, window or {})
     _check(cube, names)
     heed_absent_chunks(cube, names, missing_chunks, choices=("warn", "raise"))
@@ -198,17 +200,17 @@ def _values(found: VariableSums) -> dict[str, Any]:
         of_classes = {str(n): v for n, v in classes.variables.items()}
         no_number = {"mean": np.nan, "std": np.nan, "quantile": no_quantile}
         return {"gap_fraction": gaps, **no_number, **of_classes}
-    known = bool(total.count)
-    quantiles = [
-        float(found.histogram.quantile(p, total.min, total.max)) if known else np.nan
-        for p in PROBABILITIES
-    ]
-    low, high = (quantiles[PROBABILITIES.index(p)] for p in (_LOWEST, _HIGHEST))
-    fractions, edges = _in_equal_bins(found.histogram, low, high) if known else _no_bins()
+    quantiles = [np.nan] * len(PROBABILITIES)
+    fractions, edges = _no_bins()
+    if total.count:
+        histogram = found.histogram
+        quantiles = [float(histogram.quantile(p, total.min, total.max)) for p in PROBABILITIES]
+        low, high = (quantiles[PROBABILITIES.index(p)] for p in (_LOWEST, _HIGHEST))
+        fractions, edges = _in_equal_bins(histogram, low, high)
     return {
         "gap_fraction": gaps,
         "mean": total.mean,
-        "std": np.sqrt(total.m2 / total.weight) if known else np.nan,
+        "std": np.sqrt(total.m2 / total.weight) if total.count else np.nan,
         "quantile": ("probability", quantiles),
         "histogram": ("bin", fractions),
         "bin_edge": ("edge", edges),
@@ -271,7 +273,9 @@ def _season(found: VariableSums) -> dict[str, Any]:
 
 def _cycle(array: xr.DataArray, time_dim: str | None) -> tuple[str | None, NDArray[Any]]:
     """Return the cycle that the time steps show, if any, and the group of each step."""
-    dates = None if time_dim is None else dates_along(array.coords.values(), time_dim)
+    dates = None
+    if time_dim is not None:
+        dates = dates_along(array.coords.values(), time_dim)
     if dates is not None and dates.size > 1 and not bool(dates.isnull().any()):
         step = np.median(np.abs(np.diff(microseconds(dates)))) / _MICROSECONDS_PER_DAY
         for by, longest in _LONGEST_STEP.items():
@@ -289,10 +293,12 @@ def _ranges(cube: xr.Dataset, name: str, dims: list[str], *, is_number: bool) ->
         if is_category(dim, array.coords.get(dim)):
             reasons[dim] = f"no range: {dim!r} lists categories"
     wanted = [dim for dim, reason in reasons.items() if not reason]
-    found = ranges_of(array, wanted) if wanted else None
-    if found is not None:
-        reasons |= found.reasons
-    ranges = [np.nan if found is None else found.get(dim, np.nan) for dim in dims]
+    by_dim: Mapping[str, float] = {}
+    if wanted:
+        estimated = ranges_of(array, wanted)
+        reasons |= estimated.reasons
+        by_dim = estimated
+    ranges = [by_dim.get(dim, np.nan) for dim in dims]
     return {
         "dim": ("dim", dims),
         "range": ("dim", ranges),

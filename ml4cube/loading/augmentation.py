@@ -104,7 +104,9 @@ class _Turn(PrintedAsCall, ABC):
 def _tensors(batch: Any) -> list[Tensor]:
     if isinstance(batch, Tensor):
         return [batch]
-    return list(batch.values()) if isinstance(batch, Mapping) else list(batch)
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return list(batch)
 
 
 def _pick(chosen: Tensor, yes: Tensor, no: Tensor) -> Tensor:
@@ -151,12 +153,10 @@ class Flip(_Turn):
         for dim in self.dims:
             first = tensors[0]
             draws = torch.rand(len(first), generator=generator, device=first.device)
-            tensors = [
-                _pick(draws < self.p, tensor.flip(self._axis(number, dim)), tensor)
-                if dim in self._layout[number]
-                else tensor
-                for number, tensor in enumerate(tensors)
-            ]
+            for number, tensor in enumerate(tensors):
+                if dim in self._layout[number]:
+                    flipped = tensor.flip(self._axis(number, dim))
+                    tensors[number] = _pick(draws < self.p, flipped, tensor)
         return tensors
 
 
@@ -223,10 +223,10 @@ class Rotate90(_Turn):
         draws = torch.rand(len(first), generator=generator, device=first.device)
         turns = 1 + torch.randint(3, (len(first),), generator=generator, device=first.device)
         turns = torch.where(draws < self.p, turns, 0)
-        return [
-            self._rotated(number, tensor, turns) if self.dims[0] in self._layout[number] else tensor
-            for number, tensor in enumerate(tensors)
-        ]
+        for number, tensor in enumerate(tensors):
+            if self.dims[0] in self._layout[number]:
+                tensors[number] = self._rotated(number, tensor, turns)
+        return tensors
 
     def _rotated(self, number: int, tensor: Tensor, turns: Tensor) -> Tensor:
         plane = [self._axis(number, dim) for dim in self.dims]

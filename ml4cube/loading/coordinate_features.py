@@ -75,9 +75,11 @@ def _looked_up(
 ) -> NDArray[np.float32]:
     """Return the entries of a table of all cells along a dim, for the windows of a chunk."""
     first, size = source.first_cells(source.rows(chunk), [dim])[dim], window.get(dim, 1)
-    shape = [size if d == dim else 1 for d in window]
+    sizes = dict.fromkeys(window, 1)
+    if dim in window:
+        sizes[dim] = size
     values: NDArray[np.float32] = table[first[:, None] + np.arange(size)]
-    return values.reshape(-1, *shape)
+    return values.reshape(-1, *sizes.values())
 
 
 def _angles(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:

@@ -242,7 +242,9 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
     fills = sampling.recipe.fills_from_train
     # Labels alone are counted at once, without a progress bar or a plan to remember.
     reads_cells = fills or makes_samples(sampling) or {*rules} != {extractor.label}
-    call = _identity_of(sampling) if reads_cells else None
+    call = None
+    if reads_cells:
+        call = _identity_of(sampling)
     if call is not None and (known := _counted.get(call)) is not None:
         return replace(extractor, fill=known[0]), known[1]
     # Without fractions, no other part is refused for being empty.
@@ -267,7 +269,9 @@ def _identity_of(sampling: Sampling) -> str | None:
     if extractor.targets is not None:
         settings["lead"] = [extractor.lead, extractor.targets.recipe.variables]
     try:
-        callback = None if extractor.callback is None else identity_of(extractor.callback)
+        callback = None
+        if extractor.callback is not None:
+            callback = identity_of(extractor.callback)
         return Call.of_samples(sampling, settings, callback, may_read=False).id
     except (CubeError, OSError):
         return None

@@ -97,7 +97,9 @@ class EpochPlan(Summarized):
         self.drop_last = train and options.drop_last
         self._identity: dict[str, Any] = {"samples": n, "train": train}
         if self.shuffle:
-            order = memory.order_name if memory else "whole"
+            order = "whole"
+            if memory:
+                order = memory.order_name
             self._identity |= {"seed": self.seed, "order": order}
         # (epoch, samples done), of the iteration that began last and of the next one.
         self._now = self.upcoming = (0, 0)
@@ -107,7 +109,9 @@ class EpochPlan(Summarized):
         """Return batches, samples, their order, and the progress."""
         share, ranks = self.share(), _rank_and_world(self.parallel)
         epoch, done = self.upcoming
-        order = f"shuffled, seed {self.seed}" if self.shuffle else "that of the data"
+        order = "that of the data"
+        if self.shuffle:
+            order = f"shuffled, seed {self.seed}"
         if self.shuffle and self.memory is not None and not self.memory.fits:
             order += f", {self.memory.streams} chunks mixed at a time"
         augment = self.options.augment
@@ -162,7 +166,9 @@ class EpochPlan(Summarized):
         if not self.train:
             return EvalShare(self.n, self.batch_size, **ranks)
         through_ring = self.shuffle and self.memory is not None and not self.memory.fits
-        streams = self.memory.streams if self.memory is not None and through_ring else None
+        streams = None
+        if self.memory is not None and through_ring:
+            streams = self.memory.streams
         share = TrainShare(
             self.n, self.batch_size, **ranks, drop_last=self.drop_last, streams=streams
         )

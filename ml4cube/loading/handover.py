@@ -137,7 +137,9 @@ def to_device(batch: Any, device: torch.device, stream: torch.cuda.Stream | None
         return {key: to_device(value, device, stream) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
         moved = [to_device(value, device, stream) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+        if hasattr(batch, "_fields"):
+            return type(batch)(*moved)
+        return type(batch)(moved)
     if is_dataclass(batch) and not isinstance(batch, type):
         # Works for frozen dataclasses and those with an __init__ of their own.
         other = copy.copy(batch)

@@ -58,7 +58,9 @@ class TargetOptions:
     @property
     def weights_variable(self) -> str | None:
         """The variable that holds the weights, if one does."""
-        return self.weights if isinstance(self.weights, str) else None
+        if isinstance(self.weights, str):
+            return self.weights
+        return None
 
     @property
     def scored(self) -> tuple[str, ...]:

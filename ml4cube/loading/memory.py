@@ -64,7 +64,9 @@ class Memory:
     @property
     def order_name(self) -> str:
         """The kind of shuffle, for the loader's state."""
-        return "whole" if self.fits else f"{self.streams} streams"
+        if self.fits:
+            return "whole"
+        return f"{self.streams} streams"
 
     def resident_chunks(self, samples: range) -> range | None:
         """Return the chunks of some samples, to be held all the time; None if they do not fit."""
@@ -73,7 +75,9 @@ class Memory:
         first = int(np.searchsorted(self._starts, samples.start, side="right")) - 1
         stop = int(np.searchsorted(self._starts, samples.stop, side="left"))
         held = int(self._starts[stop] - self._starts[first])
-        return range(first, stop) if held * self._sample_bytes <= self._bytes else None
+        if held * self._sample_bytes <= self._bytes:
+            return range(first, stop)
+        return None
 
     def order(self, seed: int | None) -> ChunkOrder:
         """Return the order of samples that pass through a ring."""

@@ -147,8 +147,12 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
     # `progress` may be given for a store too, which needs none.
     only_for_cubes = [name for name in options.for_cubes if name != "progress"]
     ds = _opened(ds, may_be_cube=bool(only_for_cubes))
-    metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
-    dim = metadata.recipe.array_dims[0] if metadata else SAMPLE_DIM
+    metadata = None
+    if "ml4cube_format" in ds.attrs:
+        metadata = StoreMetadata.of(ds)
+    dim = SAMPLE_DIM
+    if metadata:
+        dim = metadata.recipe.array_dims[0]
     if metadata and dim not in ds.dims:
         raise InvalidValueError(
             f"ds is a sample store but has no dim {dim!r}, only {list(ds.dims)}; rename the dim "
@@ -165,7 +169,9 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
             cutting["unfilled"] = options.scored
         return cut_cube(ds, CubeOptions(**cutting))
     if part is not None and (metadata is None or metadata.part != part):
-        found = f"the store of {metadata.part!r}" if metadata else "made by hand"
+        found = "made by hand"
+        if metadata:
+            found = f"the store of {metadata.part!r}"
         raise InvalidValueError(f"part={part!r}, but ds is {found}; open that of {part!r}")
     # At a lead time, `sample_size` is that of the inputs in a stored window.
     if only_for_cubes and not (options.shifted and only_for_cubes == ["sample_size"]):

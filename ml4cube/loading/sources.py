@@ -244,7 +244,9 @@ def _axis_from_origins(
         axis: NDArray[Any] | None = values[first][np.searchsorted(known, np.arange(n))]
     else:
         axis = whole_axis(index, values, n)
-    return None if axis is None else xr.Variable(dim, axis, origins.attrs)
+    if axis is None:
+        return None
+    return xr.Variable(dim, axis, origins.attrs)
 
 
 def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:
@@ -325,4 +327,6 @@ def _array_behind(variable: xr.Variable) -> Any:
     file = file_behind(variable.data)  # None unless dask reads a file and does nothing else
     zarr = LazyZarr.behind(file, np.dtype(variable.dtype))
     # Nothing is sliced, decoded or cast between array and variable.
-    return zarr.array if zarr.is_undecoded and zarr.is_whole else None
+    if zarr.is_undecoded and zarr.is_whole:
+        return zarr.array
+    return None

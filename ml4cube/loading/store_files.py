@@ -109,9 +109,9 @@ class ShardedArray:
         """Decode the fetched bytes of a chunk."""
         direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk_size
         window = self.shape[1:]
-        target = (
-            out if direct else self._scratch.take("chunk", (self.chunk_size, *window), self.dtype)
-        )
+        target = out
+        if not direct:
+            target = self._scratch.take("chunk", (self.chunk_size, *window), self.dtype)
         _decode(self.describe(chunk), self.codecs, data, target)
         if not direct:
             out[...] = target[: len(out)]

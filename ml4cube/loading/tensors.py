@@ -257,7 +257,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
 
     def _shapes(self) -> dict[str, str]:
         """Return the dims and dtype of each array of an item."""
-        names = ["X", "y", "w"] if self._stacked else list(self.features)
+        names = ["X", "y", "w"]
+        if not self._stacked:
+            names = list(self.features)
         shapes = {}
         for name, field in zip(names, self._fields, strict=False):
             sizes = dict(self._source.variables[field.names[0]].sizes)
@@ -269,7 +271,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
     @property
     def statistics(self) -> Statistics | None:
         """Statistics that scaled the samples; None if they are not known."""
-        return self.metadata.statistics if self.metadata else None
+        if self.metadata:
+            return self.metadata.statistics
+        return None
 
     @property
     def scaling(self) -> dict[str, Scaling] | None:
@@ -431,7 +435,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
             Kind of blocks: ``"blocks of the split"`` of a store if known, else ``"chunks"``.
         """
         rows = self._rows(indices)
-        plan = self.metadata.split.get("plan", {}) if self.metadata else {}
+        plan = {}
+        if self.metadata:
+            plan = self.metadata.split.get("plan", {})
         if "grid" not in plan or self._from_cube:
             return self._source.chunks_of(rows), "chunks"
         grid = Grid.from_json(json.dumps(plan["grid"]))
@@ -475,7 +481,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
         if isinstance(batch, Mapping):
             names = list(self.features)
             if self._stacked or list(batch) != names:
-                expected = "X, or X and y" if self._stacked else f"a dict of {names}"
+                expected = "X, or X and y"
+                if not self._stacked:
+                    expected = f"a dict of {names}"
                 raise InvalidValueError(
                     f"the batch must be {expected}, as the data set returns it, got a dict of "
                     f"{list(batch)}"
@@ -514,7 +522,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
         """Choose the variables of X and of y, and whether they are stacked."""
         targets, chosen = options.targets, options.chosen
         stored = [name.variable for name in self._source.variables if name.role == INPUT]
-        reasons = self.metadata.provenance.get("left_out", {}) if self.metadata else {}
+        reasons = {}
+        if self.metadata:
+            reasons = self.metadata.provenance.get("left_out", {})
         check_known("to_pred", targets, stored, reasons)
         check_known("features", chosen, stored, reasons)
         both = set(targets) & set(chosen)
@@ -529,7 +539,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
         self._y_names = tuple(ArrayName(name, y_role) for name in targets)
         others = {*not_features, options.weights_variable, *self._source.auxiliary}
         features = [name for name in stored if name not in others]
-        recipe = self.metadata.recipe if self.metadata else None
+        recipe = None
+        if self.metadata:
+            recipe = self.metadata.recipe
         if (
             recipe
             and recipe.features

@@ -68,7 +68,9 @@ def _shown_name(name: ArrayName, inputs: Collection[str]) -> str:
     """Return the name that a variable of a batch has in the Dataset."""
     if name.role == INPUT or name.variable not in inputs:
         return name.variable
-    return "sample_weights" if name.role == WEIGHT else f"{name.variable}_target"
+    if name.role == WEIGHT:
+        return "sample_weights"
+    return f"{name.variable}_target"
 
 
 class _WindowDim(NamedTuple):

@@ -144,8 +144,8 @@ def repeat_along_missing_dims(source: SampleSource, names: Iterable[ArrayName]) 
         has_order_of_window = list(sizes) == [dim for dim in window if dim in sizes]
         is_smaller = sizes.items() < window.items()
         if is_smaller and has_order_of_window:
-            axes = (slice(None) if dim in sizes else np.newaxis for dim in window)
-            repeated = partial(_indexed, (slice(None), *axes))
+            axes = dict.fromkeys(window, np.newaxis) | dict.fromkeys(sizes, slice(None))
+            repeated = partial(_indexed, (slice(None), *axes.values()))
             computed[name] = Computed(SampleVariable(window, dtype), (name,), repeated)
     return View(source, computed)
 

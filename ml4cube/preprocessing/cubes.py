@@ -61,7 +61,9 @@ def only_data(
     coords = [name for name in wrong if name in cube.coords]
     if coords or (wanted and wrong.keys() == set(wanted)):
         found = ", ".join(f"{name!r} ({wrong[name]})" for name in coords or wrong)
-        hint = "; ds.reset_coords() turns coordinates into data variables" if coords else ""
+        hint = ""
+        if coords:
+            hint = "; ds.reset_coords() turns coordinates into data variables"
         raise InvalidValueError(f"{argument} must be data variables, got {found}{hint}")
     return tuple(name for name in wanted if name not in wrong)
 
@@ -192,7 +194,9 @@ def as_flags(mask: xr.Variable) -> xr.Variable:
 def any_over_other_dims(flags: xr.Variable, dims: Sequence[Hashable]) -> xr.Variable:
     """Return where any flag is set along the dims that are not in `dims`."""
     others = [dim for dim in flags.dims if dim not in dims]
-    return flags.any(others) if others else flags
+    if others:
+        return flags.any(others)
+    return flags
 
 
 def all_over_other_dims(flags: Flags, dims: Sequence[Hashable]) -> Flags:
@@ -201,7 +205,9 @@ def all_over_other_dims(flags: Flags, dims: Sequence[Hashable]) -> Flags:
     So that no cell of a variable is in two parts, if the levels of another are.
     """
     others = [dim for dim in flags.dims if dim not in dims]
-    return flags.all(others) if others else flags
+    if others:
+        return flags.all(others)
+    return flags
 
 
 def broadcast_to(variable: xr.Variable, sizes: Mapping[Any, int]) -> xr.Variable:

@@ -226,8 +226,9 @@ def _sum_block(
     sums = []
     for group, steps in _steps_by_group(cells.get(_GROUPS), time_axis):
         arrays: list[Any] = [cells[name], where, cells.get(_WEIGHTS)]
-        if steps is not None:
-            arrays = [a if a is None else np.take(a, steps, time_axis) for a in arrays]
+        for i, array in enumerate(arrays):
+            if steps is not None and array is not None:
+                arrays[i] = np.take(array, steps, time_axis)
         moments = Moments.of(arrays[0], axes, *arrays[1:])
         histogram = None if bins is None else block_histogram(axes, bins, *arrays)
         sums.append((group, moments, histogram))
@@ -241,7 +242,10 @@ def _steps_by_group(
     if groups is None:
         yield 0, None
         return
-    group_of_step = groups[tuple(slice(None) if i == time_axis else 0 for i in range(groups.ndim))]
+    index: list[Any] = [0] * groups.ndim
+    if time_axis is not None:
+        index[time_axis] = slice(None)
+    group_of_step = groups[tuple(index)]
     for group in np.unique(group_of_step):
         steps = np.flatnonzero(group_of_step == group)
         yield int(group), None if len(steps) == len(group_of_step) else steps

@@ -113,7 +113,9 @@ def assign_mask(
     if not isinstance(ds, xr.Dataset):
         raise InvalidTypeError(f"ds must be a Dataset, got {type(ds).__name__}")
     check_names((*ds.variables, *ds.dims))
-    name = masks_and_labels.FILTER_VAR if mask_name is None else mask_name
+    name = mask_name
+    if mask_name is None:
+        name = masks_and_labels.FILTER_VAR
     if not isinstance(name, str) or not name:
         raise InvalidTypeError(f"mask_name must be a string such as 'land', got {name!r}")
     if name in ds.dims or (name in ds.variables and not_data(ds).get(name) != "a mask"):
@@ -141,7 +143,9 @@ def _with_dims(mask: Any, cube: xr.DataArray, stack_dim: str | None) -> xr.Varia
     if isinstance(mask, xr.DataArray):
         check_aligned("mask", mask, cube)
         return mask.variable
-    array = mask if hasattr(mask, "ndim") else np.asarray(mask)
+    array = mask
+    if not hasattr(mask, "ndim"):
+        array = np.asarray(mask)
     dims = cube.dims
     if array.ndim == cube.ndim - 1:
         if stack_dim not in cube.dims:
@@ -296,7 +300,9 @@ def drop_nan_values(
     check_choice("mode", mode, DROP_POLICIES)
     ds = cubes.opened(ds)
     cube = as_cube(ds, filter_var)
-    kinds = "fiub" if vars is None else _GAP_KINDS
+    kinds = _GAP_KINDS
+    if vars is None:
+        kinds = "fiub"
     data = data_variables(cube, [filter_var] if filter_var else [], kinds)
     gap_variables = _gap_variables(cube, data, vars, mode, filter_var)
     if mode is None:
@@ -305,7 +311,9 @@ def drop_nan_values(
         check_left_out(cube)
     for name in data if vars is None else gap_variables:
         check_decoded(name, cube[name])
-    mask_name = filter_var if mode == "masked" else None
+    mask_name = None
+    if mode == "masked":
+        mask_name = filter_var
     if mode == "masked" and mask_name not in cube.variables:
         raise InvalidValueError(
             f"mode='masked' needs the mask filter_var={filter_var!r}, got only "
@@ -434,16 +442,11 @@ def fill_nan_values(
     with_statistics = [name for name, how in methods.items() if how != "constant"]
     if statistics is None and with_statistics:
         statistics = Statistics.from_cube(cube, with_statistics, split=split)
-    options = {
-        name: {
-            "method": how,
-            "train_stats": None if how == "constant" else _without_dims(name, statistics or {}),
-            "const": const,
-            "seed": seed,
-            "variable": name,
-        }
-        for name, how in methods.items()
-    }
+    options: dict[str, dict[str, Any]] = {}
+    for name, how in methods.items():
+        options[name] = {"method": how, "const": const, "seed": seed, "variable": name}
+        if how != "constant":
+            options[name]["train_stats"] = _without_dims(name, statistics or {})
     return like_given(_fill_cube(cube, options), ds)
 
 
@@ -474,7 +477,9 @@ def _fill_methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> 
             )
         check_decoded(name, cube[name])
     floats = [name for name in names if cube[name].dtype.kind == "f"]
-    return {name: method[name] if isinstance(method, Mapping) else method for name in floats}
+    if not isinstance(method, Mapping):
+        return dict.fromkeys(floats, method)
+    return {name: method[name] for name in floats}
 
 
 def _without_dims(name: str, statistics: Mapping[str, VariableStatistics]) -> VariableStatistics:
@@ -514,7 +519,9 @@ def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Da
 
 def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
     """Fill one variable of a cube."""
-    window = [dim for dim in array.dims if dim != SAMPLE_DIM] if SAMPLE_DIM in array.dims else []
+    window = []
+    if SAMPLE_DIM in array.dims:
+        window = [dim for dim in array.dims if dim != SAMPLE_DIM]
     if not window and options["method"] == "sample_mean":
         options = {**options, "method": "mean"}  # a single cell has no mean of its own
     inputs = [array]
@@ -532,7 +539,9 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
         keep_attrs="override",
     ).transpose(*array.dims)
     # undo the rechunking to whole windows
-    return filled if array.chunks is None else filled.chunk(array.variable.chunksizes)
+    if array.chunks is None:
+        return filled
+    return filled.chunk(array.variable.chunksizes)
 
 
 def _fill_block(

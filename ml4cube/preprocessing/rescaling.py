@@ -109,7 +109,9 @@ def _is_erased(pair: Any, scale_fn: str) -> bool:
         low, spread = pair.min, np.subtract(pair.max, pair.min)
     else:
         low, second = pair
-        spread = second - low if scale_fn == "normalize" else second
+        spread = second
+        if scale_fn == "normalize":
+            spread = second - low
     offsets = np.asarray(low)
     known = offsets[np.isfinite(offsets)]
     return bool(known.size) and known.min() < known.max() and not np.any(spread > 0)
@@ -143,12 +145,16 @@ def rescale_array(
     # xarray's groupby sorts seasons by name, and leaves out months without a date
     groups = {d: GROUPS[str(d)] for d in offset.indexes if d in GROUPS and d not in array.dims}
     offset, scale = offset.reindex(groups), scale.reindex(groups)
-    entries = _entries(name, array, offset) if offset.dims else []
+    entries = []
+    if offset.dims:
+        entries = _entries(name, array, offset)
     if array.chunks is not None:
         chunks = array.variable.chunksizes
         entries = [along.chunk({dim: chunks[dim] for dim in along.dims}) for along in entries]
     is_scaling = rescale_values is scale_values
-    out_dtype = scaled_dtype if is_scaling else unscaled_dtype
+    out_dtype = unscaled_dtype
+    if is_scaling:
+        out_dtype = scaled_dtype
     result: xr.DataArray = xr.apply_ufunc(
         partial(_rescale_block, rescale_values, offset.values, scale.values),
         array,
@@ -157,7 +163,9 @@ def rescale_array(
         output_dtypes=[out_dtype(array.dtype)],
         keep_attrs="override",
     )
-    update = scaled_attrs if is_scaling else unscaled_attrs
+    update = unscaled_attrs
+    if is_scaling:
+        update = scaled_attrs
     result.attrs = update(result.attrs)
     return result
 
@@ -201,7 +209,9 @@ def _entries_of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.
     ):
         index = array.coords.get(f"{dim}_index")
         if index is None or (window_dim and array.sizes.get(window_dim) != window):
-            whole_window = f" and all {window} cells along {window_dim!r}" if window_dim else ""
+            whole_window = ""
+            if window_dim:
+                whole_window = f" and all {window} cells along {window_dim!r}"
             raise InvalidValueError(
                 f"the origins of the samples of {name!r} along {dim!r} are unknown: they need the "
                 f"coordinate '{dim}_index'{whole_window}; undo the scaling before you select or "

@@ -97,7 +97,9 @@ def _with_samples(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDA
             f"{name} has shape {array.shape}, the data {shape}; give one value per "
             "sample, per window cell, or per cell"
         )
-    return array if by_sample else np.broadcast_to(array, (n, *array.shape))
+    if by_sample:
+        return array
+    return np.broadcast_to(array, (n, *array.shape))
 
 
 def _ends_with(shape: tuple[int, ...], ending: tuple[int, ...]) -> bool:

@@ -324,7 +324,9 @@ class CubeScaler(PrintedAsCall):
 
     def _summary(self) -> Summary:
         """Return the parameters and, once fitted, the statistics."""
-        headline = "fitted" if self.__sklearn_is_fitted__() else "not fitted; call fit"
+        headline = "not fitted; call fit"
+        if self.__sklearn_is_fitted__():
+            headline = "fitted"
         sections = {"Statistics": getattr(self, "statistics_", None)}
         return Summary(headline, super()._summary().facts, sections)
 
@@ -338,7 +340,9 @@ class CubeScaler(PrintedAsCall):
                 "needs more values than a day has; use 'month' or 'season'"
             )
         X = cubes.opened(X)
-        dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
+        dims = None
+        if isinstance(X, xr.Dataset | xr.DataArray):
+            dims = X.dims
         # to_array() makes a dim of that name
         per = [n for n in names_of("per", self.per) if n != "variable" or n in (dims or ())]
         reduced_dims = None

@@ -133,7 +133,9 @@ class Statistics(core.Statistics):
         """
         ds = cubes.opened(ds)
         cube = as_cube(ds)
-        reduced_dims = None if dims is None else names_of("dims", dims)
+        reduced_dims = None
+        if dims is not None:
+            reduced_dims = names_of("dims", dims)
         _check_quantiles(quantiles)
         needs_dims = any(option is not None for option in (dims, by, weights))
         if needs_dims and not isinstance(ds, xr.Dataset | xr.DataArray):
@@ -146,7 +148,9 @@ class Statistics(core.Statistics):
         chosen = chosen_variables(cube, variables, exclude_vars)
         if variables is None:
             chosen = _without_classes(cube, chosen)
-        label_name = None if split is None else split_label(cube)
+        label_name = None
+        if split is not None:
+            label_name = split_label(cube)
         read = [*chosen, *([] if label_name is None else [label_name])]
         cube = heed_absent_chunks(cube, read, missing_chunks).cube
         options = FieldOptions.of(cube, chosen, reduced_dims, by, weights, len(quantiles) > 0)

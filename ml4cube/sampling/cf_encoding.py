@@ -48,7 +48,9 @@ def origin_name(dim: str, recipe: Recipe) -> str:
 
     It is the dim's own name, unless a dim or variable of the stored arrays has that.
     """
-    return f"{dim}_origin" if dim in recipe.array_dims or dim in recipe.variables else dim
+    if dim in recipe.array_dims or dim in recipe.variables:
+        return f"{dim}_origin"
+    return dim
 
 
 def in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
@@ -68,7 +70,9 @@ def as_texts(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _as_text(value: Any) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(value)
 
 
 def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:

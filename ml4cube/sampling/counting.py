@@ -86,7 +86,9 @@ def agreed_schema(known: Schema | None, found: Schema | None) -> Schema | None:
             f"the callback returned {found} for some samples and {known} for others; return the "
             "same variables, window shapes and dtypes for all"
         )
-    return found if known is None else known
+    if known is None:
+        return found
+    return known
 
 
 def count_train_cells(

@@ -108,7 +108,9 @@ class Extractor:
     @property
     def by_role(self) -> dict[str, Extractor]:
         """The extractor of each role that has cells of its own."""
-        return {INPUT: self} if self.targets is None else {INPUT: self, TARGET: self.targets}
+        if self.targets is None:
+            return {INPUT: self}
+        return {INPUT: self, TARGET: self.targets}
 
     def boxes(self, tile: Block) -> dict[str, dict[str, slice]]:
         """Return the cells that a tile's windows cover, by role."""
@@ -252,7 +254,9 @@ class Extractor:
     def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
         """Return the gaps of a variable, with those that the mask makes."""
         gaps = find_gaps(values)
-        return gaps | ~mask if mask is not None and self.recipe.mask_makes_gaps else gaps
+        if mask is not None and self.recipe.mask_makes_gaps:
+            return gaps | ~mask
+        return gaps
 
     def filled_in(self, cells: Arrays) -> tuple[str, ...]:
         """Return the variables with gaps that are filled in a tile."""
@@ -295,7 +299,9 @@ class Extractor:
             np.unravel_index(keep, tuple(tile.shape.values())),
         )
         samples = {name: cut(prepared, name, windows, index) for name in masked}
-        return samples if self.callback is None else self._apply_callback(samples, len(keep), tile)
+        if self.callback is None:
+            return samples
+        return self._apply_callback(samples, len(keep), tile)
 
     def _apply_callback(self, samples: Arrays, n: int, tile: Block) -> Arrays:
         assert self.callback is not None
@@ -362,7 +368,9 @@ def _in_date_units(values: Any) -> NDArray[Any]:
         return array
     unit = np.datetime_data(array.dtype)[0]
     target = np.dtype(f"M8[{unit if unit in DATE_UNITS else 's'}]")
-    return array.astype(target, copy=False) if np.can_cast(array.dtype, target) else array
+    if np.can_cast(array.dtype, target):
+        return array.astype(target, copy=False)
+    return array
 
 
 def _overlap(a: Slices, b: Slices) -> bool:

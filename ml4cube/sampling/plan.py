@@ -173,7 +173,9 @@ def make_plan(
     if statistics is None:
         statistics = Statistics.empty(scaled if looks_at_samples else [], part="train")
     # attributes name the fill value of the source, not of what a callback makes
-    from_source = [] if extractor.callback else [n for n in statistics if n in sampling.ds]
+    from_source = []
+    if not extractor.callback:
+        from_source = [n for n in statistics if n in sampling.ds]
     for name in from_source:
         check_no_fill_value(name, statistics[name], sampling.ds[name])
     if sampling.given is not None:

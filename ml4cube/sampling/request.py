@@ -416,7 +416,9 @@ def source_chunks(variable: xr.Variable) -> dict[str, int]:
     in_file = file_chunks(variable)
     dims = [str(dim) for dim in variable.dims]
     # if dims were renamed, it is not known which one a chunk size belongs to
-    return {dim: in_file[dim] for dim in dims} if in_file.keys() >= set(dims) else {}
+    if in_file.keys() >= set(dims):
+        return {dim: in_file[dim] for dim in dims}
+    return {}
 
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:

@@ -31,7 +31,9 @@ def scaling_of(
     sizes = {dim: cube.sizes[dim] for dim in dims}
     coords = {dim: cube.indexes[dim].values for dim in dims if dim in cube.indexes}
     scaling = {}
-    part = f" of the {statistics.part} part" if statistics.part else ""
+    part = ""
+    if statistics.part:
+        part = f" of the {statistics.part} part"
     for name, stats in statistics.items():
         with prefixed(f"variable {name!r}{part}"):
             scaling[name] = Scaling.of(name, stats, scale_fn, sizes, coords)

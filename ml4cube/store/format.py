@@ -90,7 +90,9 @@ class ArrayLayout:
     def stored_dtype(self) -> np.dtype[Any]:
         """Dtype on disk, little-endian."""
         dtype = np.dtype(self.dtype)
-        return np.dtype("<i8") if dtype.kind == "M" else dtype.newbyteorder("<")
+        if dtype.kind == "M":
+            return np.dtype("<i8")
+        return dtype.newbyteorder("<")
 
     @property
     def sample_bytes(self) -> int:
@@ -292,7 +294,9 @@ def read_metadata(location: Location, files: Files, path: str) -> dict[str, Any]
 
 
 def _damaged(location: Location, faults: Sequence[str]) -> StoreError:
-    more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+    more = ""
+    if len(faults) > 3:
+        more = f" and {len(faults) - 3} more"
     return StoreError(
         f"the store {location} is damaged: {'; '.join(faults[:3])}{more}; make it again"
     )

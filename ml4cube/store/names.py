@@ -27,7 +27,9 @@ def check_writable_names(names: Iterable[str], *, netcdf: bool = False) -> None:
     distinct = dict.fromkeys(names)
     refused = [n for n in distinct if not _is_writable(n) or (netcdf and not _begins_and_ends(n))]
     if refused:
-        rule = f"{_RULE}, and for netCDF {_NETCDF_RULE}" if netcdf else _RULE
+        rule = _RULE
+        if netcdf:
+            rule = f"{_RULE}, and for netCDF {_NETCDF_RULE}"
         raise InvalidValueError(
             f"names of variables, coordinates and dims that are written must be {rule}; got "
             f"{listed(refused)}; rename them (ds.rename)"

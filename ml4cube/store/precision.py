@@ -79,12 +79,16 @@ class Precision:
         """Return the dtype on disk of a variable of a given dtype."""
         original = np.dtype(given)
         chosen = self.dtypes.get(name, self.dtypes.get(_OTHERS))
-        return chosen if original.kind == "f" and chosen else original.str
+        if original.kind == "f" and chosen:
+            return chosen
+        return original.str
 
     def attrs(self, name: str, given: DTypeLike) -> dict[str, Any]:
         """Return the attribute that records the rounding of a variable."""
         bits = self._keepbits(name, given)
-        return {} if bits is None else {"ml4cube_keepbits": bits}
+        if bits is None:
+            return {}
+        return {"ml4cube_keepbits": bits}
 
     def apply(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Cast and round samples."""
@@ -94,11 +98,15 @@ class Precision:
         if target != values.dtype:
             values = _cast(name, values, target)
         bits = self._keepbits(name, values.dtype)
-        return values if bits is None else _rounded(values, bits)
+        if bits is None:
+            return values
+        return _rounded(values, bits)
 
     def _keepbits(self, name: str, given: DTypeLike) -> int | None:
         is_float = np.dtype(given).kind == "f"
-        return self.keepbits.get(name, self.keepbits.get(_OTHERS)) if is_float else None
+        if is_float:
+            return self.keepbits.get(name, self.keepbits.get(_OTHERS))
+        return None
 
 
 def _by_name(setting: Any) -> dict[str, Any]:

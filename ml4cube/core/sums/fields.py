@@ -66,7 +66,9 @@ class Moments(NamedTuple):
             weights_here = None if weights is None else weights[slab]
             found = _slab_moments(values[slab], axes, where_here, weights_here)
             total = found if total is None else total.merge(found)
-        return cls.empty(kept) if total is None else total
+        if total is None:
+            return cls.empty(kept)
+        return total
 
     def merge(self, other: Moments) -> Moments:
         """Merge with the moments of other cells of the same entries."""

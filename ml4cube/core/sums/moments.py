@@ -142,7 +142,9 @@ class VariableStatistics:
     @property
     def variance(self) -> float:
         """Population variance (divided by `count`), in squared units; NaN where `count` is 0."""
-        return self.m2 / self.count if self.count else math.nan
+        if self.count:
+            return self.m2 / self.count
+        return math.nan
 
     @property
     def std(self) -> float:
@@ -201,7 +203,9 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> VariableStatistics:
     if count == 0 or low == high:
         return VariableStatistics(count, low, 0.0, low, high, gaps)
     # Cells whose range is about their size need no shift, which saves a pass.
-    shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
+    shift = low
+    if low >= 0 and high < 10 * (high - low):
+        shift = 0.0
     total, squares = scratch.sums(piece, shift, has_gaps=gaps > 0, shift_is_least=True)
     if math.isnan(total):  # signaling NaNs survive a maximum
         return _of_piece(piece + 0, scratch)

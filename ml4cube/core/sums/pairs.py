@@ -152,7 +152,8 @@ def merged(ours: Sums, theirs: Sums) -> dict[str, Floats]:
 def without(total: Sums, part: Sums) -> dict[str, Floats]:
     """Return sums over the cells that are not in a part: `part` merged with negative weights."""
     means = ("prediction_mean", "truth_mean")
-    removed = {name: values if name in means else -values for name, values in part.items()}
+    removed = {name: -values for name, values in part.items()}
+    removed |= {name: part[name] for name in means if name in part}
     rest = merged(total, removed)
     for name in {"prediction_m2", "truth_m2"} & rest.keys():
         rest[name] = rest[name].clip(min=0)  # below by rounding only

@@ -79,14 +79,18 @@ class Histogram:
         """
         field, n = values.shape[:-1], values.shape[-1]
         rows = values.reshape(-1, n)
-        weight_rows = None if weights is None else weights.reshape(-1, n)
+        weight_rows = None
+        if weights is not None:
+            weight_rows = weights.reshape(-1, n)
         dtype = np.int64 if weights is None else np.float64
         at_once = max(_SORTED_CELLS // max(n, 1), 1)
         parts = []
         for start in range(0, len(rows), at_once):
             some = slice(start, start + at_once)
             empty = cls.empty((len(rows[some]),), bins, dtype)
-            some_weights = None if weight_rows is None else weight_rows[some]
+            some_weights = None
+            if weight_rows is not None:
+                some_weights = weight_rows[some]
             parts.append(((some, ...), empty._with_rows(rows[some], some_weights)))
         whole = cls.gathered((len(rows),), bins, parts, dtype)
         shape = (*field, whole.edges.shape[-1])

@@ -21,7 +21,9 @@ BLOCK_CELLS = 2**21
 
 def file_chunks(variable: xr.Variable) -> dict[str, int]:
     """Return the largest chunk along each dim of the file, by the file's names; none for memory."""
-    return {} if variable._in_memory else _chunks_in_encoding(variable)
+    if variable._in_memory:
+        return {}
+    return _chunks_in_encoding(variable)
 
 
 def chunks_behind(variable: xr.Variable) -> dict[str, int | tuple[int, ...]]:

@@ -49,7 +49,8 @@ class ChunkCodecs:
 
     def decode(self, data: Bytes, out: NDArray[Any]) -> None:
         """Decode a whole chunk; raise ValueError if it is damaged."""
-        data = without_checksum(data) if self.checksum else data
+        if self.checksum:
+            data = without_checksum(data)
         decoder = _copy if self.compressor is None else _DECODERS[self.compressor]
         try:
             decoder(data, out)
@@ -115,7 +116,9 @@ def _zstd_size(data: Bytes, default: int) -> int:
     begin = 6 - is_single_segment
     size = int.from_bytes(header[begin : begin + size_bytes], "little")
     # in two bytes, sizes count from 256 on
-    return size + 256 if size_bytes == 2 else size
+    if size_bytes == 2:
+        return size + 256
+    return size
 
 
 def _decode_deflate(data: Bytes, out: NDArray[Any], wbits: int) -> None:

@@ -83,7 +83,8 @@ class DiskChunks:
             elif shape == self.chunks and result[target].shape == shape:
                 self._decode(chunk, data, result)
             else:
-                buffer = np.empty(self.chunks, self.dtype) if buffer is None else buffer
+                if buffer is None:
+                    buffer = np.empty(self.chunks, self.dtype)
                 self._decode(chunk, data, buffer)
                 result[target] = buffer[source]
         return result

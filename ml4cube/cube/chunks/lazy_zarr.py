@@ -40,7 +40,9 @@ class LazyZarr:
         if variable._in_memory:
             return cls()
         lazy = lazily_indexed(variable)
-        return None if lazy is None else cls.behind(lazy._data, np.dtype(variable.dtype))
+        if lazy is None:
+            return None
+        return cls.behind(lazy._data, np.dtype(variable.dtype))
 
     @classmethod
     def behind(cls, lazy: Any, dtype: np.dtype[Any]) -> LazyZarr:
@@ -76,7 +78,9 @@ class LazyZarr:
         whole = (slice(None),) * array.ndim
         selecting = [key for key in keys if not all(map(_is_everything, key))]
         is_whole = array.shape == lazy.shape and not selecting
-        box = selecting[0] if selecting else whole
+        box = whole
+        if selecting:
+            box = selecting[0]
         if len(selecting) > 1 or len(box) != array.ndim or not all(map(_is_contiguous, box)):
             box = None
         is_undecoded &= array.dtype == dtype
@@ -110,7 +114,9 @@ def file_behind(array: Any) -> Any:
     if not isinstance(adapter, ImplicitToExplicitIndexingAdapter):
         return None
     is_same = adapter.shape == array.shape and adapter.dtype == array.dtype
-    return adapter.array if is_same else None
+    if is_same:
+        return adapter.array
+    return None
 
 
 def files_in_graph(array: Any) -> Iterator[tuple[Any, list[tuple[slice, ...]]]]:
@@ -121,7 +127,9 @@ def files_in_graph(array: Any) -> Iterator[tuple[Any, list[tuple[slice, ...]]]]:
     layers: Any = getattr(array.dask, "layers", {})
     originals = {}
     for name in layers:
-        task = layers[name][name] if name.startswith("original-") else None
+        task = None
+        if name.startswith("original-"):
+            task = layers[name][name]
         adapter = getattr(task, "value", task)
         if isinstance(adapter, ImplicitToExplicitIndexingAdapter):
             originals[name.removeprefix("original-")] = adapter.array
@@ -132,7 +140,9 @@ def files_in_graph(array: Any) -> Iterator[tuple[Any, list[tuple[slice, ...]]]]:
     for layer in needed.values():
         # culled layers have other names, but their keys do not change
         key = next(iter(layer), None)
-        name = key[0] if isinstance(key, tuple) else None
+        name = None
+        if isinstance(key, tuple):
+            name = key[0]
         if name in originals:
             yield originals[name], [_box_of(task) for _, task in layer.items()]
 
@@ -152,5 +162,9 @@ def lazily_indexed(variable: xr.Variable) -> xr.Variable | None:
 
     # `_data`, because `data` would load a lazily indexed file
     data: Any = variable._data
-    lazy = data if variable.chunks is None else file_behind(data)
-    return None if lazy is None else Variable(variable.dims, lazy)
+    lazy = data
+    if variable.chunks is not None:
+        lazy = file_behind(data)
+    if lazy is None:
+        return None
+    return Variable(variable.dims, lazy)

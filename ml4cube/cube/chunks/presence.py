@@ -69,7 +69,9 @@ class ChunkPresence:
             untouched[tuple(slice(start // n, -(-stop // n)) for start, stop, n in cells)] = False
         is_present = chunks.is_present | untouched
         absent = np.argwhere(~is_present)
-        key = array.metadata.encode_chunk_key(tuple(absent[0].tolist())) if len(absent) else None
+        key = None
+        if len(absent):
+            key = array.metadata.encode_chunk_key(tuple(absent[0].tolist()))
         return cls(is_present, chunks.chunks, chunks.before, key)
 
     @property
@@ -98,7 +100,9 @@ class ChunkPresence:
 
 
 def _as_slice(along: slice | int) -> slice:
-    return along if isinstance(along, slice) else slice(along, along + 1)
+    if isinstance(along, slice):
+        return along
+    return slice(along, along + 1)
 
 
 def _existing(array: Any, keys: Sequence[str]) -> set[str] | None:
@@ -111,7 +115,9 @@ def _existing(array: Any, keys: Sequence[str]) -> set[str] | None:
         return {key for key in keys if _exists(f"{folder}/{key}", array.shards is not None)}
     if "http" in getattr(getattr(store, "fs", None), "protocol", ()):
         return None  # a web server lists pages, not files
-    prefix = f"{array.path}/" if array.path else ""
+    prefix = ""
+    if array.path:
+        prefix = f"{array.path}/"
     try:
         if isinstance(store, FsspecStore) and len(keys) <= _FEW_KEYS:
             return {
@@ -120,7 +126,9 @@ def _existing(array: Any, keys: Sequence[str]) -> set[str] | None:
         listed = {key.removeprefix(prefix) for key in _listed(store, prefix)}
     except Exception:  # stores raise any, as where a user may read but not list
         return None
-    return listed if any(name in listed for name in _METADATA) else None
+    if any(name in listed for name in _METADATA):
+        return listed
+    return None
 
 
 def _exists(path: str, is_shard: bool) -> bool:

@@ -37,7 +37,9 @@ class Field:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
-        return (len(self.names), *self.window) if self.stacked else self.window
+        if self.stacked:
+            return (len(self.names), *self.window)
+        return self.window
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +65,9 @@ class SampleArray:
 
     def __init__(self, field: Field, samples: int) -> None:
         self._field = field
-        channels = len(field.names) if field.stacked else 1
+        channels = 1
+        if field.stacked:
+            channels = len(field.names)
         cells = int(np.prod(field.window, dtype=np.int64))
         if channels == 1 or cells * field.dtype.itemsize < _SMALL_BYTES:
             self._samples = field.empty(samples)

@@ -65,7 +65,9 @@ class BatchQueue:
         """Return the first position that is not filled yet; None if all are."""
         while self._tasks and self._tasks[0][1].done():
             self._tasks.popleft()
-        return self._tasks[0][0] if self._tasks else None
+        if self._tasks:
+            return self._tasks[0][0]
+        return None
 
     def wait_for_first(self) -> None:
         """Wait for the rows at the position that `first_unfilled` returns."""

@@ -199,7 +199,9 @@ def source_of(code: types.CodeType, module_globals: dict[str, Any]) -> ast.AST |
     functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda))
     wanted = code.co_name, code.co_firstlineno
     same = [node for node in functions if _name_and_first_line(node) == wanted]
-    return same[0] if len(same) == 1 else None
+    if len(same) == 1:
+        return same[0]
+    return None
 
 
 def _name_and_first_line(function: ast.FunctionDef | ast.Lambda) -> tuple[str, int]:

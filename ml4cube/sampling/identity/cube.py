@@ -100,7 +100,9 @@ def identity_of_variable(variable: xr.Variable, state: State) -> str | None:
     from dask.base import is_dask_collection
 
     array = _array_behind(variable)
-    of_cells = _of_dask if is_dask_collection(array) else _of_array
+    of_cells = _of_array
+    if is_dask_collection(array):
+        of_cells = _of_dask
     identity = of_cells(array, state)
     return identity and f"{variable.dims} {variable.dtype} {identity}"
 
@@ -112,8 +114,12 @@ def _array_behind(variable: xr.Variable) -> Any:
     data: Any = variable._data  # because `data` would load a file
     if variable.chunks is not None:
         file = file_behind(data)
-        return data if file is None else file
-    return data if variable.ndim and isinstance(data, ExplicitlyIndexed) else variable.values
+        if file is None:
+            return data
+        return file
+    if variable.ndim and isinstance(data, ExplicitlyIndexed):
+        return data
+    return variable.values
 
 
 def _of_array(array: Any, state: State) -> str | None:
@@ -181,7 +187,9 @@ def _location_in_zarr(stored: Any, state: State) -> str | None:
         location = _location_in_file_system(store.fs, inside, state)
     elif snapshot := getattr(getattr(store, "session", None), "snapshot_id", None):
         # of Icechunk
-        location = None if _is_changed(store.session, stored.path) else f"icechunk {snapshot}"
+        location = None
+        if not _is_changed(store.session, stored.path):
+            location = f"icechunk {snapshot}"
     return location and f"zarr {location} {stored.path}"
 
 
