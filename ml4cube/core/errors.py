@@ -137,22 +137,22 @@ def check_names(names: Iterable[Hashable]) -> None:
         )
 
 
-def names_of(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
+def names_of(argument: str, texts: str | Iterable[str] | None) -> tuple[str, ...]:
     """Return one name, several names or None as a tuple of names."""
-    if given is None:
+    if texts is None:
         return ()
-    is_one = isinstance(given, str) or not isinstance(given, Iterable)
-    names: tuple[str, ...] = (given,) if is_one else tuple(given)  # type: ignore[assignment]
+    is_one = isinstance(texts, str) or not isinstance(texts, Iterable)
+    names: tuple[str, ...] = (texts,) if is_one else tuple(texts)  # type: ignore[assignment]
     if not all(isinstance(name, str) for name in names):
-        raise InvalidTypeError(f"{argument} must be a name or a list of names, got {given!r}")
+        raise InvalidTypeError(f"{argument} must be a name or a list of names, got {texts!r}")
     return names
 
 
-def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
+def parse_names(argument: str, texts: str | Iterable[str] | None) -> tuple[str, ...]:
     """Return names as a tuple; refuse a name that is given twice."""
-    names = names_of(argument, given)
+    names = names_of(argument, texts)
     if len(set(names)) != len(names):
-        raise InvalidValueError(f"{argument} must not name a variable twice, got {given!r}")
+        raise InvalidValueError(f"{argument} must not name a variable twice, got {texts!r}")
     return names
 
 

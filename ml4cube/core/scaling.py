@@ -54,31 +54,33 @@ def match_entries(
 
     `dims`, `offset` and `labels` belong to the statistics, `sizes` and `coords` to the cube.
     """
-    found = []
+    wrong = []
     for axis, (dim, size) in enumerate(zip(dims, np.shape(offset), strict=True)):
         if dim in GROUPS and dim not in sizes:
             time_dim = dated_dim(coords, list(sizes))
             other_axes = tuple(other for other in range(len(dims)) if other != axis)
             is_empty = np.isnan(offset).all(axis=other_axes)
-            found.append((time_dim, _groups_along(name, dim, time_dim, coords[time_dim], is_empty)))
+            wrong.append((time_dim, _groups_along(name, dim, time_dim, coords[time_dim], is_empty)))
         elif dim in sizes:
-            found.append((dim, _entries_along(name, dim, size, labels, sizes[dim], coords)))
+            wrong.append((dim, _entries_along(name, dim, size, labels, sizes[dim], coords)))
         else:
             raise InvalidValueError(
                 f"statistics of {name!r} have dims {list(dims)}, the data have {list(sizes)}; "
                 f"compute them for this cube, or without {dim!r}"
             )
-    return tuple(found)
+    return tuple(wrong)
 
 
 def encode_entries(entries: Entries) -> list[list[Any]]:
     """Return entries as JSON values."""
-    return [[dim, encoded(along.astype(np.int64))] for dim, along in entries]
+    return [[dim, encoded(entry_of_cell.astype(np.int64))] for dim, entry_of_cell in entries]
 
 
 def decode_entries(encoded_entries: Sequence[Sequence[Any]]) -> Entries:
     """Return entries from the JSON values of `encode_entries`, which stores extend."""
-    return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along, *_ in encoded_entries)
+    return tuple(
+        (str(dim), decoded(encoded_dim).astype(np.intp)) for dim, encoded_dim, *_ in encoded_entries
+    )
 
 
 def _groups_along(
@@ -112,28 +114,30 @@ def _entries_along(
                 "compute them for this cube"
             )
         return np.arange(cells)
-    known, wanted = labels[dim], coords[dim]
+    labels_of_dim, wanted = labels[dim], coords[dim]
     # Without looking for duplicates, which are at the same positions.
-    if same_coordinate(known, wanted):
+    if same_coordinate(labels_of_dim, wanted):
         return np.arange(cells)
-    if known.dtype.kind == wanted.dtype.kind == "M":
-        unit = np.result_type(known, wanted)
-        known, wanted = known.astype(unit), wanted.astype(unit)
-    entry_of_label = {label: entry for entry, label in enumerate(known.tolist())}
-    if len(entry_of_label) < len(known):
+    if labels_of_dim.dtype.kind == wanted.dtype.kind == "M":
+        unit = np.result_type(labels_of_dim, wanted)
+        labels_of_dim, wanted = labels_of_dim.astype(unit), wanted.astype(unit)
+    entry_of_label = {label: entry for entry, label in enumerate(labels_of_dim.tolist())}
+    if len(entry_of_label) < len(labels_of_dim):
         raise InvalidValueError(
             f"statistics of {name!r} have duplicate coordinates along {dim!r}, and the data have "
             "others; drop the duplicates"
         )
-    if known.dtype.kind == wanted.dtype.kind == "f":  # equal up to rounding, such as float32
-        entries = nearest_on_axis(wanted.astype(np.float64), known.astype(np.float64))
-        entries[~(np.abs(known[entries] - wanted) <= rounding_of(known))] = -1
+    if (
+        labels_of_dim.dtype.kind == wanted.dtype.kind == "f"
+    ):  # equal up to rounding, such as float32
+        entries = nearest_on_axis(wanted.astype(np.float64), labels_of_dim.astype(np.float64))
+        entries[~(np.abs(labels_of_dim[entries] - wanted) <= rounding_of(labels_of_dim))] = -1
     else:
         entries = np.array([entry_of_label.get(label, -1) for label in wanted.tolist()], np.intp)
     if (entries < 0).any():
         raise InvalidValueError(
             f"no statistics of {name!r} at {dim} {_first_labels(wanted[entries < 0])}, only at "
-            f"{_first_labels(known)} ...; compute them there too"
+            f"{_first_labels(labels_of_dim)} ...; compute them there too"
         )
     return entries
 
@@ -185,10 +189,12 @@ class Scaling:
         if self.scale_fn is None:
             return "not at all"
         offset_name, scale_name = _NAMES[self.scale_fn]
-        along = ""
+        dims_text = ""
         if self.entries:
-            along = f" along {', '.join(self.dims)}"
-        return f"by {offset_name} {_span(self.offset)} and {scale_name} {_span(self.scale)}{along}"
+            dims_text = f" along {', '.join(self.dims)}"
+        return (
+            f"by {offset_name} {_span(self.offset)} and {scale_name} {_span(self.scale)}{dims_text}"
+        )
 
     def at(
         self, cells: Mapping[str, NDArray[Any]], values: NDArray[Any] | None = None
@@ -199,7 +205,7 @@ class Scaling:
         """
         if not self.entries:
             return self.offset, self.scale
-        index = tuple(along[cells[dim]] for dim, along in self.entries)
+        index = tuple(entry_of_cell[cells[dim]] for dim, entry_of_cell in self.entries)
         offset, scale = self.offset[index], self.scale[index]
         if values is not None:
             self._check_known(values, offset, scale, cells)
@@ -209,7 +215,9 @@ class Scaling:
         self, box: Mapping[str, slice], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
         """Return offset and scale of a box of cells, as `at` does."""
-        cells = np.ix_(*(np.arange(along.start, along.stop) for along in box.values()))
+        cells = np.ix_(
+            *(np.arange(cells_of_dim.start, cells_of_dim.stop) for cells_of_dim in box.values())
+        )
         return self.at(dict(zip(box, cells, strict=True)), values)
 
     def scaled(

@@ -280,7 +280,7 @@ class Statistics(Summarized, Mapping[str, VariableStatistics]):
         """Return the numbers of every variable; those of fields as ranges."""
         rows = [(name, *_shown_numbers(stats)) for name, stats in self.items()]
         dims = {name: stats.dims for name, stats in self.items() if hasattr(stats, "dims")}
-        per = dict.fromkeys(" × ".join(found) for found in dims.values() if found)
+        per = dict.fromkeys(" × ".join(of_variable) for of_variable in dims.values() if of_variable)
         part = "" if self.part in (None, "all") else f" of the {self.part} part"
         return Summary(
             f"{counted(len(self), 'variable')}{part}",
@@ -293,21 +293,21 @@ def _shown_numbers(stats: VariableStatistics) -> list[object]:
     """Return the numbers of a variable; of a field their ranges, unless that takes long."""
     if np.size(stats.count) > _CELLS_AT_ONCE:
         return [f"{np.size(stats.count):,} fields", *[None] * (len(_SHOWN) - 1)]
-    found: list[object] = []
+    names: list[object] = []
     for name in _SHOWN:
         ends = [f.reduce(getattr(stats, name), axis=None) for f in (np.fmin, np.fmax)]
-        found.append(" to ".join(dict.fromkeys(map(shown, ends))))
-    return found
+        names.append(" to ".join(dict.fromkeys(map(shown, ends))))
+    return names
 
 
 def check_decoded(name: str, variable: Any) -> None:
     """Raise if a Variable or DataArray holds packed integers, or has a dtype of pandas' own."""
     check_numpy(f"variable {name!r}", variable.dtype)
     packing = ("scale_factor", "add_offset", "_FillValue", "missing_value")
-    found = [key for key in packing if key in variable.attrs]
-    if found and variable.dtype.kind in "iu":
+    packed = [key for key in packing if key in variable.attrs]
+    if packed and variable.dtype.kind in "iu":
         raise InvalidValueError(
-            f"variable {name!r} has packed {variable.dtype} values ({found} in its attrs); open "
+            f"variable {name!r} has packed {variable.dtype} values ({packed} in its attrs); open "
             "the source with mask_and_scale=True, or apply xarray.decode_cf"
         )
 
@@ -345,11 +345,11 @@ def _not_zero(scale: Any) -> Any:
     return scale + (scale == 0)
 
 
-def _number(given: Any) -> float:
+def _number(value: Any) -> float:
     """Return a float; texts are refused."""
-    if isinstance(given, str | bytes):
+    if isinstance(value, str | bytes):
         raise TypeError
-    return float(given)
+    return float(value)
 
 
 def _shown(numbers: Any) -> str:

@@ -137,18 +137,18 @@ def _attribute(variable: xr.Variable, name: str) -> str:
 
 def find_latitudes(coords: Mapping[Hashable, xr.DataArray]) -> list[xr.DataArray]:
     """Return the latitudes of a variable, also of a rotated grid, those of dims first."""
-    found = [
+    latitudes = [
         coord
         for name, coord in coords.items()
         if coord.ndim and coord.dtype.kind in "fiu" and is_latitude(name, coord.attrs, rotated=True)
     ]
-    return sorted(found, key=lambda coord: (coord.name not in coord.dims, coord.ndim))
+    return sorted(latitudes, key=lambda coord: (coord.name not in coord.dims, coord.ndim))
 
 
 def _longitude_beside(latitude: xr.DataArray, array: xr.DataArray) -> xr.DataArray | None:
     """Return the longitude that belongs to a latitude, both on Earth or both of a rotated grid."""
     is_rotated = not is_latitude(latitude.name, latitude.attrs)
-    found = [
+    longitudes = [
         coord
         for name, coord in array.coords.items()
         if coord.ndim == latitude.ndim
@@ -157,9 +157,9 @@ def _longitude_beside(latitude: xr.DataArray, array: xr.DataArray) -> xr.DataArr
         and is_longitude(name, coord.attrs) != is_rotated
     ]
     if latitude.name in latitude.dims:
-        found = [coord for coord in found if coord.dims != latitude.dims]
-    found.sort(key=lambda coord: coord.dims != latitude.dims)
-    return next(iter(found), None)
+        longitudes = [coord for coord in longitudes if coord.dims != latitude.dims]
+    longitudes.sort(key=lambda coord: coord.dims != latitude.dims)
+    return next(iter(longitudes), None)
 
 
 def _bounds_of(coord: xr.DataArray, variables: Mapping[Any, xr.Variable]) -> Floats | None:
@@ -250,8 +250,8 @@ def _areas_in_plane(array: xr.DataArray, variables: Mapping[Any, xr.Variable]) -
     for coord in axes:
         widths = areas.cell_widths(coord.values.astype(np.float64))
         if widths is not None:
-            along = xr.DataArray(widths, dims=coord.dims)
-            product = along if product is None else product * along
+            of_dim = xr.DataArray(widths, dims=coord.dims)
+            product = of_dim if product is None else product * of_dim
     mapping = variables.get(_attribute(array.variable, "grid_mapping").split(":")[0])
     projection = "" if mapping is None else str(mapping.attrs.get("grid_mapping_name", ""))
     if projection in _EQUAL_AREA:

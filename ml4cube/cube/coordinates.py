@@ -100,26 +100,26 @@ def _criteria(kind: str) -> dict[str, frozenset[str]]:
 
 def find_time_dim(coords: Collection[Any], dims: Iterable[Any]) -> str | None:
     """Return the time dim, or None unless there is exactly one."""
-    found = time_dims(coords, dims)
-    if len(found) == 1:
-        return found[0]
+    candidates = time_dims(coords, dims)
+    if len(candidates) == 1:
+        return candidates[0]
     return None
 
 
 def time_dims(coords: Collection[Any], dims: Iterable[Any]) -> list[str]:
     """Return the dims that may be time, by the first rule that finds any."""
-    along = {dim: [c for c in coords if c.dims == (dim,)] for dim in dims}
-    index = {dim: next((c for c in along[dim] if c.name == dim), None) for dim in along}
+    on_dim = {dim: [c for c in coords if c.dims == (dim,)] for dim in dims}
+    index = {dim: next((c for c in on_dim[dim] if c.name == dim), None) for dim in on_dim}
     rules: tuple[Callable[[Any], bool], ...] = (
         lambda dim: index[dim] is not None and is_time(index[dim]),
-        lambda dim: any(is_time(c) and _is_named_time(c) for c in along[dim]),
+        lambda dim: any(is_time(c) and _is_named_time(c) for c in on_dim[dim]),
         lambda dim: _is_time_without_dates(dim, index[dim]),
     )
     for rule in rules:
-        if found := [str(dim) for dim in along if rule(dim)]:
-            if "time" in found:
+        if matching := [str(dim) for dim in on_dim if rule(dim)]:
+            if "time" in matching:
                 return ["time"]
-            return found
+            return matching
     return []
 
 
@@ -172,8 +172,8 @@ def km_per_unit(coord: Any, axis: str) -> float:
 
 def latitude_and_longitude(coords: Iterable[Any], time_dim: str | None) -> tuple[Any, Any] | None:
     """Return latitude and longitude of places, or None."""
-    found = [c for c in coords if c.ndim and time_dim not in c.dims]
-    by_role = {role_of(c): c for c in sorted(found, key=lambda c: c.name in c.dims)}
+    candidates = [c for c in coords if c.ndim and time_dim not in c.dims]
+    by_role = {role_of(c): c for c in sorted(candidates, key=lambda c: c.name in c.dims)}
     if {"latitude", "longitude"} <= by_role.keys():
         return by_role["latitude"], by_role["longitude"]
     return None
@@ -188,11 +188,11 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
         lambda c: _is_in_order(c.values),
     )
     for rule in rules:
-        if found := [c for c in dated if rule(c)]:
-            if len(found) > 1:  # ambiguous but for the name, and later rules are weaker
-                found = [c for c in found if c.name == "time"]
-            if found:
-                return found[0]
+        if matching := [c for c in dated if rule(c)]:
+            if len(matching) > 1:  # ambiguous but for the name, and later rules are weaker
+                matching = [c for c in matching if c.name == "time"]
+            if matching:
+                return matching[0]
             return None
     return None
 

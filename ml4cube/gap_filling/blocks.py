@@ -101,10 +101,10 @@ class GapFiller:
         wanted = find_gaps(values) & cells[ALLOWED]
         if not wanted.any():
             return self._as_read(values)
-        found = method.estimate(_with_nan(values), wanted, cells[USED], box)
+        estimates = method.estimate(_with_nan(values), wanted, cells[USED], box)
         with np.errstate(over="ignore"):
-            found = found.astype(values.dtype)
-        filled = np.where(wanted & np.isfinite(found), found, values)
+            estimates = estimates.astype(values.dtype)
+        filled = np.where(wanted & np.isfinite(estimates), estimates, values)
         return self._as_read(filled)
 
     def hide(self, box: Box) -> NDArray[Any]:
@@ -127,10 +127,10 @@ class GapFiller:
         scored = hidden & cells[SCORED]
         if not scored.any():
             return PairSums.empty(len(LENGTHS), SUMS), counts
-        known = np.where(hidden, np.nan, values)
-        found = method.estimate(known, scored, cells[USED], box)[scored]
+        visible = np.where(hidden, np.nan, values)
+        estimates = method.estimate(visible, scored, cells[USED], box)[scored]
         weight, group = cells[WEIGHT][scored], lengths[scored]
-        return PairSums.of(found, values[scored], weight, group, len(LENGTHS), SUMS), counts
+        return PairSums.of(estimates, values[scored], weight, group, len(LENGTHS), SUMS), counts
 
     def _with_artificial(
         self, box: Box

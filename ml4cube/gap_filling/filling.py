@@ -291,8 +291,12 @@ def _predicted(
     options = {"keep_gaps": False, **({} if data is not None else {"targets": list(fillers)})}
     predicted = predict_cube(model, cube, data, **{**options, **predict})
     wanted = {name: set(cube[name].dims) for name in fillers}
-    found = {str(name): set(array.dims) for name, array in predicted.data_vars.items()}
-    if wrong := {name: found.get(name) for name in wanted if found.get(name) != wanted[name]}:
+    dims_by_variable = {str(name): set(array.dims) for name, array in predicted.data_vars.items()}
+    if wrong := {
+        name: dims_by_variable.get(name)
+        for name in wanted
+        if dims_by_variable.get(name) != wanted[name]
+    }:
         raise InvalidValueError(
             f"the model must predict the variables to fill, with dims {wanted}, got {wrong}"
         )
@@ -316,8 +320,8 @@ def _by_block(
         return values
     import dask.array
 
-    along = zip(grid.shape, grid.tile, strict=True)
-    chunks = tuple(tuple(min(tile, n - at) for at in range(0, n, tile)) for n, tile in along)
+    sizes = zip(grid.shape, grid.tile, strict=True)
+    chunks = tuple(tuple(min(tile, n - at) for at in range(0, n, tile)) for n, tile in sizes)
     return dask.array.map_blocks(  # type: ignore[no-untyped-call]
         partial(_of_block, function, grid.dims), *given,
         chunks=chunks, dtype=dtype, meta=np.empty((0,) * len(grid.dims), dtype),
@@ -376,8 +380,8 @@ def _score(
     """Return the errors on artificial gaps, and the cells in real ones, by length."""
     total, gaps = PairSums.empty(len(LENGTHS), SUMS), np.zeros(len(LENGTHS), np.int64)
     for block in filler.blocks(chunk_sizes(array.variable), method.whole):
-        found, counts = filler.score(method, block.slices)
-        total, gaps = total.merge(found), gaps + counts
+        of_values, counts = filler.score(method, block.slices)
+        total, gaps = total.merge(of_values), gaps + counts
     return total, gaps
 
 

@@ -154,22 +154,27 @@ def get_insights(
     heed_absent_chunks(cube, names, missing_chunks, choices=("warn", "raise"))
     sums, pair_sums = sum_up(cube, names)
     described: dict[str, dict[str, Any]] = {}
-    for name, found in sums.items():
-        one = described[name] = {"cells": found.array.size, **_values(found)}
-        one |= _ranges(cube, name, list(sizes), is_number="histogram" in one)
+    for name, variable_sums in sums.items():
+        of_variable = described[name] = {
+            "cells": variable_sums.array.size,
+            **_values(variable_sums),
+        }
+        of_variable |= _ranges(cube, name, list(sizes), is_number="histogram" in of_variable)
         chunks = chunk_sizes(cube.variables[name])
-        one["chunk_size"] = "dim", [float(chunks.get(dim, np.nan)) for dim in sizes]
+        of_variable["chunk_size"] = "dim", [float(chunks.get(dim, np.nan)) for dim in sizes]
         if window is not None:
-            one |= window_reads(cube.variables[name], window, shared)._asdict()
-    numbers = [name for name, one in described.items() if "histogram" in one]
+            of_variable |= window_reads(cube.variables[name], window, shared)._asdict()
+    numbers = [name for name, of_variable in described.items() if "histogram" in of_variable]
     result = xr.concat(
-        [xr.Dataset(one) for one in described.values()],
+        [xr.Dataset(of_variable) for of_variable in described.values()],
         xr.Variable("variable", names),
         data_vars="all", coords="minimal", compat="override", join="outer",
     )  # fmt: skip
     result = result.assign(_correlations(names, numbers, pair_sums, sums))
-    for found in sums.values():
-        result = result.assign(_maps_and_series(found, str(found.array.name) in numbers))
+    for variable_sums in sums.values():
+        result = result.assign(
+            _maps_and_series(variable_sums, str(variable_sums.array.name) in numbers)
+        )
     return _documented(result, cube, sums, window)
 
 
@@ -190,11 +195,11 @@ def _check(cube: xr.Dataset, names: Iterable[str]) -> None:
         )
 
 
-def _values(found: VariableSums) -> dict[str, Any]:
+def _values(sums: VariableSums) -> dict[str, Any]:
     """Return gaps, and the distribution of the values."""
-    total = _merged(found.steps)
-    gaps = _gap_fraction(total, found.weight_of_step.sum())
-    classes = class_fractions(found.array, found.histogram)
+    total = _merged(sums.steps)
+    gaps = _gap_fraction(total, sums.weight_of_step.sum())
+    classes = class_fractions(sums.array, sums.histogram)
     no_quantile = ("probability", [np.nan] * len(PROBABILITIES))
     if classes is not None:
         of_classes = {str(n): v for n, v in classes.variables.items()}
@@ -203,7 +208,7 @@ def _values(found: VariableSums) -> dict[str, Any]:
     quantiles = [np.nan] * len(PROBABILITIES)
     fractions, edges = _no_bins()
     if total.count:
-        histogram = found.histogram
+        histogram = sums.histogram
         quantiles = [float(histogram.quantile(p, total.min, total.max)) for p in PROBABILITIES]
         low, high = (quantiles[PROBABILITIES.index(p)] for p in (_LOWEST, _HIGHEST))
         fractions, edges = _in_equal_bins(histogram, low, high)
@@ -214,7 +219,7 @@ def _values(found: VariableSums) -> dict[str, Any]:
         "quantile": ("probability", quantiles),
         "histogram": ("bin", fractions),
         "bin_edge": ("edge", edges),
-        **_season(found),
+        **_season(sums),
     }
 
 
@@ -233,11 +238,11 @@ def _merged(steps: Moments) -> Moments:
     return Moments._make(values[0] for values in steps)
 
 
-def _gap_fraction(found: Moments, weight: Any) -> Floats:
+def _gap_fraction(moments: Moments, weight: Any) -> Floats:
     """Return the fraction of a weight that belongs to gaps; exactly 0 without gaps."""
-    has_gap = found.gaps + found.infs > 0
+    has_gap = moments.gaps + moments.infs > 0
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(has_gap, (1 - found.weight / weight).clip(0, 1), 0.0)
+        return np.where(has_gap, (1 - moments.weight / weight).clip(0, 1), 0.0)
 
 
 def _in_equal_bins(histogram: Histogram, low: float, high: float) -> tuple[Floats, Floats]:
@@ -249,22 +254,22 @@ def _in_equal_bins(histogram: Histogram, low: float, high: float) -> tuple[Float
     used = ~np.isnan(histogram.edges)
     counts = histogram.counts[used]
     centers = histogram.edges[used] + histogram.width / 2
-    found, edges = np.histogram(centers, _BINS, (low, high), weights=counts)
-    return found / counts.sum(), edges
+    shares, edges = np.histogram(centers, _BINS, (low, high), weights=counts)
+    return shares / counts.sum(), edges
 
 
 def _no_bins() -> tuple[Floats, Floats]:
     return np.full(_BINS, np.nan), np.full(_BINS + 1, np.nan)
 
 
-def _season(found: VariableSums) -> dict[str, Any]:
+def _season(sums: VariableSums) -> dict[str, Any]:
     """Return the mean of each month or season, and the spread of the steps' means in it."""
-    by, groups = _cycle(found.array, found.time_dim)
+    by, groups = _cycle(sums.array, sums.time_dim)
     if by is None:
         return {}
     means, spreads = [], []
     for group in range(len(GROUPS[by])):
-        steps = Moments._make(values[groups == group] for values in found.steps)
+        steps = Moments._make(values[groups == group] for values in sums.steps)
         of_steps = steps.mean[steps.count > 0]
         means.append(float(_merged(steps).mean))
         spreads.append(float(of_steps.std()) if of_steps.size else np.nan)
@@ -319,11 +324,11 @@ def _correlations(
         pairs[i, i] = sums[name].steps.count.sum()
         # of a constant there is none
         correlation[i, i] = 1.0 if _merged(sums[name].steps).m2 > 0 else np.nan
-    for pair, found in pair_sums.items():
+    for pair, of_pair in pair_sums.items():
         if set(pair) <= set(numbers):
             i, j = (names.index(name) for name in pair)
-            correlation[[i, j], [j, i]] = found.score("correlation").item()
-            pairs[[i, j], [j, i]] = found.count.item()
+            correlation[[i, j], [j, i]] = of_pair.score("correlation").item()
+            pairs[[i, j], [j, i]] = of_pair.count.item()
     dims = ("variable", "other_variable")
     return {
         "other_variable": names,
@@ -332,25 +337,23 @@ def _correlations(
     }
 
 
-def _maps_and_series(found: VariableSums, is_number: bool) -> dict[str, xr.DataArray]:
+def _maps_and_series(sums: VariableSums, is_number: bool) -> dict[str, xr.DataArray]:
     """Return the gaps of each place, and gaps and means of each time step."""
-    name, time_dim = str(found.array.name), found.time_dim
+    name, time_dim = str(sums.array.name), sums.time_dim
     gaps = {"units": "1", "long_name": f"fraction of gaps of {name}"}
     result = {}
-    if found.place_dims:
-        steps = found.array.size // found.known.size
-        result["gaps_by_place"] = _like(
-            found.array, found.place_dims, 1 - found.known / steps, gaps
-        )
+    if sums.place_dims:
+        steps = sums.array.size // sums.known.size
+        result["gaps_by_place"] = _like(sums.array, sums.place_dims, 1 - sums.known / steps, gaps)
     if time_dim is not None:
-        fractions = _gap_fraction(found.steps, found.weight_of_step)
-        result["gaps_by_time"] = _like(found.array, [time_dim], fractions, gaps)
+        fractions = _gap_fraction(sums.steps, sums.weight_of_step)
+        result["gaps_by_time"] = _like(sums.array, [time_dim], fractions, gaps)
         if is_number:
             mean = {
-                "units": str(found.array.attrs.get("units", "")),
+                "units": str(sums.array.attrs.get("units", "")),
                 "long_name": f"mean of {name}",
             }
-            result["mean_by_time"] = _like(found.array, [time_dim], found.steps.mean, mean)
+            result["mean_by_time"] = _like(sums.array, [time_dim], sums.steps.mean, mean)
     return {f"{name}_{key}": array for key, array in result.items()}
 
 
@@ -379,9 +382,14 @@ def _documented(
         if name in result:
             result[name].attrs = {"units": units, "long_name": long_name}
     attrs = [cube[name].attrs for name in sums]
-    long_names = [str(one.get("long_name", one.get("standard_name", ""))) for one in attrs]
-    descriptions = {found.weighting for found in sums.values()}
-    by_variable = "; ".join(f"{name}: {found.weighting}" for name, found in sums.items())
+    long_names = [
+        str(attributes.get("long_name", attributes.get("standard_name", "")))
+        for attributes in attrs
+    ]
+    descriptions = {variable_sums.weighting for variable_sums in sums.values()}
+    by_variable = "; ".join(
+        f"{name}: {variable_sums.weighting}" for name, variable_sums in sums.items()
+    )
     result.attrs = {"weights": descriptions.pop() if len(descriptions) == 1 else by_variable}
     if window is not None:
         result.attrs["sample_size"] = ", ".join(f"{dim} {n}" for dim, n in window.items())
@@ -389,6 +397,6 @@ def _documented(
         result.attrs["title"] = str(cube.attrs["title"])
     return result.assign_coords(
         probability=list(PROBABILITIES),
-        units=("variable", [str(one.get("units", "")) for one in attrs]),
+        units=("variable", [str(attributes.get("units", "")) for attributes in attrs]),
         long_name=("variable", long_names),
     )

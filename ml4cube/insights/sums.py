@@ -156,16 +156,16 @@ def _sum_block(
     place_axes = tuple(axis for axis in axes if axis != time_axis)
     sums = []
     for name in own:
-        known = ~find_gaps(values[name])
+        has_value = ~find_gaps(values[name])
         with prefixed(f"variable {name!r}"):
             sums.append(
                 BlockSums(
-                    known.astype(np.int64) if time_axis is None else known.sum(time_axis),
+                    has_value.astype(np.int64) if time_axis is None else has_value.sum(time_axis),
                     Moments.of(values[name], place_axes, None, weights),
                     block_histogram(axes, default_bins(1), values[name], None, weights),
                 )
             )
     return sums, [
-        PairSums.of_slabs(values[one], values[other], weights, names=_SUMS_OF_PAIRS)
-        for one, other in pairs
+        PairSums.of_slabs(values[first], values[other], weights, names=_SUMS_OF_PAIRS)
+        for first, other in pairs
     ]

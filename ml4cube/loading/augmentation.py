@@ -141,11 +141,11 @@ class Flip(_Turn):
         self.dims = parse_names("dims", dims)
 
     def _check(self, source: SampleSource) -> None:
-        known = {dim for axes in self._layout for dim in axes}
-        missing = [dim for dim in self.dims if dim not in known]
+        dims = {dim for axes in self._layout for dim in axes}
+        missing = [dim for dim in self.dims if dim not in dims]
         if missing or not self.dims:
             raise InvalidValueError(
-                f"Flip(dims={list(self.dims)}): unknown dims; the samples have {sorted(known)}"
+                f"Flip(dims={list(self.dims)}): unknown dims; the samples have {sorted(dims)}"
             )
         super()._check(source)
 
@@ -196,8 +196,12 @@ class Rotate90(_Turn):
 
     def _check(self, source: SampleSource) -> None:
         for number, axes in enumerate(self._layout):
-            found = {dim: axes[dim] for dim in self.dims if dim in axes}
-            if (number == 0 and len(found) != 2) or len(found) == 1 or len({*found.values()}) > 1:
+            coordinates = {dim: axes[dim] for dim in self.dims if dim in axes}
+            if (
+                (number == 0 and len(coordinates) != 2)
+                or len(coordinates) == 1
+                or len({*coordinates.values()}) > 1
+            ):
                 raise InvalidValueError(
                     f"Rotate90(dims={list(self.dims)}): samples must have both dims, of one size, "
                     f"and have {dict(axes)}; use Flip for windows that are not square"

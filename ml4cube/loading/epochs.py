@@ -194,16 +194,16 @@ class EpochPlan(Summarized):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue where a state was taken."""
         ranks = {key: state[key] for key in ("rank", "world") if key in state}
-        given = {k: v for k, v in state.items() if k not in (*ranks, "epoch", "done")}
+        fields = {k: v for k, v in state.items() if k not in (*ranks, "epoch", "done")}
         if ranks and ranks != (here := _rank_and_world(self.parallel)):
             raise InvalidValueError(
                 "the loader's state was saved inside a pass over test or validation samples on "
                 f"{ranks}, and this is {here}; such a pass can continue only on the same "
                 "rank of as many ranks"
             )
-        if given != self._identity or not {"epoch", "done"} <= set(state):
+        if fields != self._identity or not {"epoch", "done"} <= set(state):
             raise InvalidValueError(
-                f"the loader's state was saved with {given}, this loader has {self._identity}; "
+                f"the loader's state was saved with {fields}, this loader has {self._identity}; "
                 "an epoch can continue only with the same data and order"
             )
         for name in ("epoch", "done"):

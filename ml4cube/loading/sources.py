@@ -102,13 +102,13 @@ def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
     """Return the scaling of samples by variable of the cube, as far as it is known."""
     if metadata is None or (method := metadata.recipe.scale_fn) is None:
         return {}
-    known = {}
+    sizes = {}
     for name, stats in metadata.statistics.items():
         if np.any(stats.count):  # Without a cell that was counted, nothing was scaled.
             offset, scale = scale_parameters(stats, method)
             entries = metadata.places.get(name, ())
-            known[name] = Scaling(name, offset, scale, entries, method)
-    return known
+            sizes[name] = Scaling(name, offset, scale, entries, method)
+    return sizes
 
 
 def unscaled(
@@ -129,7 +129,7 @@ def first_cells_of(
     if not dims:
         return {}
     lead = source.lead if name.role == TARGET else {}
-    offsets = {source.cube_dim(dim): along.offset for dim, along in lead.items()}
+    offsets = {source.cube_dim(dim): dim_lead.offset for dim, dim_lead in lead.items()}
     origins = source.first_cells(samples, dims)
     return {dim: cells + offsets.get(dim, 0) for dim, cells in origins.items()}
 
@@ -174,11 +174,11 @@ class DatasetSource(SampleSource):
 
     def coords(self, samples: Ints) -> Arrays:
         """Return coordinates of samples, one array per coordinate."""
-        along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
+        names = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
         if not len(samples):  # xarray cannot decode an empty array of dates of other calendars.
-            return {str(name): np.zeros(0, self._coords[name].dtype) for name in along}
-        chosen = self._coords[along].isel({self._dim: samples}, missing_dims="ignore")
-        return {str(name): np.asarray(chosen[name].values) for name in along}
+            return {str(name): np.zeros(0, self._coords[name].dtype) for name in names}
+        chosen = self._coords[names].isel({self._dim: samples}, missing_dims="ignore")
+        return {str(name): np.asarray(chosen[name].values) for name in names}
 
     def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
         """Return the index of the first cell of samples along cube dims."""
@@ -193,7 +193,7 @@ class DatasetSource(SampleSource):
         """The coordinate of every cell along each cube dim where it is known."""
         coords = self._coords.coords
         stored = stored_axes(self._coords.encoding.get("source"))
-        found = {}
+        on_dim = {}
         indices = [n for n in map(str, coords) if n.endswith("_index")]
         for name in indices:
             dim = name.removesuffix("_index")
@@ -207,8 +207,8 @@ class DatasetSource(SampleSource):
             if axis is None or not _has_origins(axis, index, window, np.asarray(origin.values)):
                 axis = _axis_from_origins(dim, index, origin.variable, window)
             if axis is not None:
-                found[dim] = axis
-        return found
+                on_dim[dim] = axis
+        return on_dim
 
 
 def stored_axes(path: Any) -> dict[str, xr.Variable]:
@@ -240,8 +240,8 @@ def _axis_from_origins(
         return None
     values, n = np.asarray(origins.values), int(index.max()) + window
     if window == 1:  # No sample uses the cells between, so any value does.
-        known, first = np.unique(index, return_index=True)
-        axis: NDArray[Any] | None = values[first][np.searchsorted(known, np.arange(n))]
+        cells, first = np.unique(index, return_index=True)
+        axis: NDArray[Any] | None = values[first][np.searchsorted(cells, np.arange(n))]
     else:
         axis = whole_axis(index, values, n)
     if axis is None:

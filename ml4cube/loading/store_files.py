@@ -153,12 +153,12 @@ class ShardedArray:
             raise StoreError(f"{path} is shorter than it was when it was opened")
         return raw
 
-    def _check_same(self, key: str, found: os.stat_result) -> None:
+    def _check_same(self, key: str, status: os.stat_result) -> None:
         """Refuse a file that replaced the one read before, because samples of both would mix."""
-        known = self._identities.setdefault(
-            key, (found.st_ino, found.st_mtime_ns, self.file_sizes[key])
+        identity = self._identities.setdefault(
+            key, (status.st_ino, status.st_mtime_ns, self.file_sizes[key])
         )
-        if known != (found.st_ino, found.st_mtime_ns, found.st_size):
+        if identity != (status.st_ino, status.st_mtime_ns, status.st_size):
             raise StoreError(
                 f"{self.root}/{key} was replaced or changed since the store was opened; "
                 "open it again"

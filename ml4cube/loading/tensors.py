@@ -280,11 +280,11 @@ class PTXrDataset(Summarized, Dataset[Any]):
         """Scaling of the features and targets; None if it is not known."""
         if self.metadata is None:
             return None
-        known = known_scaling(self.metadata)
+        scaling = known_scaling(self.metadata)
         names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
         if not len(self):  # Variables without a known scaling may have one in other parts.
-            return {name: known[name] for name in names if name in known}
-        return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
+            return {name: scaling[name] for name in names if name in scaling}
+        return {name: scaling.get(name, Scaling(name, 0.0, 1.0)) for name in names}
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -345,8 +345,8 @@ class PTXrDataset(Summarized, Dataset[Any]):
             as integer index (``lat``, ``lat_index``, ...). Empty if the data has none.
         """
         rows = np.atleast_1d(self._rows(index))
-        found = self._source.coords(rows)
-        return {k: v if np.ndim(index) else v[0] for k, v in found.items()}
+        coords = self._source.coords(rows)
+        return {k: v if np.ndim(index) else v[0] for k, v in coords.items()}
 
     def to_dataset(
         self, batch: Batch, index: int | Sequence[int] | NDArray[Any], *, unscale: bool = False
@@ -405,15 +405,15 @@ class PTXrDataset(Summarized, Dataset[Any]):
 
     def _rows(self, indices: Any) -> Ints:
         """Return the numbers of samples, negative ones counted from the end."""
-        given = np.asarray(indices)
-        if given.dtype == bool and given.shape == (len(self),):
-            return np.flatnonzero(given)
-        if given.ndim > 1 or (given.size and given.dtype.kind not in "iu"):
+        positions = np.asarray(indices)
+        if positions.dtype == bool and positions.shape == (len(self),):
+            return np.flatnonzero(positions)
+        if positions.ndim > 1 or (positions.size and positions.dtype.kind not in "iu"):
             raise InvalidTypeError(
                 "samples must be given as a whole number, a list of them, or one bool for each of "
                 f"the {len(self)} samples, got {indices!r}"
             )
-        wanted = given.astype(np.int64)
+        wanted = positions.astype(np.int64)
         wanted = np.where(wanted < 0, wanted + len(self), wanted)
         if ((wanted < 0) | (wanted >= len(self))).any():
             raise IndexError(f"no sample {indices}; there are {len(self)} samples")
@@ -442,8 +442,8 @@ class PTXrDataset(Summarized, Dataset[Any]):
             return self._source.chunks_of(rows), "chunks"
         grid = Grid.from_json(json.dumps(plan["grid"]))
         first = self._source.first_cells(rows, grid.dims)
-        along = [first[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
-        return np.ravel_multi_index(along, grid.counts).astype(np.int64), "blocks of the split"
+        windows = [first[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
+        return np.ravel_multi_index(windows, grid.counts).astype(np.int64), "blocks of the split"
 
     def pack(self, arrays: Sequence[Tensor]) -> Batch:
         """Return the arrays of a batch in the form of an item.

@@ -59,7 +59,7 @@ class View(SampleSource):
         """Write the samples of a chunk into one array per variable."""
         passed = {name: array for name, array in out.items() if name not in self.computed}
         computed = {name: self.computed[name] for name in out if name in self.computed}
-        needed = {name for one in computed.values() for name in one.inputs}
+        needed = {name for of_array in computed.values() for name in of_array.inputs}
         inputs = {
             name: self._scratch.take(name, (int(self.counts[chunk]), *v.window), v.dtype)
             for name, v in self._source.variables.items()
@@ -68,8 +68,8 @@ class View(SampleSource):
         self._source.read(chunk, {**passed, **inputs})
         for name in passed.keys() & inputs.keys():
             passed[name][...] = inputs[name]
-        for name, one in computed.items():
-            out[name][...] = one.compute(chunk, *(inputs[n] for n in one.inputs))
+        for name, of_array in computed.items():
+            out[name][...] = of_array.compute(chunk, *(inputs[n] for n in of_array.inputs))
 
     def describe(self, chunk: int) -> str:
         """Describe a chunk for an error message."""
@@ -97,7 +97,7 @@ def cut_windows(
     check_known("to_pred", options.targets, stored)
     check_known("weights", options.scored, stored)
     lead = _lead_in_windows(source, options, sample_size)
-    inputs = {dim: slice(0, along.input_size) for dim, along in lead.items()}
+    inputs = {dim: slice(0, dim_lead.input_size) for dim, dim_lead in lead.items()}
     targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.items()}
     computed = {name: _cut(source, name, inputs) for name in source.variables}
     for variable in options.scored:
@@ -239,15 +239,15 @@ def _weights_of_classes(
 ) -> NDArray[np.float32]:
     """Return the weight of each cell, 0 for gaps."""
     position = np.searchsorted(classes, values).clip(max=len(classes) - 1)
-    known = classes[position] == values
+    is_class = classes[position] == values
     gaps = values != values
-    if not (known | gaps).all():
+    if not (is_class | gaps).all():
         raise InvalidValueError(
-            f"{name!r} has class {values[~known & ~gaps].flat[0].item()!r} in "
+            f"{name!r} has class {values[~is_class & ~gaps].flat[0].item()!r} in "
             f"{source.describe(chunk)}, but weights has only {classes.tolist()}; give "
             "every class a weight"
         )
-    return np.where(known, weights[position], np.float32(0))
+    return np.where(is_class, weights[position], np.float32(0))
 
 
 def _weights_of_samples(

@@ -248,8 +248,8 @@ def _example_input(program: ExportedProgram) -> torch.Tensor:
     """Return a batch, without values, of the shape and dtype that an exported program takes."""
     names = set(program.graph_signature.user_inputs)
     inputs = (node for node in program.graph.nodes if node.op == "placeholder")
-    found: torch.Tensor = next(node for node in inputs if node.name in names).meta["val"]
-    return found
+    tensor: torch.Tensor = next(node for node in inputs if node.name in names).meta["val"]
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -283,9 +283,9 @@ def _seed_of(*numbers: int) -> int:
 def _as_arrays(result: Any, n: int) -> Result:
     """Return what a model returned as arrays, without windows that filled up a batch."""
     if isinstance(result, Mapping):
-        return {str(name): _as_array(one, n) for name, one in result.items()}
+        return {str(name): _as_array(output, n) for name, output in result.items()}
     if isinstance(result, list | tuple):
-        return tuple(_as_array(one, n) for one in result)
+        return tuple(_as_array(output, n) for output in result)
     return _as_array(result, n)
 
 

@@ -175,10 +175,13 @@ def with_stage_counts(
     if "filled" in earlier_counts:
         counts["filled"] = earlier_counts["filled"].data
     for code, name in REASONS.items():
-        if any(one.mask if code == MASK else one.gap_variables for one in (*stages, stage)):
-            found = _count(earlier_codes == code, counted)
-            earlier = earlier_counts.get(name, found)
-            earlier = earlier.where(still_valid, found)  # type: ignore[no-untyped-call]
+        if any(
+            earlier_stage.mask if code == MASK else earlier_stage.gap_variables
+            for earlier_stage in (*stages, stage)
+        ):
+            count = _count(earlier_codes == code, counted)
+            earlier = earlier_counts.get(name, count)
+            earlier = earlier.where(still_valid, count)  # type: ignore[no-untyped-call]
             counts[name] = (earlier + _count(codes == code, counted)).data
     return with_counts(result, counts, [*stages, stage])
 
@@ -215,7 +218,12 @@ def _earlier_codes(cube: xr.Dataset, stages: Iterable[Stage], counted: xr.Variab
 
 def _all_sizes(*variables: xr.Variable | None) -> dict[Hashable, int]:
     """Return the sizes of all dims of some variables."""
-    return {dim: n for one in variables if one is not None for dim, n in one.sizes.items()}
+    return {
+        dim: n
+        for variable in variables
+        if variable is not None
+        for dim, n in variable.sizes.items()
+    }
 
 
 def _count(flags: xr.Variable, variable: xr.Variable) -> xr.Variable:
@@ -250,7 +258,7 @@ def _gap_codes(
     window = {dim: n for dim, n in variable.sizes.items() if dim not in outer}
     codes: xr.Variable = xr.apply_ufunc(
         _gap_codes_of_block,
-        *(cubes.broadcast_to(one, {**outer, **window}) for one in inputs),
+        *(cubes.broadcast_to(array, {**outer, **window}) for array in inputs),
         input_core_dims=[list(window)] * len(inputs),
         kwargs={"mode": mode, "window": len(window)},
         dask="parallelized",

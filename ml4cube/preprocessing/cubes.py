@@ -171,11 +171,11 @@ def label_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
             "assign_block_split"
         )
     variable = ds.variables[label]
-    known = {dim for name, other in ds.data_vars.items() if name != label for dim in other.dims}
-    if strange := [dim for dim in variable.dims if dim not in known]:
+    dims = {dim for name, other in ds.data_vars.items() if name != label for dim in other.dims}
+    if strange := [dim for dim in variable.dims if dim not in dims]:
         raise InvalidValueError(
             f"the split label {label!r} has the dims {strange}, which no variable has; rename them "
-            f"to some of {sorted(map(str, known))}"
+            f"to some of {sorted(map(str, dims))}"
         )
     if variable.dtype.kind == "f" or masks_and_labels.RECIPE_ATTR not in variable.attrs:
         masks_and_labels.check_codes(label, variable)

@@ -364,10 +364,13 @@ class CubeScaler(PrintedAsCall):
     def _same_parameters(self, other: CubeScaler) -> bool:
         """Compare the parameters; the order of dims does not matter."""
         mine, theirs = (
-            {**one.get_params(), "per": set(names_of("per", one.per))} for one in (self, other)
+            {**scaler.get_params(), "per": set(names_of("per", scaler.per))}
+            for scaler in (self, other)
         )
         # `==` of arrays is an array
-        my_weights, their_weights = (xr.DataArray(one.pop("weights")) for one in (mine, theirs))
+        my_weights, their_weights = (
+            xr.DataArray(scaler.pop("weights")) for scaler in (mine, theirs)
+        )
         return mine == theirs and my_weights.equals(their_weights)
 
     def _rescaled(self, X: cubes.Cube, rescale_values: RescaleValues) -> Any:

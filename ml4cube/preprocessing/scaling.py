@@ -154,15 +154,15 @@ def given_statistics(given: Any, scale_fn: str | None) -> tuple[core.Statistics,
     return statistics, given_scale_fn
 
 
-def _metadata_of(given: Any) -> StoreMetadata:
+def _metadata_of(source: Any) -> StoreMetadata:
     """Return the metadata of a store, a path or a PTXrDataset."""
-    found = getattr(given, "metadata", given)
+    found = getattr(source, "metadata", source)
     if isinstance(found, StoreMetadata):
         return found
     try:
-        return StoreMetadata.of(given)
+        return StoreMetadata.of(source)
     except InvalidTypeError:
         raise InvalidTypeError(
             "statistics must be Statistics (from Statistics.from_cube), a fitted CubeScaler, or a "
-            f"sample store or its path, got {type(given).__name__}"
+            f"sample store or its path, got {type(source).__name__}"
         ) from None

@@ -100,8 +100,8 @@ def _count_block(
         ids = ids[..., None] * n_blocks + grid.tile_of_cells(dim)[part]
     mask = cells[_MASK]
     values, ids = cells[name][mask], ids[mask]
-    known, key = _keys(values, classes)
-    ids = np.where(known, ids, ~ids)
+    has_value, key = _keys(values, classes)
+    ids = np.where(has_value, ids, ~ids)
     ones = np.ones(ids.size, dtype=np.int64)
     if classes:
         return _sum_classes(ids, key, ones, name)
@@ -145,16 +145,16 @@ def _keys(values: NDArray[Any], classes: bool) -> tuple[NDArray[np.bool_], NDArr
     """Return which cells have values, and their classes, or integers in the order of the values."""
     if values.dtype.kind in "OUST":
         words = values.astype(object)
-        known = np.asarray(pd.notnull(words))
-        return known, np.where(known, words, "").astype(str).astype(object)
+        has_value = np.asarray(pd.notnull(words))
+        return has_value, np.where(has_value, words, "").astype(str).astype(object)
     if values.dtype.kind == "f" or (values.dtype == np.uint64 and not classes):
         values = values.astype(np.float32 if values.dtype.itemsize <= 4 else np.float64)
-    known = ~find_gaps(values)
+    has_value = ~find_gaps(values)
     if classes:
-        return known, values.astype(values.dtype.newbyteorder("="))
+        return has_value, values.astype(values.dtype.newbyteorder("="))
     if values.dtype.kind != "f":
-        return known, values.astype(np.int64)
+        return has_value, values.astype(np.int64)
     # As integers, the bits of floats ascend with the value, but those of negative floats descend.
     # Adding 0 makes -0.0 equal to 0.0.
     bits = (values + 0).view(f"i{values.itemsize}")
-    return known, np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype(np.int64)
+    return has_value, np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype(np.int64)

@@ -380,9 +380,9 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
 
 
 def _check_format(store: str, attrs: Mapping[str, Any]) -> None:
-    if (found := attrs.get("ml4cube_format")) != FORMAT:
+    if (written := attrs.get("ml4cube_format")) != FORMAT:
         raise StoreError(
-            f"{store} has store format {found!r}, this version reads {FORMAT}; make it again"
+            f"{store} has store format {written!r}, this version reads {FORMAT}; make it again"
         )
 
 
@@ -591,7 +591,9 @@ def store_facts(
 ) -> dict[str, object]:
     """Return what the samples of a store are, used with these variables, by label."""
     described = metadata.provenance.get("variables", {})
-    units = {name: found.get("attrs", {}).get("units") for name, found in described.items()}
+    units = {
+        name: description.get("attrs", {}).get("units") for name, description in described.items()
+    }
     return {
         **variable_facts(features, targets, units),
         "Cube": metadata.bound.sizes,

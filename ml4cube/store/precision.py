@@ -55,8 +55,8 @@ class Precision:
                         f"{argument}: {name!r} must be a float variable, got dtype "
                         f"{np.dtype(stored[name])}"
                     )
-        for name, given in stored.items():
-            bits, dtype = self._keepbits(name, given), self.dtype(name, given)
+        for name, stored_dtype in stored.items():
+            bits, dtype = self._keepbits(name, stored_dtype), self.dtype(name, stored_dtype)
             if bits is not None and bits > (most := np.finfo(dtype).nmant):
                 raise InvalidValueError(
                     f"bitround of {name!r} must be at most {most}, the mantissa of {dtype}, got "
@@ -75,17 +75,17 @@ class Precision:
                     f"where {dtype.name} loses digits; scale it (scale_fn), or use a wider dtype"
                 )
 
-    def dtype(self, name: str, given: DTypeLike) -> str:
+    def dtype(self, name: str, dtype: DTypeLike) -> str:
         """Return the dtype on disk of a variable of a given dtype."""
-        original = np.dtype(given)
+        original = np.dtype(dtype)
         chosen = self.dtypes.get(name, self.dtypes.get(_OTHERS))
         if original.kind == "f" and chosen:
             return chosen
         return original.str
 
-    def attrs(self, name: str, given: DTypeLike) -> dict[str, Any]:
+    def attrs(self, name: str, dtype: DTypeLike) -> dict[str, Any]:
         """Return the attribute that records the rounding of a variable."""
-        bits = self._keepbits(name, given)
+        bits = self._keepbits(name, dtype)
         if bits is None:
             return {}
         return {"ml4cube_keepbits": bits}
@@ -102,8 +102,8 @@ class Precision:
             return values
         return _rounded(values, bits)
 
-    def _keepbits(self, name: str, given: DTypeLike) -> int | None:
-        is_float = np.dtype(given).kind == "f"
+    def _keepbits(self, name: str, dtype: DTypeLike) -> int | None:
+        is_float = np.dtype(dtype).kind == "f"
         if is_float:
             return self.keepbits.get(name, self.keepbits.get(_OTHERS))
         return None
@@ -119,11 +119,11 @@ def _by_name(setting: Any) -> dict[str, Any]:
 
 def _float_dtype(dtype: Any) -> str:
     try:
-        found = np.dtype(dtype)
+        parsed = np.dtype(dtype)
     except TypeError:
         raise InvalidTypeError(f"dtype must be {listed(_DTYPES, 'or')}, got {dtype!r}") from None
-    check_choice("dtype", found.name, _DTYPES)
-    return str(found.newbyteorder("<").str)
+    check_choice("dtype", parsed.name, _DTYPES)
+    return str(parsed.newbyteorder("<").str)
 
 
 def _cast(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -64,8 +64,8 @@ class Moments(NamedTuple):
         for slab in slabs(values.shape, axes):
             where_here = None if where is None else where[slab]
             weights_here = None if weights is None else weights[slab]
-            found = _slab_moments(values[slab], axes, where_here, weights_here)
-            total = found if total is None else total.merge(found)
+            moments = _slab_moments(values[slab], axes, where_here, weights_here)
+            total = moments if total is None else total.merge(moments)
         if total is None:
             return cls.empty(kept)
         return total
@@ -405,13 +405,13 @@ def quantile_of(stats: VariableStatistics, probability: float) -> Floats:
 
 def _histogram_of(stats: VariableStatistics) -> Histogram:
     """Return the histogram; raise if there is none."""
-    found: Histogram | None = getattr(stats, "histogram", None)
-    if found is None:
+    histogram: Histogram | None = getattr(stats, "histogram", None)
+    if histogram is None:
         raise InvalidValueError(
             "these statistics have no histogram; compute them with quantiles=(0.25, 0.5, 0.75), or "
             "with CubeScaler(method='robust')"
         )
-    return found
+    return histogram
 
 
 def encoded(values: NDArray[Any]) -> dict[str, Any]:

@@ -138,10 +138,10 @@ class Histogram:
         edges = _lower_edges(cells, self.exponent)
         if weights is None:
             edges = np.sort(edges, axis=-1)
-            found = _collapsed(edges, (~np.isnan(edges)).astype(np.int64))
+            collapsed = _collapsed(edges, (~np.isnan(edges)).astype(np.int64))
         else:
-            found = _sorted_and_collapsed(edges, np.where(np.isnan(edges), 0.0, weights))
-        return self._fitted(self.exponent, *_joined([(self.edges, self.counts), found]))
+            collapsed = _sorted_and_collapsed(edges, np.where(np.isnan(edges), 0.0, weights))
+        return self._fitted(self.exponent, *_joined([(self.edges, self.counts), collapsed]))
 
     def _by_counters(self, values: Reals, weights: Floats | None) -> Self | None:
         """Count the cells of a single row without sorting them."""
@@ -234,14 +234,14 @@ class Histogram:
         columns = self.edges.shape[-1]
         edges, counts = self.edges.reshape(-1, columns), self.counts.reshape(-1, columns)
         width = self.width.reshape(-1)
-        found = np.empty(len(edges))
+        quantiles = np.empty(len(edges))
         # A few at a time: cumulative sums need as much memory as the counts.
         at_once = max(2**20 // columns, 1)
         for start in range(0, len(edges), at_once):
             some = slice(start, start + at_once)
             index, fraction = _bin_of_quantile(counts[some], probability)
-            found[some] = edges[some][np.arange(len(index)), index] + fraction * width[some]
-        return np.asarray(np.clip(found.reshape(self.exponent.shape), low, high))
+            quantiles[some] = edges[some][np.arange(len(index)), index] + fraction * width[some]
+        return np.asarray(np.clip(quantiles.reshape(self.exponent.shape), low, high))
 
 
 def _lower_edges(values: Reals, exponent: Ints) -> Floats:

@@ -140,9 +140,9 @@ def _copy(cells: Bytes, out: NDArray[Any]) -> None:
     out.reshape(-1).view(np.uint8)[:] = cells
 
 
-def _check_size(found: int, out: NDArray[Any]) -> None:
-    if found != out.nbytes:
-        raise ValueError(f"it holds {found} bytes instead of {out.nbytes}")
+def _check_size(size: int, out: NDArray[Any]) -> None:
+    if size != out.nbytes:
+        raise ValueError(f"it holds {size} bytes instead of {out.nbytes}")
 
 
 _DECODERS: Mapping[str, Callable[[Bytes, NDArray[Any]], None]] = {

@@ -37,18 +37,19 @@ class ChunkPresence:
         """Find the chunks of a box of a zarr array; None where its store cannot tell."""
         sizes = array.shards or array.chunks
         cells = [
-            range(*_as_slice(along).indices(n)) for along, n in zip(box, array.shape, strict=True)
+            range(*_as_slice(of_axis).indices(n))
+            for of_axis, n in zip(box, array.shape, strict=True)
         ]
         touched = [
-            range(along.start // n, -(-along.stop // n))
-            for along, n in zip(cells, sizes, strict=True)
+            range(of_axis.start // n, -(-of_axis.stop // n))
+            for of_axis, n in zip(cells, sizes, strict=True)
         ]
         keys = [array.metadata.encode_chunk_key(chunk) for chunk in itertools.product(*touched)]
         existing = _existing(array, keys)
         if existing is None:
             return None
         is_present = np.array([key in existing for key in keys], bool)
-        kept = [axis for axis, along in enumerate(box) if isinstance(along, slice)]
+        kept = [axis for axis, of_axis in enumerate(box) if isinstance(of_axis, slice)]
         return cls(
             is_present.reshape([len(touched[axis]) for axis in kept]),
             tuple(sizes[axis] for axis in kept),
@@ -64,8 +65,8 @@ class ChunkPresence:
             return chunks
         untouched = np.ones(chunks.is_present.shape, bool)
         for box in boxes:
-            along = zip(box, array.shape, chunks.chunks, strict=True)
-            cells = [(*cells.indices(n)[:2], size) for cells, n, size in along]
+            of_axes = zip(box, array.shape, chunks.chunks, strict=True)
+            cells = [(*cells.indices(n)[:2], size) for cells, n, size in of_axes]
             untouched[tuple(slice(start // n, -(-stop // n)) for start, stop, n in cells)] = False
         is_present = chunks.is_present | untouched
         absent = np.argwhere(~is_present)
@@ -92,17 +93,17 @@ class ChunkPresence:
     def absent_cells(self, *positions: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Return which cells are of absent chunks, by their positions along each axis."""
         index = (
-            (along + skip) // n
-            for along, n, skip in zip(positions, self.chunks, self.before, strict=True)
+            (of_axis + skip) // n
+            for of_axis, n, skip in zip(positions, self.chunks, self.before, strict=True)
         )
         flags: NDArray[np.bool_] = ~self.is_present[np.ix_(*index)]
         return flags
 
 
-def _as_slice(along: slice | int) -> slice:
-    if isinstance(along, slice):
-        return along
-    return slice(along, along + 1)
+def _as_slice(cells: slice | int) -> slice:
+    if isinstance(cells, slice):
+        return cells
+    return slice(cells, cells + 1)
 
 
 def _existing(array: Any, keys: Sequence[str]) -> set[str] | None:
