@@ -231,22 +231,7 @@ def ranges_of(
     on_map = map_dims(array.coords.values(), array.dims)
     if len(on_map) != 2 or stations in on_map or not set(on_map) & set(wanted):
         on_map = ()
-    is_sampled = array.size > residuals.CELLS_AT_MOST
-    cycles = {}
-    if deseason:
-        cycles = cycles_of(array)
-    lines: dict[str, _Lines] = {}
-    values: Residuals | None = None
-    asked = [dim for dim in map(str, array.dims) if dim in (*wanted, *on_map) and dim != stations]
-    others = [dim for dim in map(str, array.dims) if dim not in (*asked, stations)]
-    for dim in asked + others if asked else []:
-        # In a large cube, dims that nobody asked for are looked at in the last sample.
-        if values is None or (is_sampled and dim in asked):
-            cells = array
-            if is_sampled:
-                cells = sample_lines(array, dim, deseason)
-            values = remove_trend_and_season(cells, detrend, cycles)
-        lines[dim] = _lines(values, dim, array.dtype)
+    lines = _lines_by_dim(array, {*wanted, *on_map}, detrend, deseason)
     if stations in wanted:
         reason = f"no sill: {stations!r} lists stations, whose order does not follow their distance"
         lines[str(stations)] = _Lines(reason=reason)
@@ -268,6 +253,32 @@ def ranges_of(
     for dim, doubt in ranges.doubts().items():
         logger.warning("%s along %s: %s", array.name, dim, doubt)
     return ranges
+
+
+def _lines_by_dim(
+    array: xr.DataArray, wanted: set[str], detrend: bool, deseason: bool
+) -> dict[str, _Lines]:
+    """Return the lines along all dims but that of stations; none if only that is wanted."""
+    stations = station_dim(array)
+    dims = [dim for dim in map(str, array.dims) if dim != stations]
+    asked = wanted.intersection(dims)
+    if not asked:
+        return {}
+    cycles = {}
+    if deseason:
+        cycles = cycles_of(array)
+    is_sampled = array.size > residuals.CELLS_AT_MOST
+    lines: dict[str, _Lines] = {}
+    values: Residuals | None = None
+    for dim in sorted(dims, key=lambda dim: dim not in asked):
+        # In a large cube, dims that nobody asked for are looked at in the last sample.
+        if values is None or (is_sampled and dim in asked):
+            cells = array
+            if is_sampled:
+                cells = sample_lines(array, dim, deseason)
+            values = remove_trend_and_season(cells, detrend, cycles)
+        lines[dim] = _lines(values, dim, array.dtype)
+    return lines
 
 
 class _Lines(NamedTuple):
@@ -402,39 +413,16 @@ def suggest_block_size(
             "leave out groups of stations with assign_region_split"
         )
     lengths = {dim: array.sizes[dim] for dim in ranges}
-    # Fewer than half the cells of a block touch another one if this fraction of each side does not.
-    # Two cells of each side touch others, one at either end.
-    inner_fraction = 0.5 ** (1 / max(len(ranges), 1))
-    shortest = math.floor(2 / (1 - inner_fraction)) + 1
-    wanted = dict.fromkeys(ranges, 0.0)
-    for dim, cells in ranges.items():
-        wanted[dim] = float(lengths[dim])
-        if math.isfinite(cells):
-            wanted[dim] = max(cells, shortest)
-    # Cuts of dims without a sill are made where they leave the longest blocks.
-    scales = dict(wanted)
-    for dim, (low, _) in ranges.intervals.items():
-        if math.isnan(ranges[dim]) and low > 0:
-            scales[dim] = low
+    wanted = _wanted_lengths(ranges, lengths)
     counts = {dim: _most_blocks(lengths[dim], wanted[dim]) for dim in ranges}
     n_long_blocks = math.prod(counts.values())
-    while math.prod(counts.values()) < min_blocks:
-        # Cut the dim whose blocks stay longest relative to the range. Prefer dims with a known
-        # range, because without a sill it is unknown how alike blocks are.
-        priority = {
-            dim: (math.isfinite(ranges[dim]), lengths[dim] / (counts[dim] + 1) / scales[dim])
-            for dim in counts
-            if math.ceil(lengths[dim] / counts[dim]) > 1 and lengths[dim] >= 4 and dim != stations
-        }
-        if not priority:
-            break
-        dim = max(priority, key=lambda name: priority[name])
-        # One block more may leave the size of a block as it is, and so cut nothing.
-        smaller_size = math.ceil(lengths[dim] / counts[dim]) - 1
-        counts[dim] = math.ceil(lengths[dim] / smaller_size)
+    if n_long_blocks < min_blocks:
+        _add_blocks(counts, min_blocks, lengths, ranges, stations)
     sizes = {dim: math.ceil(lengths[dim] / counts[dim]) for dim in counts}
     if n_long_blocks < min_blocks:
-        short = [dim for dim in sizes if sizes[dim] < min(lengths[dim], wanted[dim])]
+        remedy = ""
+        if short := [dim for dim in sizes if sizes[dim] < min(lengths[dim], wanted[dim])]:
+            remedy = f", so shorter ones are suggested along {listed(short)}"
         logger.warning(
             "%s: only %d blocks as long as the range fit in the cube, fewer than %d%s. Values on "
             "both sides of an edge are alike: add a buffer, or leave out a region or a period of "
@@ -442,9 +430,53 @@ def suggest_block_size(
             array.name,
             n_long_blocks,
             min_blocks,
-            f", so shorter ones are suggested along {listed(short)}" if short else "",
+            remedy,
         )
     return sizes
+
+
+def _wanted_lengths(ranges: Ranges, lengths: Mapping[str, int]) -> dict[str, float]:
+    """Return the least length of a block along each dim: the whole dim without a sill."""
+    # Fewer than half the cells of a block touch another one if this fraction of each side does not.
+    # Two cells of each side touch others, one at either end.
+    inner_fraction = 0.5 ** (1 / max(len(ranges), 1))
+    shortest = math.floor(2 / (1 - inner_fraction)) + 1
+    wanted = {}
+    for dim, cells in ranges.items():
+        wanted[dim] = float(lengths[dim])
+        if math.isfinite(cells):
+            wanted[dim] = max(cells, shortest)
+    return wanted
+
+
+def _add_blocks(
+    counts: dict[str, int],
+    min_blocks: int,
+    lengths: Mapping[str, int],
+    ranges: Ranges,
+    stations: str | None,
+) -> None:
+    """Add blocks until there are `min_blocks`, or no dim can be cut further."""
+    may_be_cut = [dim for dim in counts if lengths[dim] >= 4 and dim != stations]
+    # Cuts of dims without a sill are made where they leave the longest blocks.
+    scales = _wanted_lengths(ranges, lengths)
+    for dim, (low, _) in ranges.intervals.items():
+        if math.isnan(ranges[dim]) and low > 0:
+            scales[dim] = low
+    while math.prod(counts.values()) < min_blocks:
+        # Cut the dim whose blocks stay longest relative to the range. Prefer dims with a known
+        # range, because without a sill it is unknown how alike blocks are.
+        priority = {
+            dim: (math.isfinite(ranges[dim]), lengths[dim] / (counts[dim] + 1) / scales[dim])
+            for dim in may_be_cut
+            if math.ceil(lengths[dim] / counts[dim]) > 1
+        }
+        if not priority:
+            break
+        dim = max(priority, key=lambda name: priority[name])
+        # One block more may leave the size of a block as it is, and so cut nothing.
+        smaller_size = math.ceil(lengths[dim] / counts[dim]) - 1
+        counts[dim] = math.ceil(lengths[dim] / smaller_size)
 
 
 def _most_blocks(length: int, shortest: float) -> int:

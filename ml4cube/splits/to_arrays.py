@@ -136,29 +136,14 @@ def _variables(
     filter_var: str | None,
 ) -> tuple[Sequence[str], Sequence[str], str | None]:
     """Return the names of the features, of the targets, and of the mask if there is one."""
-    if not isinstance(data, xr.Dataset | Mapping):
-        raise InvalidTypeError(
-            f"data must be a Dataset or a dict of arrays with a 'split', got {type(data).__name__}"
-        )
-    variables: Iterable[Any] = data
-    if isinstance(data, xr.Dataset):
-        variables = data.data_vars
-    names = [str(name) for name in variables]
-    if "split" not in names:
-        raise InvalidValueError(f"data has no 'split', only {names}; call assign_block_split first")
+    names = _names_in(data)
     if filter_var not in (None, FILTER_VAR, *names):
         raise InvalidValueError(f"filter_var: unknown variable {filter_var!r}; data has {names}")
     targets = names_of("to_pred", to_pred)
     excluded = names_of("exclude_vars", exclude_vars)
     features = names_of("feature_vars", feature_vars)
     if feature_vars is None:
-        candidates = names
-        if isinstance(data, xr.Dataset):
-            held, reasons = cube_variables(data)
-            check_left_out(data, reasons)
-            candidates = [name for name in held if data[name].dtype.kind in "biuf"]
-        left_out = {*targets, *excluded, "split", filter_var}
-        features = tuple(name for name in candidates if name not in left_out)
+        features = _default_features(data, names, {*targets, *excluded, "split", filter_var})
     arguments = {"to_pred": targets, "exclude_vars": excluded, "feature_vars": features}
     for argument, variables in arguments.items():
         if unknown := [name for name in variables if name not in names]:
@@ -169,12 +154,44 @@ def _variables(
             f"targets {targets}"
         )
     if isinstance(data, xr.Dataset):
-        for name in (*features, *targets):
-            check_decoded(name, data[name])
-        attrs = {name: data[name].attrs for name in targets}
-        filled = {name: has[FILLED_ATTR] for name, has in attrs.items() if FILLED_ATTR in has}
-        warn_of_filled("to_pred", filled, FILL_FEATURES)
-    return features, targets, filter_var if filter_var in names else None
+        _check_values(data, features, targets)
+    if filter_var not in names:
+        filter_var = None
+    return features, targets, filter_var
+
+
+def _names_in(data: Any) -> list[str]:
+    """Return the names of all variables or arrays, of which one is the split."""
+    if not isinstance(data, xr.Dataset | Mapping):
+        raise InvalidTypeError(
+            f"data must be a Dataset or a dict of arrays with a 'split', got {type(data).__name__}"
+        )
+    variables: Iterable[Any] = data
+    if isinstance(data, xr.Dataset):
+        variables = data.data_vars
+    names = [str(name) for name in variables]
+    if "split" not in names:
+        raise InvalidValueError(f"data has no 'split', only {names}; call assign_block_split first")
+    return names
+
+
+def _default_features(data: Any, names: list[str], left_out: set[str | None]) -> tuple[str, ...]:
+    """Return the variables of a cube that hold numbers, or all arrays, but those left out."""
+    candidates = names
+    if isinstance(data, xr.Dataset):
+        held, reasons = cube_variables(data)
+        check_left_out(data, reasons)
+        candidates = [name for name in held if data[name].dtype.kind in "biuf"]
+    return tuple(name for name in candidates if name not in left_out)
+
+
+def _check_values(data: xr.Dataset, features: Sequence[str], targets: Sequence[str]) -> None:
+    """Refuse variables that are not decoded, and warn of targets whose gaps were filled."""
+    for name in (*features, *targets):
+        check_decoded(name, data[name])
+    attrs = {name: data[name].attrs for name in targets}
+    filled = {name: has[FILLED_ATTR] for name, has in attrs.items() if FILLED_ATTR in has}
+    warn_of_filled("to_pred", filled, FILL_FEATURES)
 
 
 def _align(

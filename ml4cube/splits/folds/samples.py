@@ -66,18 +66,7 @@ class Samples:
 
         Without a cube, a column named in `time_dims` locates samples by their times.
         """
-        n = _length(X if X is not None else groups)
-        table = _columns(X if groups is None else groups)
-        if groups is not None and not table:
-            raise InvalidTypeError(
-                f"groups must be a table with columns such as 'lat' or 'lat_index', got "
-                f"{type(groups).__name__}"
-            )
-        if bad := [name for name, values in table.items() if len(values) != n]:
-            raise InvalidValueError(
-                f"{bad[0]!r} must have one value per sample, got {len(table[bad[0]])} values for "
-                f"{n} samples"
-            )
+        n, table = _count_and_columns(X, groups)
         spec = store_spec(X)
         if cube is None:
             # Which coordinates are time, latitude and longitude may depend on their attributes.
@@ -93,12 +82,7 @@ class Samples:
         origin, reasons = _positions(table, view)
         if not origin and not reasons and groups is None:
             origin = _row_positions(n, view, valid)
-        if not origin:
-            reason = "; ".join(reasons.values()) or f"none of the columns {list(table)} is named so"
-            raise InvalidValueError(
-                f"the samples need columns named like the cube's dims {view.dims}, or "
-                f"'{view.dims[0]}_index' with positions: {reason}"
-            )
+        _check_located(origin, reasons, table, view)
         unknown = {dim: reasons.get(dim, "") for dim in view.dims if dim not in origin}
         origin |= dict.fromkeys(unknown, np.zeros(n, dtype=np.int64))
         size = dict.fromkeys(view.dims, 1) | size | dict.fromkeys(unknown, 1)
@@ -168,6 +152,27 @@ def _whole_windows(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.
     """
     flags = np.pad(flags, [(0, n - 1) for n in size], constant_values=True)
     return window_all(flags, size, [1] * len(size))
+
+
+def _count_and_columns(X: Any, groups: Any) -> tuple[int, Columns]:
+    """Return the number of samples, and the columns that may locate them: of groups, else of X."""
+    rows, table = X, groups
+    if X is None:
+        rows = groups
+    if groups is None:
+        table = X
+    n, columns = _length(rows), _columns(table)
+    if groups is not None and not columns:
+        raise InvalidTypeError(
+            f"groups must be a table with columns such as 'lat' or 'lat_index', got "
+            f"{type(groups).__name__}"
+        )
+    for name, values in columns.items():
+        if len(values) != n:
+            raise InvalidValueError(
+                f"{name!r} must have one value per sample, got {len(values)} values for {n} samples"
+            )
+    return n, columns
 
 
 def _length(X: Any) -> int:
@@ -270,6 +275,18 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
             else:
                 positions[dim] = cells
     return positions, unknown
+
+
+def _check_located(
+    origin: dict[str, Ints], reasons: dict[str, str], table: Columns, view: CubeView
+) -> None:
+    """Refuse samples whose positions are unknown along all dims."""
+    if not origin:
+        reason = "; ".join(reasons.values()) or f"none of the columns {list(table)} is named so"
+        raise InvalidValueError(
+            f"the samples need columns named like the cube's dims {view.dims}, or "
+            f"'{view.dims[0]}_index' with positions: {reason}"
+        )
 
 
 def _check_same_cube(table: Columns, view: CubeView) -> None:

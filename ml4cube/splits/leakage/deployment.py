@@ -26,6 +26,8 @@ from ml4cube.splits.validity import has_value
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
+# A step, the nearest one with train cells, and their distance in time; None is all steps.
+_StepPair = tuple[int | None, int | None, float]
 
 _MICROSECONDS_PER_DAY = 86_400_000_000.0
 # Time steps that are sampled; the map of train cells is read once for each.
@@ -211,9 +213,25 @@ class Cells:
 
 def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, str]]:
     """Return which of "space" and "time" can be measured between two cubes, and why not others."""
-    cubes = {"the cube": axes} | ({} if other is None else {"the deployment": other})
-    needs_space = axes.sizes or any(cube.positions is not None for cube in cubes.values())
-    needs_time = other is not None and any(cube.steps for cube in cubes.values())
+    cubes = {"the cube": axes}
+    if other is not None:
+        cubes["the deployment"] = other
+    unknown = _lacking_axes(cubes)
+    frames = {name: cube.positions.frame for name, cube in cubes.items() if cube.positions}
+    if len(set(frames.values())) > 1:
+        of_cube, of_deployment = frames.values()
+        why = f"the cube has {of_cube}, but the deployment has {of_deployment}"
+        unknown.setdefault("space", why)
+    has = {"space": axes.positions is not None, "time": axes.steps > 0}
+    return {domain for domain in has if has[domain] and domain not in unknown}, unknown
+
+
+def _lacking_axes(cubes: dict[str, Axes]) -> dict[str, str]:
+    """Return which of "space" and "time" some cube needs that one of them lacks, and why."""
+    has_positions = any(cube.positions is not None for cube in cubes.values())
+    needs_space = cubes["the cube"].sizes or has_positions
+    # A cube alone is measured by its steps.
+    needs_time = len(cubes) > 1 and any(cube.steps for cube in cubes.values())
     unknown: dict[str, str] = {}
     for name, cube in cubes.items():
         if needs_space and cube.positions is None:
@@ -221,13 +239,7 @@ def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, st
             unknown.setdefault("space", f"{name} {why}")
         if needs_time and cube.times is None:
             unknown.setdefault("time", f"{name} has no times")
-    frames = {cube.positions.frame for cube in cubes.values() if cube.positions is not None}
-    if other is not None and len(frames) > 1:
-        of_cube, of_deployment = (cube.positions.frame for cube in (axes, other) if cube.positions)
-        why = f"the cube has {of_cube}, but the deployment has {of_deployment}"
-        unknown.setdefault("space", why)
-    has = {"space": axes.positions is not None, "time": axes.steps > 0}
-    return {domain for domain in has if has[domain] and domain not in unknown}, unknown
+    return unknown
 
 
 def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Floats]:
@@ -240,11 +252,13 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
     # Along a track, each time has one location.
     on_track = {train_axes.time_dim, axes.time_dim} & {*train_axes.sizes, *axes.sizes}
     space_by_step = "space" in measured and not on_track
-    # A step, the nearest one with train cells, and their distance in time; None is all steps.
-    pairs: list[tuple[int | None, int | None, float]] = [(None, None, math.nan)]
+    pairs: list[_StepPair] = [(None, None, math.nan)]
     if "time" in measured:
+        n_steps = SAMPLE
+        if space_by_step:
+            n_steps = _STEPS
         train_steps = train.steps()
-        steps = sample_of(cells.steps(), _STEPS if space_by_step else SAMPLE, rng)
+        steps = sample_of(cells.steps(), n_steps, rng)
         train_times = train_axes.time_numbers(train_axes)[train_steps]
         times = train_axes.time_numbers(axes)[steps]
         nearest = nearest_on_axis(times, train_times)
@@ -253,12 +267,23 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
             pairs = list(zip(steps, train_steps[nearest], time_distances, strict=True))
         else:
             samples["time"].append(time_distances)
-    places, train_places = axes.positions, train_axes.positions
-    if "space" not in measured or places is None or train_places is None:
-        pairs = []
+    if "space" in measured:
+        _add_distances_in_space(samples, cells, train, pairs, rng)
+    return {domain: np.concatenate(parts) for domain, parts in samples.items() if parts}
+
+
+def _add_distances_in_space(
+    samples: dict[str, list[Floats]],
+    cells: Cells,
+    train: Cells,
+    pairs: list[_StepPair],
+    rng: np.random.Generator,
+) -> None:
+    """Add the distances of sampled locations at each step, in space and in time."""
+    places, train_places = cells.axes.positions, train.axes.positions
+    if places is None or train_places is None:
+        return
     for step, train_step, time_distance in pairs:
-        assert places is not None
-        assert train_places is not None
         locations = sample_of(cells.locations(step), math.ceil(SAMPLE / len(pairs)), rng)
         train_locations = train.locations(train_step)
         if locations.size and train_locations.size:
@@ -268,7 +293,6 @@ def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Float
                 samples["time"].append(np.full(locations.size, time_distance))
                 km, _ = train_places.nearest(train.locations(), places, locations)
                 samples[ANY_TIME].append(km.ravel())
-    return {domain: np.concatenate(parts) for domain, parts in samples.items() if parts}
 
 
 def sample_of(indices: Ints, most: int, rng: np.random.Generator) -> Ints:

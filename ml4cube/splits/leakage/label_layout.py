@@ -49,40 +49,47 @@ class Layout:
     @classmethod
     def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
         """Summarise a label."""
-        dims = tuple(sorted(str(dim) for dim in label.dims))
-        bare = xr.DataArray(label.variable).transpose(*dims)
-        sizes = {dim: bare.sizes[dim] for dim in dims}
-        on_map = {dim: sizes[dim] for dim in dims if dim in map_dims}
-        off_map = [dim for dim in dims if dim not in on_map]
-        others = {dim: [other for other in dims if other != dim] for dim in dims}
-        codes = (*PARTS.values(), EXCLUDED)
-        counts = dict.fromkeys(codes, 0)
-        profiles = {(c, dim): np.zeros(sizes[dim], dtype=bool) for c in codes for dim in dims}
-        empty_map = np.zeros(tuple(on_map.values()), dtype=bool)
-        maps = {code: xr.DataArray(empty_map.copy(), dims=tuple(on_map)) for code in codes}
-        changes = {dim: np.zeros(sizes[dim], dtype=bool) for dim in dims}
+        bare = xr.DataArray(label.variable).transpose(*sorted(map(str, label.dims)))
+        sizes = {str(dim): n for dim, n in bare.sizes.items()}
+        layout = cls._without_cells(bare, map_dims)
+        changes = {dim: np.zeros(n, dtype=bool) for dim, n in sizes.items()}
         for box in slabs(sizes):
             # Overlap the previous slab by one cell, to find changes between slabs.
             wide_box = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
             wide = bare.isel(wide_box).compute().fillna(EXCLUDED)
-            for dim in dims:
-                changed = (wide.diff(dim) != 0).any(others[dim])
-                changes[dim][wide_box[dim].start + 1 : box[dim].stop] |= changed.values
-            values = wide.isel({d: slice(box[d].start - wide_box[d].start, None) for d in dims})
-            for code in codes:
-                cells = values == code
-                if not cells.any():
-                    continue
-                counts[code] += int(cells.sum())
-                for dim in dims:
-                    profiles[code, dim][box[dim]] |= cells.any(others[dim]).values
-                maps[code][{dim: box[dim] for dim in on_map}] |= cells.any(off_map)
-        if wrong := bare.size - sum(counts.values()):
+            _mark_changes(changes, wide, wide_box)
+            inner = {dim: slice(s.start - wide_box[dim].start, None) for dim, s in box.items()}
+            layout._add_cells(wide.isel(inner), box)
+        if wrong := bare.size - sum(layout.counts.values()):
             raise InvalidValueError(
                 f"the label must hold 0, 1, 2 or 255, got {wrong} cells with other values"
             )
-        run_starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
-        return cls(bare, counts, profiles, maps, run_starts)
+        for dim, is_change in changes.items():
+            layout.run_starts[dim] = np.flatnonzero(np.r_[True, is_change[1:]])
+        return layout
+
+    @classmethod
+    def _without_cells(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
+        codes = (*PARTS.values(), EXCLUDED)
+        sizes = {str(dim): n for dim, n in label.sizes.items()}
+        profiles = {(c, dim): np.zeros(n, dtype=bool) for c in codes for dim, n in sizes.items()}
+        map_sizes = {dim: n for dim, n in sizes.items() if dim in map_dims}
+        empty_map = np.zeros(tuple(map_sizes.values()), dtype=bool)
+        maps = {code: xr.DataArray(empty_map.copy(), dims=tuple(map_sizes)) for code in codes}
+        return cls(label, dict.fromkeys(codes, 0), profiles, maps, {})
+
+    def _add_cells(self, labels: xr.DataArray, box: dict[str, slice]) -> None:
+        """Add the cells of a box to counts, profiles and maps."""
+        for code, map_of_code in self.maps.items():
+            cells = labels == code
+            if not cells.any():
+                continue
+            self.counts[code] += int(cells.sum())
+            for dim in box:
+                others = [other for other in box if other != dim]
+                self.profiles[code, dim][box[dim]] |= cells.any(others).values
+            on_map = {dim: s for dim, s in box.items() if dim in map_of_code.dims}
+            map_of_code[on_map] |= cells.any([dim for dim in box if dim not in on_map])
 
     def cells_per_label(self, view: CubeView) -> int:
         """Return the cells of a cube with one label: all along the dims that the label lacks."""
@@ -112,6 +119,13 @@ class Layout:
         if gap >= 0:
             return gap
         return None
+
+
+def _mark_changes(changes: dict[str, Bools], labels: xr.DataArray, box: dict[str, slice]) -> None:
+    """Mark the positions along each dim, after the first of the box, where some label changes."""
+    for dim, s in box.items():
+        changed = (labels.diff(dim) != 0).any([other for other in box if other != dim])
+        changes[dim][s.start + 1 : s.stop] |= changed.values
 
 
 @dataclass(frozen=True, eq=False)
