@@ -192,27 +192,38 @@ def new_map_panels(
         columns * width + _COLOR_BAR, sum(heights) + below + _HEADING, layout="compressed"
     )
     cells = figure.add_gridspec(len(heights), columns, height_ratios=heights)
-    places: list[tuple[int, int]] = []
-    row = int(bool(above))
-    for n, n_rows in zip(groups, counts, strict=True):
-        start = 0
-        if places and n < columns:  # a row of errors is below the last of the fields
-            start = columns - n
-        places += [(row + i // columns, start + i % columns) for i in range(n)]
-        row += n_rows
+    places = _places(groups, columns, first_row=int(bool(above)))
     first = []
     if above:
         first.append(new_axes(figure, cells[0, :]))
     panels = [new_axes(figure, cells[place]) for place in places]
-    are_alike = all(_is_same_place(grid, grids[0]) for grid in grids)
+    if all(_is_same_place(grid, grids[0]) for grid in grids):
+        _hide_inner_labels(panels, places)
+    return first + panels
+
+
+def _places(groups: Sequence[int], columns: int, first_row: int) -> list[tuple[int, int]]:
+    """Return the row and column of each map."""
+    places: list[tuple[int, int]] = []
+    row = first_row
+    for n in groups:
+        start = 0
+        if places and n < columns:  # a row of errors is below the last of the fields
+            start = columns - n
+        places += [(row + i // columns, start + i % columns) for i in range(n)]
+        row += -(-n // columns)
+    return places
+
+
+def _hide_inner_labels(panels: Sequence[Axes], places: Sequence[tuple[int, int]]) -> None:
+    """Leave the labels of x to the lowest maps, and those of y to the leftmost."""
     for axes, (row, column) in zip(panels, places, strict=True):
-        if are_alike and (row + 1, column) in places:
+        if (row + 1, column) in places:
             axes.tick_params(labelbottom=False)
             axes.xaxis.label.set_visible(False)
-        if are_alike and (row, column - 1) in places:
+        if (row, column - 1) in places:
             axes.tick_params(labelleft=False)
             axes.yaxis.label.set_visible(False)
-    return first + panels
 
 
 def _is_same_place(grid: MapGrid, other: MapGrid) -> bool:

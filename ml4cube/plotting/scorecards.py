@@ -163,14 +163,7 @@ def _drawings_of_classes(
 def _new_panels(rows: Sequence[Sequence[_Drawing]]) -> list[Axes]:
     """Return axes of a new figure: a row for each variable, and one for its map if this is wide."""
     columns = max(sum(drawing.height is None for drawing in row) for row in rows)
-    heights = [
-        height
-        for row in rows
-        for height in (
-            max(drawing.row_height for drawing in row),
-            *(drawing.height for drawing in row if drawing.height),
-        )
-    ]
+    heights = _row_heights(rows)
     width = 0.3 + 2.9 * columns
     if max(drawing.row_height for row in rows for drawing in row) > _ROW_HEIGHT:
         width *= 1.6  # the names of many classes
@@ -188,6 +181,15 @@ def _new_panels(rows: Sequence[Sequence[_Drawing]]) -> list[Axes]:
                 panels.append(new_axes(figure, cells[i, next(narrow)]))
         i += 1 + any(drawing.height for drawing in row)
     return panels
+
+
+def _row_heights(rows: Sequence[Sequence[_Drawing]]) -> list[float]:
+    """Return the height of the row of each variable, and of that of its map if this is wide."""
+    heights = []
+    for row in rows:
+        heights.append(max(drawing.row_height for drawing in row))
+        heights += [drawing.height for drawing in row if drawing.height]
+    return heights
 
 
 def _words(name: str) -> str:

@@ -18,6 +18,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.cube.coordinates import find_time_dim
+from ml4cube.plotting.grids import MapGrid
 from ml4cube.plotting.maps import (
     GAP_COLOR,
     Scale,
@@ -38,6 +39,8 @@ from ml4cube.plotting.style import (
     style,
 )
 
+# The heading, the field and the colours of a map.
+_Map = tuple[str, xr.DataArray, Scale]
 _PART_LABELS = {**PARTS, "excluded": EXCLUDED}
 _ORDER = ("train", "excluded", "val", "test")
 _TIMELINE_HEIGHT = 1.1
@@ -95,34 +98,16 @@ def split_map(
     time = find_time_dim(label.coords.values(), label.dims)
     map_dims = [str(dim) for dim in label.dims if dim != time]
     steps = positions_along(steps, label, time)
-    if (steps or aggregated or time is None) and len(map_dims) != 2:
-        advice = "select one cell of the others"
-        if time is not None:
-            advice += ", or leave out steps and aggregated"
-        raise InvalidValueError(
-            f"label must have two dims apart from time for maps, got {map_dims}; {advice}"
-        )
+    if steps or aggregated or time is None:
+        _check_map_dims(map_dims, time)
     cells = _counting_cells(label, valid)
     maps = _maps_of(cells, time, map_dims, steps, aggregated)
     grids = check_maps((heading or "label", field) for heading, field, _ in maps)
     panels_of_user = check_axes(ax, (time is not None) + len(maps))
-    present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
+    present = _parts_in(cells)
     with style():
-        if panels_of_user:
-            panels = panels_of_user
-        elif maps:
-            above = _TIMELINE_HEIGHT * (time is not None)
-            bars = any(scale is not _PARTS_SCALE for _, _, scale in maps)
-            panels = new_map_panels(grids, [len(maps)], above, bars)
-        else:
-            panels = [one_panel(None, WIDTH, 1.9)]
-        of_maps = panels[len(panels) - len(maps) :]
-        for axes, grid, (heading, _, scale) in zip(of_maps, grids, maps, strict=True):
-            if scale is _PARTS_SCALE:
-                draw_map(axes, grid, scale)
-                axes.set_title(heading)
-            else:
-                draw_group([axes], [grid], [heading], scale)
+        panels = panels_of_user or _new_panels(grids, maps, time)
+        _draw_maps(panels[len(panels) - len(maps) :], grids, maps)
         if time is not None:
             _draw_timeline(panels[0], cells, time, map_dims)
         panels[0].set_title(title)
@@ -132,9 +117,42 @@ def split_map(
     return figure_of(panels[0])
 
 
+def _parts_in(cells: xr.DataArray) -> list[str]:
+    return [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
+
+
+def _check_map_dims(map_dims: list[str], time: str | None) -> None:
+    if len(map_dims) == 2:
+        return
+    advice = "select one cell of the others"
+    if time is not None:
+        advice += ", or leave out steps and aggregated"
+    raise InvalidValueError(
+        f"label must have two dims apart from time for maps, got {map_dims}; {advice}"
+    )
+
+
+def _new_panels(grids: Sequence[MapGrid], maps: Sequence[_Map], time: str | None) -> list[Axes]:
+    """Return axes of a new figure: for the bars over time if there is time, then for the maps."""
+    if not maps:
+        return [one_panel(None, WIDTH, 1.9)]
+    above = _TIMELINE_HEIGHT * (time is not None)
+    bars = any(scale is not _PARTS_SCALE for _, _, scale in maps)
+    return new_map_panels(grids, [len(maps)], above, bars)
+
+
+def _draw_maps(panels: Sequence[Axes], grids: Sequence[MapGrid], maps: Sequence[_Map]) -> None:
+    for axes, grid, (heading, _, scale) in zip(panels, grids, maps, strict=True):
+        if scale is _PARTS_SCALE:
+            draw_map(axes, grid, scale)
+            axes.set_title(heading)
+        else:
+            draw_group([axes], [grid], [heading], scale)
+
+
 def _maps_of(
     cells: xr.DataArray, time: str | None, map_dims: list[str], steps: list[int], aggregated: bool
-) -> list[tuple[str, xr.DataArray, Scale]]:
+) -> list[_Map]:
     """Return the heading, the field and the colours of each map."""
     labels: dict[str, xr.DataArray] = {}
     percentages: dict[str, xr.DataArray] = {}
