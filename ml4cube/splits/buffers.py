@@ -87,16 +87,7 @@ def _parse_buffer(
     cut: Sequence[str],
     time_dim: str | None,
 ) -> Buffer:
-    by_dim: dict[str, Any] = {}
-    if isinstance(buffer, Iterable) and not isinstance(buffer, str):
-        by_dim = parse_pairs("buffer", buffer, view.dims)
-    elif buffer is not None:
-        kind, _ = _measure("buffer", buffer)
-        if kind == "cells":
-            by_dim = dict.fromkeys(cut, buffer)
-        else:
-            dim = _place_dims(view, buffer)[0] if kind == "km" else view.time_dim("buffer")
-            by_dim = {dim: buffer}
+    by_dim = _lengths_by_dim(buffer, view, cut)
     if gap is not None:
         time_dim = time_dim or view.time_dim("gap")
         # A number of cells along every cut dim leaves time to the gap.
@@ -113,25 +104,48 @@ def _parse_buffer(
         kind, length = _measure(f"{argument} along {dim!r}", value)
         if not length:
             continue
-        dims: tuple[str, ...] = (dim,)
-        if kind == "km":
-            dims = _place_dims(view, value)
-        if dim not in dims:
-            raise InvalidValueError(
-                f"{argument} along {dim!r} is {value!r}, but kilometres must be along one of {dims}"
-            )
-        if kind == "time":
-            _sorted_dates(dim, value, view)  # Refuses a dim without dates.
-        if not set(dims) & set(cut):
-            uncut = " and ".join(map(repr, dims))
-            raise InvalidValueError(
-                f"{argument} is {value!r} along {uncut}, but the split is not cut there: every "
-                "block or region spans the whole dim, so a buffer cannot separate them. The split "
-                f"is cut along {list(cut)}; use smaller blocks along {uncut}, or leave this "
-                f"{argument} out"
-            )
+        _check_along(argument, dim, kind, value, view, cut)
         parsed.append((dim, _as_stored(value, length)))
     return tuple(parsed)
+
+
+def _lengths_by_dim(
+    buffer: BufferLike | None, view: CubeView, cut: Sequence[str]
+) -> dict[str, Any]:
+    """Return the buffer along each dim that it is meant for."""
+    if buffer is None:
+        return {}
+    if isinstance(buffer, Iterable) and not isinstance(buffer, str):
+        return parse_pairs("buffer", buffer, view.dims)
+    kind, _ = _measure("buffer", buffer)
+    if kind == "cells":
+        return dict.fromkeys(cut, buffer)
+    if kind == "km":
+        return {_place_dims(view, buffer)[0]: buffer}
+    return {view.time_dim("buffer"): buffer}
+
+
+def _check_along(
+    argument: str, dim: str, kind: str, value: Any, view: CubeView, cut: Sequence[str]
+) -> None:
+    """Refuse a length that cannot be measured along a dim, or a dim that the split leaves whole."""
+    dims: tuple[str, ...] = (dim,)
+    if kind == "km":
+        dims = _place_dims(view, value)
+    if dim not in dims:
+        raise InvalidValueError(
+            f"{argument} along {dim!r} is {value!r}, but kilometres must be along one of {dims}"
+        )
+    if kind == "time":
+        _sorted_dates(dim, value, view)  # Refuses a dim without dates.
+    if not set(dims) & set(cut):
+        uncut = " and ".join(map(repr, dims))
+        raise InvalidValueError(
+            f"{argument} is {value!r} along {uncut}, but the split is not cut there: every "
+            "block or region spans the whole dim, so a buffer cannot separate them. The split "
+            f"is cut along {list(cut)}; use smaller blocks along {uncut}, or leave this "
+            f"{argument} out"
+        )
 
 
 def _parse_cyclic(cyclic: CyclicLike | None, view: CubeView, cut: Sequence[str]) -> tuple[str, ...]:

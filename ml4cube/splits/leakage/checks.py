@@ -119,26 +119,38 @@ class Checks:
         worst = max(judged, key=lambda duplicates: duplicates.cells, default=None)
         cells, status = 0, "unknown"
         if worst is not None:
-            cells, status = worst.cells, "leak" if worst.cells else "ok"
-            self.compared = worst.tiles
-            parts = ""
-            if self.part == "test" and self.rows["val cells"]["found"]:
-                parts = " (test and val)"
-            fraction = cells / max(worst.held_out_cells, 1)
-            self.shares[f"bitwise copies of train{parts}"] = fraction
+            cells, status = worst.cells, "ok"
             if cells:
-                self.leaks.append(
-                    f"{percent(fraction)} of the held-out cells are bitwise copies of train cells"
-                    f"{_format_span(worst.span, view)}"
-                )
+                status = "leak"
+            self._note_copies(worst, view)
         meaning = f"held-out cells in {self.compared or 'tiles'} that are bitwise equal in train"
         self.row("duplicate cells", cells, "cells", meaning, 0, status)
-        for name, duplicates in by_variable.items() if len(by_variable) > 1 else ():
-            meaning = "its copies"
-            if duplicates.repeats:
-                meaning = "the variable also repeats within train"
-            status = "ok" if not duplicates.cells else "warning" if duplicates.repeats else "leak"
-            self.row(f"duplicate cells of {name}", duplicates.cells, "cells", meaning, 0, status)
+        if len(by_variable) > 1:
+            for name, duplicates in by_variable.items():
+                self._row_of_variable(name, duplicates)
+
+    def _note_copies(self, worst: Duplicates, view: CubeView) -> None:
+        """Note which fraction of the held-out cells are copies, and that they are a leak."""
+        self.compared = worst.tiles
+        parts = ""
+        if self.part == "test" and self.rows["val cells"]["found"]:
+            parts = " (test and val)"
+        fraction = worst.cells / max(worst.held_out_cells, 1)
+        self.shares[f"bitwise copies of train{parts}"] = fraction
+        if worst.cells:
+            self.leaks.append(
+                f"{percent(fraction)} of the held-out cells are bitwise copies of train cells"
+                f"{_format_span(worst.span, view)}"
+            )
+
+    def _row_of_variable(self, name: str, duplicates: Duplicates) -> None:
+        meaning, status_of_copies = "its copies", "leak"
+        if duplicates.repeats:
+            meaning, status_of_copies = "the variable also repeats within train", "warning"
+        status = "ok"
+        if duplicates.cells:
+            status = status_of_copies
+        self.row(f"duplicate cells of {name}", duplicates.cells, "cells", meaning, 0, status)
 
     def carried(self, by_variable: dict[str, Carried]) -> None:
         """Judge filled values: test cells that stay unchanged more often than train cells."""
@@ -272,17 +284,7 @@ class Checks:
         }
         units = {domain: unit for domain, (unit, _) in by_domain.items()}
         asks = describe(of_deployment, units)
-        if promise.unknown:
-            self.promise = f"nothing is claimed of errors, because {promise.unknown}"
-            if asks and self.tested:
-                self.promise += f"; {self.tested}, and the deployment asks for {asks}"
-        else:
-            number = f"{promise.ratio:.2g} ({promise.low:.2g} to {promise.high:.2g})"
-            self.promise = f"it promises about {number} of the error in the deployment"
-            if self.nearness == "undecided":
-                self.promise += ", which may be more or less than all of it"
-            elif self.nearness != "fits" and asks and self.tested:
-                self.promise += f", because {self.tested}, and the deployment asks for {asks}"
+        self.promise = self._text_of(promise, asks)
         if self.nearness in ("too easy", "too hard"):
             self.advice = f"Try {fitting_split(of_deployment, spacing)}."
         status = {"fits": "ok", "undecided": "unknown"}.get(self.nearness, "warning")
@@ -298,6 +300,22 @@ class Checks:
             if math.isinf(length):
                 meaning = "no sill: values differ more and more over all distances examined"
             self.row(f"range in {domain}", length, units[domain], meaning)
+
+    def _text_of(self, promise: Promise, asks: str) -> str:
+        """Say what is promised of the error in a deployment that asks for such distances."""
+        contrast = ""
+        if asks and self.tested:
+            contrast = f"{self.tested}, and the deployment asks for {asks}"
+        if promise.unknown:
+            text, joint = f"nothing is claimed of errors, because {promise.unknown}", "; "
+        else:
+            number = f"{promise.ratio:.2g} ({promise.low:.2g} to {promise.high:.2g})"
+            text, joint = f"it promises about {number} of the error in the deployment", ", because "
+            if promise.judgement == "undecided":
+                return f"{text}, which may be more or less than all of it"
+        if contrast and promise.judgement != "fits":
+            text += joint + contrast
+        return text
 
     def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> None:
         """Judge two sample stores."""

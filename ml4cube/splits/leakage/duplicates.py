@@ -193,9 +193,7 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
     """Find duplicates from the fingerprints of tiles and the sums of their labels."""
     shape = prints.shape[:-1]
     tiles_of_map = math.prod(shape[len(tiling.outer) :])
-    if tiling.run > 1:
-        n_runs = len(prints) - tiling.run + 1
-        prints = combine([prints[k : k + n_runs] for k in range(tiling.run)])
+    prints = _prints_of_runs(prints, tiling.run)
     # Flat positions of the first tile of each run to compare, and of its tiles relative to that.
     first_tiles = np.flatnonzero(are_informative(prints))
     offsets = math.prod(shape[1:]) * np.arange(tiling.run)
@@ -212,10 +210,7 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
     for tiles in _equal_tiles(prints.reshape(-1, COLUMNS), first_tiles, offsets):
         train, held_out = tiles[has_train[tiles]], tiles[held_out_cells[tiles] > 0]
         if train.size > 1:
-            _, location, repeats = np.unique(
-                train % tiles_of_map, return_inverse=True, return_counts=True
-            )
-            is_repeated[train[repeats[location] > 1]] = True
+            is_repeated[_repeated(train, tiles_of_map)] = True
         # If all tiles have the same cells in train, none of these is the copy of a held-out cell.
         same_pattern = (counts[tiles, _PATTERN] == counts[tiles[0], _PATTERN]).all()
         if same_pattern or not (train.size and held_out.size):
@@ -224,32 +219,64 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
             copied_cells[held_out] = held_out_cells[held_out]
         else:
             mixed_groups.append(tiles)
-    # Of many mixed tiles, a sample stands for all. A tile may be in several groups.
     mixed_tiles = np.unique(np.concatenate([*mixed_groups, np.zeros(0, dtype=np.intp)]))
-    sample = mixed_tiles
-    if sample.size > _TILES_COMPARED:
-        sample = np.random.default_rng(0).choice(sample, _TILES_COMPARED, replace=False)
-    is_in_sample = np.zeros(len(counts), dtype=bool)
-    is_in_sample[sample] = True
-    tiles_at_once = max(_LARGEST_TILE * 8 // math.prod(tiling.tile.values()), 2)
-    for tiles in mixed_groups:
-        if is_in_sample[tiles].any():
-            compared = tiles[np.argsort(~is_in_sample[tiles], kind="stable")][:tiles_at_once]
-            copies = _count_copied(tiling.labels_of(label, np.unravel_index(compared, shape)))
-            copied_cells[compared] = np.maximum(copied_cells[compared], copies)
     cells = np.delete(copied_cells, mixed_tiles).sum()
+    # Of many mixed tiles, a sample stands for all. A tile may be in several groups.
+    sample = _sample_of(mixed_tiles)
+    _count_in_groups(copied_cells, mixed_groups, sample, tiling, label, shape)
     if in_sample := held_out_cells[sample].sum():
         cells += copied_cells[sample].sum() / in_sample * held_out_cells[mixed_tiles].sum()
 
     steps = np.flatnonzero(copied_cells.reshape(shape[0], -1).any(axis=1))
-    has_span = steps.size and tiling.outer
+    span = None
+    if steps.size and tiling.outer:
+        span = (tiling.outer[0], int(steps[0]), int(steps[-1]))
     return Duplicates(
         cells=round(cells),
         held_out_cells=int(held_out_cells.sum()),
-        span=(tiling.outer[0], int(steps[0]), int(steps[-1])) if has_span else None,
+        span=span,
         repeats=bool(is_repeated.sum() > has_train[is_compared].sum() / 2),
         tiles=tiling.description,
     )
+
+
+def _prints_of_runs(prints: Words, run: int) -> Words:
+    """Return the fingerprints of runs of so many tiles, one beginning at each."""
+    if run == 1:
+        return prints
+    n_runs = len(prints) - run + 1
+    return combine([prints[k : k + n_runs] for k in range(run)])
+
+
+def _sample_of(tiles: Ints) -> Ints:
+    if tiles.size <= _TILES_COMPARED:
+        return tiles
+    return np.random.default_rng(0).choice(tiles, _TILES_COMPARED, replace=False)
+
+
+def _repeated(tiles: Ints, tiles_of_map: int) -> Ints:
+    """Return those of equal tiles that have another one at their location."""
+    _, location, repeats = np.unique(tiles % tiles_of_map, return_inverse=True, return_counts=True)
+    return tiles[repeats[location] > 1]
+
+
+def _count_in_groups(
+    copied_cells: NDArray[np.float64],
+    groups: list[Ints],
+    sample: Ints,
+    tiling: _Tiling,
+    label: xr.DataArray,
+    shape: tuple[int, ...],
+) -> None:
+    """Count the copied cells of sampled tiles, and of others compared with them, cell by cell."""
+    is_in_sample = np.zeros(len(copied_cells), dtype=bool)
+    is_in_sample[sample] = True
+    tiles_at_once = max(_LARGEST_TILE * 8 // math.prod(tiling.tile.values()), 2)
+    for tiles in groups:
+        if is_in_sample[tiles].any():
+            compared = tiles[np.argsort(~is_in_sample[tiles], kind="stable")][:tiles_at_once]
+            copies = _count_copied(tiling.labels_of(label, np.unravel_index(compared, shape)))
+            copied_cells[compared] = np.maximum(copied_cells[compared], copies)
 
 
 def _equal_tiles(prints: Words, first_tiles: Ints, offsets: Ints) -> Iterator[Ints]:

@@ -91,44 +91,67 @@ def fit_space_time(
 ) -> SpaceTimeVariogram | None:
     """Fit the variogram of train cells without the season; None for a constant variable."""
     axes = train.axes
-    is_train = train.layout.label == train.code
-    cells = in_chunks(array.astype(float) if array.dtype.kind == "b" else array)
+    if array.dtype.kind == "b":
+        array = array.astype(float)
+    cells = in_chunks(array)
     cycles = residuals.cycles_of(cells)
-    cells = cells.where(is_train)
+    cells = cells.where(train.layout.label == train.code)
     map_sizes = {dim: n for dim, n in axes.sizes.items() if dim in cells.dims}
-    if map_sizes:
-        numbers = np.arange(math.prod(map_sizes.values())).reshape(tuple(map_sizes.values()))
-        cells = cells.assign_coords({_NUMBER: (tuple(map_sizes), numbers)})
     time_dim = None
     if axes.time_dim in cells.dims:
         time_dim = axes.time_dim
-    line_dim = time_dim or next(iter(map_sizes), str(cells.dims[0]))
-    if cells.size > residuals.CELLS_AT_MOST:
-        cells = residuals.sample_lines(cells, line_dim, deseason=True)
+    cells = _sample_cells(cells, map_sizes, time_dim)
     sample = residuals.remove_trend_and_season(cells, detrend=False, cycles=cycles)
     if not np.isfinite(sample.values).any():
         return None
     variance = float(np.nanvar(sample.values))
     if math.sqrt(variance) <= sample.rounding:
         return None
-    dims = sorted(map(str, cells.dims))
     in_space = in_time = None
     is_track = time_dim in map_sizes
-    if "space" in measured and map_sizes and not is_track and len(map_sizes) == len(axes.sizes):
-        axes_of_map = [dims.index(dim) for dim in map_sizes]
-        fields = np.moveaxis(sample.values, axes_of_map, range(-len(axes_of_map), 0))
-        number = cells[_NUMBER].transpose(*map_sizes).values.ravel()
-        in_space = _space_variogram(fields.reshape(-1, number.size), number, axes)
+    if "space" in measured and not is_track:
+        in_space = _fit_in_space(sample, cells, map_sizes, axes)
     if "time" in measured and time_dim is not None and not is_track:
-        lines = np.moveaxis(sample.values, dims.index(time_dim), -1)
-        step = 1.0
-        if axes.steps > 1:
-            step = np.median(np.abs(np.diff(axes.time_numbers(axes))))
-        lags, semivariance, pairs = semivariances(
-            lines.reshape(-1, lines.shape[-1]), sample.positions[time_dim]
-        )
-        in_time = nearest_model(lags * step, semivariance, pairs)
+        in_time = _fit_in_time(sample, time_dim, axes)
     return SpaceTimeVariogram(in_space, in_time, variance)
+
+
+def _sample_cells(
+    cells: xr.DataArray, map_sizes: dict[str, int], time_dim: str | None
+) -> xr.DataArray:
+    """Number the locations of cells; of many cells, return a sample of lines."""
+    if map_sizes:
+        numbers = np.arange(math.prod(map_sizes.values())).reshape(tuple(map_sizes.values()))
+        cells = cells.assign_coords({_NUMBER: (tuple(map_sizes), numbers)})
+    if cells.size <= residuals.CELLS_AT_MOST:
+        return cells
+    line_dim = time_dim or next(iter(map_sizes), str(cells.dims[0]))
+    return residuals.sample_lines(cells, line_dim, deseason=True)
+
+
+def _fit_in_space(
+    sample: residuals.Residuals, cells: xr.DataArray, map_sizes: dict[str, int], axes: Axes
+) -> Variogram | None:
+    """Fit the variogram in space; None if the variable lacks a dim of the locations."""
+    if not map_sizes or len(map_sizes) != len(axes.sizes):
+        return None
+    dims = list(sample.positions)
+    axes_of_map = [dims.index(dim) for dim in map_sizes]
+    fields = np.moveaxis(sample.values, axes_of_map, range(-len(axes_of_map), 0))
+    number = cells[_NUMBER].transpose(*map_sizes).values.ravel()
+    return _space_variogram(fields.reshape(-1, number.size), number, axes)
+
+
+def _fit_in_time(sample: residuals.Residuals, time_dim: str, axes: Axes) -> Variogram | None:
+    """Fit the variogram in time, by differences in the units of the axes."""
+    lines = np.moveaxis(sample.values, list(sample.positions).index(time_dim), -1)
+    step = 1.0
+    if axes.steps > 1:
+        step = np.median(np.abs(np.diff(axes.time_numbers(axes))))
+    lags, semivariance, pairs = semivariances(
+        lines.reshape(-1, lines.shape[-1]), sample.positions[time_dim]
+    )
+    return nearest_model(lags * step, semivariance, pairs)
 
 
 def _space_variogram(fields: Floats, number: Ints, axes: Axes) -> Variogram | None:
