@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import click
@@ -24,7 +25,7 @@ from ml4cube.cli.configuration import (
 )
 from ml4cube.cli.files import MADE_BY, hash_line, is_copy, write_texts
 from ml4cube.cli.limits import memory_limit
-from ml4cube.cli.task import FAILED, WRONG, Task
+from ml4cube.cli.task import FAILED, WRONG, Keep, Report, Task
 from ml4cube.core.display import printable
 from ml4cube.core.errors import (
     CubeError,
@@ -155,13 +156,7 @@ class Command(click.Command):
             file = read_file(common["config"])
         chosen, arguments = self._merge(options, file, common["set"])
         if common["print_config"]:
-            text = self._as_yaml(chosen, arguments)
-
-            def show() -> int:
-                click.echo(text, nl=False)
-                return 0
-
-            return show
+            return partial(_show, self._as_yaml(chosen, arguments))
         lacking = [n for n, a in arguments.items() if a.is_required and chosen.get(n) is None]
         if lacking:
             raise InvalidValueError(f"{self.name} needs {', '.join(lacking)}; see --help")
@@ -172,23 +167,25 @@ class Command(click.Command):
         task = self._function(*positional, **chosen, **made_by)
         chosen |= dict(zip(self._positional, positional, strict=True))
 
-        def keep(path: str, result: Mapping[str, str] = _NO_RESULT, /, **replaced: Any) -> None:
-            # who uses it again has not asked to replace anything
-            made = {n: v for n, v in chosen.items() if n not in ("overwrite", "append")}
-            if is_main():
-                text = self._as_yaml({**made, **replaced}, arguments)
-                hashes = [f"{hash_line(out, content)}\n" for out, content in result.items()]
-                settings = f"{MADE_BY} {ml4cube.__version__}\n{text}{''.join(hashes)}"
-                write_texts({path: settings, **result})
+        return partial(_run, task, partial(self._keep, chosen, arguments), common)
 
-        def work() -> int:
-            report = task.plan() if common["dry_run"] else task.run(keep)
-            text = report.as_json() if common["json"] else report.text
-            if is_main() and text:
-                click.echo(printable(text))
-            return report.exit_code
-
-        return work
+    def _keep(
+        self,
+        chosen: Mapping[str, Any],
+        arguments: Mapping[str, Argument],
+        path: str,
+        result: Mapping[str, str] = _NO_RESULT,
+        /,
+        **replaced: Any,
+    ) -> None:
+        """Write the arguments of a call to a file, and texts that it made to others."""
+        # who uses it again has not asked to replace anything
+        made = {n: v for n, v in chosen.items() if n not in ("overwrite", "append")}
+        if is_main():
+            text = self._as_yaml({**made, **replaced}, arguments)
+            hashes = [f"{hash_line(out, content)}\n" for out, content in result.items()]
+            settings = f"{MADE_BY} {ml4cube.__version__}\n{text}{''.join(hashes)}"
+            write_texts({path: settings, **result})
 
     def _names(
         self, options: Mapping[str, Any], file: Mapping[str, Any], common: Mapping[str, Any]
@@ -229,6 +226,25 @@ class Command(click.Command):
                 defaults[name] = argument.default
         kinds = {n: f"{a.kind}{'; required' * a.is_required}" for n, a in arguments.items()}
         return as_yaml(str(self.name), {**defaults, **settings}, kinds)
+
+
+def _show(text: str) -> int:
+    click.echo(text, nl=False)
+    return 0
+
+
+def _run(task: Task, keep: Keep, common: Mapping[str, Any]) -> int:
+    """Do the work of a task, or plan it; write what it reports, and return the exit code."""
+    make: Callable[[], Report] = partial(task.run, keep)
+    if common["dry_run"]:
+        make = task.plan
+    report = make()
+    text = report.text
+    if common["json"]:
+        text = report.as_json()
+    if is_main() and text:
+        click.echo(printable(text))
+    return report.exit_code
 
 
 def _common_options() -> Iterator[click.Option]:

@@ -172,19 +172,11 @@ def fill_gaps(
     if isinstance(method, str):
         options = MethodOptions(method, beyond_ends, cycle, neighbours)
         methods = {n: options.method_of(cube[n], f.time_dim) for n, f in fillers.items()}
-        methods_to_score = methods
+        methods_to_score, filled_by = methods, method
     else:
-        if split_label(cube) is None:
-            warnings.warn(
-                "the cube has no split label, so the model may have been trained on the cells that "
-                "it is scored on, and its error may be larger than the scores say",
-                stacklevel=caller_level(),
-            )
+        filled_by = type(method).__name__
         predict = {"missing_chunks": missing_chunks, **(predict or {})}
-        methods = _predicted(cube, fillers, method, data, predict)
-        hidden = cube.assign({n: _hidden(f, cube[n]) for n, f in fillers.items()})
-        without_out = {key: value for key, value in predict.items() if key != "out"}
-        methods_to_score = _predicted(hidden, fillers, method, data, without_out)
+        methods, methods_to_score = _methods_of_model(cube, fillers, method, data, predict)
     sums = {
         name: _score(filler, methods_to_score[name], cube[name]) for name, filler in fillers.items()
     }
@@ -195,12 +187,9 @@ def fill_gaps(
             "and gaps that are not the same at all steps",
             stacklevel=caller_level(),
         )
-    described = method
-    if not isinstance(method, str):
-        described = type(method).__name__
     result = cube
     for name, filler in fillers.items():
-        result = result.assign(_filled(filler, methods[name], cube[name], described))
+        result = result.assign(_filled(filler, methods[name], cube[name], filled_by))
     return FilledCube(result, scores)
 
 
@@ -276,6 +265,26 @@ def _checked(
             f"variables must hold floating-point numbers, the cube has {list(cube.data_vars)}"
         )
     return heed_absent_chunks(cube, names, missing_chunks).cube, names
+
+
+def _methods_of_model(
+    cube: xr.Dataset,
+    fillers: Mapping[str, GapFiller],
+    model: Any,
+    data: Any,
+    predict: dict[str, Any],
+) -> tuple[dict[str, Method], dict[str, Method]]:
+    """Return the predictions that fill the gaps of a cube, and those of cells that are hidden."""
+    if split_label(cube) is None:
+        warnings.warn(
+            "the cube has no split label, so the model may have been trained on the cells that "
+            "it is scored on, and its error may be larger than the scores say",
+            stacklevel=caller_level(),
+        )
+    methods = _predicted(cube, fillers, model, data, predict)
+    hidden = cube.assign({n: _hidden(f, cube[n]) for n, f in fillers.items()})
+    without_out = {key: value for key, value in predict.items() if key != "out"}
+    return methods, _predicted(hidden, fillers, model, data, without_out)
 
 
 def _predicted(
