@@ -106,35 +106,18 @@ def heed_absent_chunks(
     are as good as gaps.
     """
     check_choice("missing_chunks", missing_chunks, choices)
-    found = {name: _find(name, cube.variables[name], mask) for name in dict.fromkeys(names)}
-    absent = {name: one.absent for name, one in found.items() if one.absent is not None}
+    searches = {name: _search(name, cube.variables[name], mask) for name in dict.fromkeys(names)}
+    absent = {name: search.absent for name, search in searches.items() if search.absent is not None}
     if missing_chunks == "raise":
         _refuse(absent)
-    unknown = [name for name, one in found.items() if not one.is_known]
-    if missing_chunks != "warn" and unknown:
-        raise InvalidValueError(
-            f"missing_chunks={missing_chunks!r} is not possible for {sorted(unknown)}: missing "
-            "chunks can be found in an opened zarr store that can be listed, and in a range of its "
-            "cells, not in what dask computes or selects; give the path of the store, or "
-            "missing_chunks='warn'"
-        )
-    valued = [name for name, one in absent.items() if not one.is_gap]
+    if missing_chunks != "warn":
+        _refuse_unknown(searches, missing_chunks)
+    valued = {name: chunks for name, chunks in absent.items() if not chunks.is_gap}
     if missing_chunks == "drop":
-        gaps = {}
-        dropped = {name: chunks for name in valued if (chunks := found[name].chunks) is not None}
-        for name, chunks in dropped.items():
-            variable = cube.variables[name]
-            if not (keep_integers and variable.dtype.kind in "iub"):
-                gaps[name] = _with_gaps(name, variable, chunks)
+        dropped = {n: chunks for n in valued if (chunks := searches[n].chunks) is not None}
+        gaps = _gaps_by_name(cube, dropped, keep_integers=keep_integers)
         return HeededCube(cube.assign(gaps), absent, dropped)
-    as_gaps = ", and 'drop' takes them for gaps" if "drop" in choices else ""
-    for name in valued:
-        warnings.warn(
-            f"variable {name!r}: {absent[name]}. This is right if its writer leaves out chunks "
-            "that hold only this value, as zarr does, and wrong if files were lost; "
-            f"missing_chunks='raise' refuses them{as_gaps}",
-            stacklevel=caller_level(),
-        )
+    _warn_of_values(valued, can_be_gaps="drop" in choices)
     return HeededCube(cube, absent, {})
 
 
@@ -154,11 +137,11 @@ def find_absent_chunks(
     cube: xr.Dataset, names: Iterable[str], mask: str | None = None
 ) -> dict[str, AbsentChunks]:
     """Return the absent chunks of some variables, without a word."""
-    found = {name: _find(name, cube.variables[name], mask).absent for name in names}
-    return {name: absent for name, absent in found.items() if absent is not None}
+    absent = {name: _search(name, cube.variables[name], mask).absent for name in names}
+    return {name: chunks for name, chunks in absent.items() if chunks is not None}
 
 
-class _Found(NamedTuple):
+class _Search(NamedTuple):
     """Absent chunks of a variable, which of its chunks exist, and whether these are known."""
 
     absent: AbsentChunks | None = None
@@ -166,21 +149,21 @@ class _Found(NamedTuple):
     is_known: bool = True
 
 
-def _find(name: str, variable: xr.Variable, mask: str | None) -> _Found:
+def _search(name: str, variable: xr.Variable, mask: str | None) -> _Search:
     """Find the absent chunks of a variable."""
     zarr = LazyZarr.of(variable)
     if zarr is None:
         if is_label(name, variable.dtype, variable.attrs):  # which is mostly computed
-            return _Found()
-        return _Found(_in_graph(variable, is_mask=name == mask), is_known=False)
+            return _Search()
+        return _Search(_in_graph(variable, is_mask=name == mask), is_known=False)
     if zarr.array is None or zarr.absent_are_gaps or not variable.ndim:
-        return _Found()
+        return _Search()
     chunks = None if zarr.box is None else ChunkPresence.of(zarr.array, zarr.box)
     if chunks is None:
-        return _Found(is_known=False)
+        return _Search(is_known=False)
     lazy = lazily_indexed(variable)
     assert lazy is not None
-    return _Found(_described(lazy, chunks, is_mask=name == mask), chunks)
+    return _Search(_described(lazy, chunks, is_mask=name == mask), chunks)
 
 
 def _in_graph(variable: xr.Variable, *, is_mask: bool) -> AbsentChunks | None:
@@ -214,11 +197,47 @@ def _described(lazy: xr.Variable, chunks: ChunkPresence, *, is_mask: bool) -> Ab
 
 
 def _refuse(absent: Mapping[str, AbsentChunks]) -> None:
-    for name, found in absent.items():
+    for name, chunks in absent.items():
         raise StoreError(
-            f"variable {name!r}: {found}; repair the source, or give missing_chunks='warn' if its "
+            f"variable {name!r}: {chunks}; repair the source, or give missing_chunks='warn' if its "
             "writer leaves out chunks that hold only this value"
         )
+
+
+def _refuse_unknown(searches: Mapping[str, _Search], missing_chunks: str) -> None:
+    unknown = [name for name, search in searches.items() if not search.is_known]
+    if unknown:
+        raise InvalidValueError(
+            f"missing_chunks={missing_chunks!r} is not possible for {sorted(unknown)}: missing "
+            "chunks can be found in an opened zarr store that can be listed, and in a range of its "
+            "cells, not in what dask computes or selects; give the path of the store, or "
+            "missing_chunks='warn'"
+        )
+
+
+def _warn_of_values(absent: Mapping[str, AbsentChunks], *, can_be_gaps: bool) -> None:
+    as_gaps = ""
+    if can_be_gaps:
+        as_gaps = ", and 'drop' takes them for gaps"
+    for name, chunks in absent.items():
+        warnings.warn(
+            f"variable {name!r}: {chunks}. This is right if its writer leaves out chunks "
+            "that hold only this value, as zarr does, and wrong if files were lost; "
+            f"missing_chunks='raise' refuses them{as_gaps}",
+            stacklevel=caller_level(),
+        )
+
+
+def _gaps_by_name(
+    cube: xr.Dataset, dropped: Mapping[str, ChunkPresence], *, keep_integers: bool
+) -> dict[str, xr.Variable]:
+    """Return variables with gaps in place of absent chunks, but for integers that are kept."""
+    gaps = {}
+    for name, chunks in dropped.items():
+        variable = cube.variables[name]
+        if not (keep_integers and variable.dtype.kind in "iub"):
+            gaps[name] = _with_gaps(name, variable, chunks)
+    return gaps
 
 
 def _with_gaps(name: str, variable: xr.Variable, chunks: ChunkPresence) -> xr.Variable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,19 +47,31 @@ _MOST_NAMED = 3  # variables that a warning names
 def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
     """Return the dims of a cube: those of its data variable with most dims, in its order."""
     kinds = not_data(ds, filter_var)
-    numeric = {
-        str(name): variable
-        for name, variable in ds.data_vars.items()
-        if name not in kinds and variable.dtype.kind in "fiubcmM" and not repeats_dim(variable)
-    }
-    # variables that samples cannot hold count only if there are no others
-    held = {name: variable for name, variable in numeric.items() if holds_dtype(variable.dtype)}
-    dims_of = {name: variable.dims for name, variable in (held or numeric).items()}
+    dims_of = _dims_of_numbers(ds, kinds)
     if not dims_of:
         raise InvalidValueError(
             "the cube has no data variable of numbers, booleans or dates with each dim once, only "
             f"{_variables_with_kinds(ds, kinds)}"
         )
+    return tuple(str(dim) for dim in _dims_of_grid(dims_of))
+
+
+def _dims_of_numbers(
+    ds: xr.Dataset, described: Container[Hashable]
+) -> dict[str, tuple[Hashable, ...]]:
+    """Return the dims of each data variable of numbers, booleans or dates."""
+    numeric = {
+        str(name): variable
+        for name, variable in ds.data_vars.items()
+        if name not in described and variable.dtype.kind in "fiubcmM" and not repeats_dim(variable)
+    }
+    # variables that samples cannot hold count only if there are no others
+    held = {name: variable for name, variable in numeric.items() if holds_dtype(variable.dtype)}
+    return {name: variable.dims for name, variable in (held or numeric).items()}
+
+
+def _dims_of_grid(dims_of: Mapping[str, tuple[Hashable, ...]]) -> tuple[Hashable, ...]:
+    """Return the dims of the variable with most dims; refuse variables of several grids."""
     most = max(map(len, dims_of.values()))
     first_on_grid: dict[frozenset[Hashable], str] = {}
     for name, dims in dims_of.items():
@@ -67,13 +79,13 @@ def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
             first_on_grid.setdefault(frozenset(dims), name)
     grid, largest = next(iter(first_on_grid.items()))
     if len(first_on_grid) > 1:
-        found = " and ".join(f"{n!r} with dims {dims_of[n]}" for n in first_on_grid.values())
+        grids = " and ".join(f"{n!r} with dims {dims_of[n]}" for n in first_on_grid.values())
         on_first_grid = [name for name, dims in dims_of.items() if grid.issuperset(dims)]
         raise InvalidValueError(
-            f"the dims of the cube are ambiguous: it has {found}; select the variables of one "
+            f"the dims of the cube are ambiguous: it has {grids}; select the variables of one "
             f"grid, ds[{on_first_grid}]"
         )
-    return tuple(str(dim) for dim in dims_of[largest])
+    return dims_of[largest]
 
 
 def _variables_with_kinds(ds: xr.Dataset, kinds: dict[str, str]) -> str:
@@ -194,37 +206,60 @@ def names_in(attribute: object) -> list[str]:
     return [word.rstrip(":") for word in str(attribute).split()]
 
 
-def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> dict[str, str]:
+def _bounds_by_name(ds: xr.Dataset, described: Mapping[str, str]) -> dict[str, str]:
     """Find bounds by the name of the variable, or of a dim that no data variable has."""
-    variables = {str(n): v for n, v in ds.data_vars.items() if n not in known}
+    variables = {str(n): v for n, v in ds.data_vars.items() if n not in described}
     short_dims = {dim for dim, n in ds.sizes.items() if n <= _MOST_VERTICES}
-    bounds_dims = {
-        dim for dim in short_dims.difference(ds.coords) if _BOUNDS_DIM.search(str(dim).lower())
-    }
     by_name = {name for name in variables if _BOUNDS.search(name.lower())}
-    by_dim = {n for n, v in variables.items() if bounds_dims.intersection(v.dims)}
-    data_dims = {
-        dim
-        for name, v in variables.items()
-        if name not in by_name | by_dim and holds_dtype(v.dtype) and not repeats_dim(v)
-        for dim in v.dims
-    }
-    # a dim alone tells only beside data that they can be the bounds of
-    candidates = by_name
-    if data_dims:
-        candidates = by_name | by_dim
-    own_dims = short_dims - data_dims
-    axis_names = {str(name).lower() for name in (*ds.coords, *ds.dims)}
-    named_after_axis = {name for name in by_name if _BOUNDS.sub("", name.lower()) in axis_names}
+    dim_of_bounds = _dim_of_bounds(variables, short_dims.difference(ds.coords))
+    data_dims = _dims_of_data(variables, by_name.union(dim_of_bounds))
+    has_own_dim = _names_along(variables, short_dims - data_dims)
+    by_dim = has_own_dim.intersection(dim_of_bounds)
+    bounds = _named_after_axis(ds, by_name) | (by_name & has_own_dim)
     kinds: dict[str, str] = {}
-    for name, variable in variables.items():
-        own = own_dims.intersection(variable.dims)
-        if name in named_after_axis or (name in by_name and own):
+    for name in variables:
+        if name in bounds:
             kinds[name] = "bounds of cells by its name"
-        elif name in candidates and own:
-            dim = next(dim for dim in variable.dims if dim in bounds_dims)
-            kinds[name] = f"{_TAKEN_FOR_BOUNDS} {dim!r} (give the dim a coordinate if it is data)"
+        elif data_dims and name in by_dim:
+            # a dim alone tells only beside data that they can be the bounds of
+            kinds[name] = (
+                f"{_TAKEN_FOR_BOUNDS} {dim_of_bounds[name]!r} (give the dim a coordinate if it is "
+                "data)"
+            )
     return kinds
+
+
+def _dim_of_bounds(
+    variables: Mapping[str, xr.DataArray], dims: Iterable[Hashable]
+) -> dict[str, Hashable]:
+    """Return the first dim of each variable that is one of bounds by its name, among some dims."""
+    bounds_dims = {dim for dim in dims if _BOUNDS_DIM.search(str(dim).lower())}
+    dim_of: dict[str, Hashable] = {}
+    for name, variable in variables.items():
+        for dim in variable.dims:
+            if dim in bounds_dims:
+                dim_of.setdefault(name, dim)
+    return dim_of
+
+
+def _dims_of_data(variables: Mapping[str, xr.DataArray], but: Container[str]) -> set[Hashable]:
+    """Return the dims of the variables that samples can hold, but for some."""
+    dims: set[Hashable] = set()
+    for name, variable in variables.items():
+        if name not in but and holds_dtype(variable.dtype) and not repeats_dim(variable):
+            dims.update(variable.dims)
+    return dims
+
+
+def _names_along(variables: Mapping[str, xr.DataArray], dims: set[Hashable]) -> set[str]:
+    """Return the variables along any of some dims."""
+    return {name for name, variable in variables.items() if dims.intersection(variable.dims)}
+
+
+def _named_after_axis(ds: xr.Dataset, names: Iterable[str]) -> set[str]:
+    """Return the names that are those of a coordinate or dim, and say that they are its bounds."""
+    axis_names = {str(name).lower() for name in (*ds.coords, *ds.dims)}
+    return {name for name in names if _BOUNDS.sub("", name.lower()) in axis_names}
 
 
 def split_label(ds: xr.Dataset) -> str | None:
