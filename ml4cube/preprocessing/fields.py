@@ -34,6 +34,9 @@ from ml4cube.preprocessing.cubes import any_over_other_dims, check_known
 _LABEL, _WEIGHTS, _GROUPS = "split label", "weights of cells", "groups of steps"
 _NONE = VariableStatistics()
 
+# By the text of an index, the index of some entries and their histogram.
+Histograms = dict[str, tuple[Any, Histogram]]
+
 
 @dataclass(frozen=True)
 class FieldOptions:
@@ -89,6 +92,10 @@ class FieldOptions:
             has_histogram=has_histogram,
             labels=labels,
         )
+
+    def labels_of(self, dims: Iterable[str]) -> dict[str, NDArray[Any]]:
+        """Return the labels along those of some dims that have any."""
+        return {dim: self.labels[dim] for dim in dims if dim in self.labels}
 
     @property
     def are_default(self) -> bool:
@@ -171,45 +178,81 @@ def _field_statistics(
 ) -> FieldStatistics:
     """Compute the statistics of the cells of one variable whose label is `code`, or of all."""
     dims = variable.dims
-    kept_dims = [str(dim) for dim in dims if options.dims is not None and dim not in options.dims]
+    kept_dims = _kept_dims(variable, options)
     sizes = {dim: variable.sizes[dim] for dim in kept_dims}
-    groups, time_axis = options.groups, None
-    if groups is not None and groups.dims[0] not in dims:
-        groups = None  # without a time dim there is no climatology
+    groups, time_axis = _groups_of_steps(variable, options), None
     if options.by is not None and groups is not None:
         time_axis = dims.index(groups.dims[0])
         sizes = {options.by: len(options.labels[options.by]), **sizes}
     shape = tuple(sizes.values())
     axes = tuple(axis for axis, dim in enumerate(dims) if dim not in kept_dims)
-    bins = default_bins(math.prod(shape)) if options.has_histogram else None
+    bins = None
+    if options.has_histogram:
+        bins = default_bins(math.prod(shape))
     weights = options.weights.get(name)
     total = Moments.empty(shape)
-    histograms: dict[str, tuple[Any, Histogram]] = {}
+    histograms: Histograms = {}
     reader = CubeReader.of_variables(
         {name: variable, _LABEL: label, _WEIGHTS: weights, _GROUPS: groups}
     )
     blocks = blocks_of(reader)
     sum_block = partial(_sum_block, name, code, axes, time_axis, bins)
     for block, sums in zip(blocks, scan(reader, sum_block, blocks), strict=True):
-        slices = block.slices
+        kept_slices = tuple(block.slices[dim] for dim in kept_dims)
         for group, moments, histogram in sums:
-            front = () if groups is None else (group,)
-            # `...` makes a single entry a view, too
-            index = (*front, *(slices[dim] for dim in kept_dims), ...)
-            entries = Moments(*(array[index] for array in total))
-            for array, merged in zip(entries, entries.merge(moments), strict=True):
-                array[...] = merged
-            if histogram is not None:
-                # two blocks have either the same index or no entry in common
-                if str(index) in histograms:
-                    histogram = histograms[str(index)][1].merge(histogram)
-                histograms[str(index)] = index, histogram
+            index: tuple[Any, ...] = kept_slices
+            if groups is not None:
+                index = (group, *kept_slices)
+            _merge_entries(total, histograms, index, moments, histogram)
     whole = None
     if bins is not None:
-        dtype = np.int64 if weights is None else np.float64
-        whole = Histogram.gathered(shape, bins, list(histograms.values()), dtype)
-    labels = {dim: options.labels[dim] for dim in sizes if dim in options.labels}
-    return FieldStatistics(*total, tuple(sizes), labels, whole, options.weighting)
+        whole = _gathered(shape, bins, histograms, is_weighted=weights is not None)
+    return FieldStatistics(*total, tuple(sizes), options.labels_of(sizes), whole, options.weighting)
+
+
+def _kept_dims(variable: xr.Variable, options: FieldOptions) -> list[str]:
+    """Return the dims of a variable that are not reduced over."""
+    if options.dims is None:
+        return []
+    return [str(dim) for dim in variable.dims if dim not in options.dims]
+
+
+def _groups_of_steps(variable: xr.Variable, options: FieldOptions) -> xr.Variable | None:
+    """Return the group of each time step; None without a climatology, as without a time dim."""
+    groups = options.groups
+    if groups is None or groups.dims[0] not in variable.dims:
+        return None
+    return groups
+
+
+def _merge_entries(
+    total: Moments,
+    histograms: Histograms,
+    index: tuple[Any, ...],
+    moments: Moments,
+    histogram: Histogram | None,
+) -> None:
+    """Merge the sums of one group in a block into the entries at an index."""
+    index = (*index, ...)  # makes a single entry a view, too
+    entries = Moments(*(array[index] for array in total))
+    for array, merged in zip(entries, entries.merge(moments), strict=True):
+        array[...] = merged
+    if histogram is None:
+        return
+    # two blocks have either the same index or no entry in common
+    if str(index) in histograms:
+        histogram = histograms[str(index)][1].merge(histogram)
+    histograms[str(index)] = index, histogram
+
+
+def _gathered(
+    shape: tuple[int, ...], bins: int, histograms: Histograms, *, is_weighted: bool
+) -> Histogram:
+    """Return the histogram of all entries."""
+    dtype: type[np.number[Any]] = np.int64
+    if is_weighted:
+        dtype = np.float64
+    return Histogram.gathered(shape, bins, list(histograms.values()), dtype)
 
 
 def _sum_block(

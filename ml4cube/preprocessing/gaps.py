@@ -307,9 +307,11 @@ def drop_nan_values(
     gap_variables = _gap_variables(cube, data, vars, mode, filter_var)
     if mode is None:
         return like_given(cube, ds)
+    to_decode = gap_variables
     if vars is None:
         check_left_out(cube)
-    for name in data if vars is None else gap_variables:
+        to_decode = data
+    for name in to_decode:
         check_decoded(name, cube[name])
     mask_name = None
     if mode == "masked":
@@ -324,6 +326,17 @@ def drop_nan_values(
     if SAMPLE_DIM in cube.dims:
         codes = gap_codes(cube, gap_variables, mode, mask_name)
         return like_given(_drop_samples(cube, codes.values), ds)
+    return like_given(_drop_cells(cube, data, gap_variables, mode, mask_name), ds)
+
+
+def _drop_cells(
+    cube: xr.Dataset,
+    data: list[str],
+    gap_variables: list[str],
+    mode: str,
+    mask_name: str | None,
+) -> xr.Dataset:
+    """Make gaps of the dropped cells of a cube without samples, in all data on their dims."""
     counted = variable_to_count(cube, gap_variables, mask_name)
     if counted is None:
         dims = {name: cube[name].dims for name in filter(None, [*gap_variables, mask_name])}
@@ -338,7 +351,7 @@ def drop_nan_values(
             check_numpy(f"variable {name!r}", cube[name].dtype)
             dropped[name] = _with_gaps(cube[name], codes != KEPT)
     stage = Stage(gap_variables, mode, mask_name, counted)
-    return like_given(with_stage_counts(cubes.with_arrays(cube, dropped), cube, stage, codes), ds)
+    return with_stage_counts(cubes.with_arrays(cube, dropped), cube, stage, codes)
 
 
 def _gap_variables(

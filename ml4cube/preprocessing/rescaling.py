@@ -62,25 +62,14 @@ def rescale(
         )
     arrays: Mapping[Any, Any]
     if isinstance(ds, xr.Dataset | xr.DataArray):
-        if isinstance(ds, xr.DataArray) and ds.name is None and len(pairs) == 1:
-            pairs = {masks_and_labels.DATA_VAR: next(iter(pairs.values()))}
+        pairs = _pairs_of_cube(pairs, ds)
         cube = as_dataset(ds)
         cubes.present_mask(cube.variables, filter_var)
-        label = split_label(cube)
-        arrays = {
-            name: array
-            for name, array in cube.items()
-            if name != label
-            and not masks_and_labels.is_mask(name, array.dtype, array.attrs, filter_var)
-        }
+        arrays = _unlabelled(cube, filter_var)
     else:
         cubes.present_mask(ds, filter_var)
         arrays = {n: a for n, a in ds.items() if n not in ("split", filter_var)}
-    names = [str(name) for name in arrays if name in pairs]
-    if not names:
-        raise InvalidValueError(
-            f"{argument} has {list(pairs)}, the data have {list(arrays)}: no variable in common"
-        )
+    names = _names_in_common(argument, pairs, arrays)
     # all numbers are checked before a value is read
     numbers = {n: _offset_and_scale(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in names}
     if rescale_values is scale_values:
@@ -89,6 +78,34 @@ def rescale(
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return like_given(cubes.with_arrays(cube, rescaled), ds)
     return Samples({**ds, **rescaled}, getattr(ds, "accounting", None))
+
+
+def _pairs_of_cube(pairs: Pairs, cube: xr.Dataset | xr.DataArray) -> Pairs:
+    """Return pairs by variable; a single one is that of an array without a name."""
+    if isinstance(cube, xr.DataArray) and cube.name is None and len(pairs) == 1:
+        return {masks_and_labels.DATA_VAR: next(iter(pairs.values()))}
+    return pairs
+
+
+def _unlabelled(cube: xr.Dataset, filter_var: str | None) -> dict[Any, xr.DataArray]:
+    """Return the data variables of a cube but for labels and masks."""
+    label = split_label(cube)
+    return {
+        name: array
+        for name, array in cube.items()
+        if name != label
+        and not masks_and_labels.is_mask(name, array.dtype, array.attrs, filter_var)
+    }
+
+
+def _names_in_common(argument: str, pairs: Pairs, arrays: Mapping[Any, Any]) -> list[str]:
+    """Return the variables that have a pair; refuse pairs of others only."""
+    names = [str(name) for name in arrays if name in pairs]
+    if not names:
+        raise InvalidValueError(
+            f"{argument} has {list(pairs)}, the data have {list(arrays)}: no variable in common"
+        )
+    return names
 
 
 def warn_of_erased(pairs: Pairs, scale_fn: str) -> None:

@@ -55,21 +55,34 @@ def as_cube(ds: cubes.Cube, filter_var: str | None = masks_and_labels.FILTER_VAR
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return as_dataset(ds)
     arrays = {name: masked_to_gaps(values) for name, values in ds.items()}
-    shapes = {n: array.shape for n, array in arrays.items() if n not in (filter_var, "split")}
-    lengths = {name: shape[:1] for name, shape in shapes.items()}
-    if len(set(lengths.values())) != 1 or () in lengths.values():
-        raise InvalidValueError(f"arrays of samples must have equal first lengths, got {lengths}")
+    shapes = _data_shapes(arrays, filter_var)
     data_shapes = [s for s in shapes.values() if len(s) > 1] or [*shapes.values()]
     for name in arrays.keys() - shapes.keys():
         # it must fit the windows of all data, and then all give the same array
         arrays[name] = [_with_samples(arrays[name], shape, name) for shape in data_shapes][-1]
     # fastpath: dates and objects stay as they are
     variables = {n: xr.Variable(_dims(v.shape), v, fastpath=True) for n, v in arrays.items()}
-    dims = {dim for variable in variables.values() for dim in variable.dims}
-    if taken := [name for name in arrays if name in dims or is_count(name)]:
-        raise InvalidValueError(f"variables of samples must not be named {taken}; rename them")
+    _check_names(variables)
     counts = {name: n for name, n in getattr(ds, "accounting", {}).items() if name != "kept"}
     return as_dataset(with_counts(xr.Dataset(variables), counts))
+
+
+def _data_shapes(
+    arrays: Mapping[str, NDArray[Any]], filter_var: str | None
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all arrays but labels and masks; refuse different numbers of samples."""
+    shapes = {n: array.shape for n, array in arrays.items() if n not in (filter_var, "split")}
+    lengths = {name: shape[:1] for name, shape in shapes.items()}
+    if len(set(lengths.values())) != 1 or () in lengths.values():
+        raise InvalidValueError(f"arrays of samples must have equal first lengths, got {lengths}")
+    return shapes
+
+
+def _check_names(variables: Mapping[str, xr.Variable]) -> None:
+    """Refuse variables named like a dim of samples or a count."""
+    dims = {dim for variable in variables.values() for dim in variable.dims}
+    if taken := [name for name in variables if name in dims or is_count(name)]:
+        raise InvalidValueError(f"variables of samples must not be named {taken}; rename them")
 
 
 def _dims(shape: tuple[int, ...]) -> list[str]:
