@@ -143,36 +143,18 @@ class DatasetOptions(TargetOptions):
 
 def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMetadata | None]:
     """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut."""
-    part = options.part
     # `progress` may be given for a store too, which needs none.
     only_for_cubes = [name for name in options.for_cubes if name != "progress"]
     ds = _opened(ds, may_be_cube=bool(only_for_cubes))
-    metadata = None
+    metadata, dim = None, SAMPLE_DIM
     if "ml4cube_format" in ds.attrs:
         metadata = StoreMetadata.of(ds)
-    dim = SAMPLE_DIM
-    if metadata:
-        dim = metadata.recipe.array_dims[0]
-    if metadata and dim not in ds.dims:
-        raise InvalidValueError(
-            f"ds is a sample store but has no dim {dim!r}, only {list(ds.dims)}; rename the dim "
-            f"back, or select one sample by isel({dim}=[0])"
-        )
+        dim = _sample_dim(ds, metadata)
     shape = {str(d): n for d, n in ds.sizes.items() if d != dim}
     options = options.with_all_steps(shape, is_store=dim in ds.dims)
     if dim not in ds.dims:
-        cutting = options.for_cubes
-        cutting["part"] = part or "train"
-        if options.shifted:  # Targets have windows of their own, which are never filled.
-            cutting["shifted_targets"] = options
-        else:
-            cutting["unfilled"] = options.scored
-        return cut_cube(ds, CubeOptions(**cutting))
-    if part is not None and (metadata is None or metadata.part != part):
-        found = "made by hand"
-        if metadata:
-            found = f"the store of {metadata.part!r}"
-        raise InvalidValueError(f"part={part!r}, but ds is {found}; open that of {part!r}")
+        return cut_cube(ds, _cutting_options(options))
+    _check_part(options.part, metadata)
     # At a lead time, `sample_size` is that of the inputs in a stored window.
     if only_for_cubes and not (options.shifted and only_for_cubes == ["sample_size"]):
         raise InvalidTypeError(
@@ -183,6 +165,38 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
     if options.shifted:
         return cut_windows(source, options, options.sample_size), metadata
     return source, metadata
+
+
+def _sample_dim(ds: xr.Dataset, metadata: StoreMetadata) -> str:
+    """Return the dim of the samples of a store; refuse a store that has lost it."""
+    dim = metadata.recipe.array_dims[0]
+    if dim not in ds.dims:
+        raise InvalidValueError(
+            f"ds is a sample store but has no dim {dim!r}, only {list(ds.dims)}; rename the dim "
+            f"back, or select one sample by isel({dim}=[0])"
+        )
+    return dim
+
+
+def _cutting_options(options: DatasetOptions) -> CubeOptions:
+    """Return the options that a cube is cut by."""
+    cutting = options.for_cubes
+    cutting["part"] = options.part or "train"
+    if options.shifted:  # Targets have windows of their own, which are never filled.
+        cutting["shifted_targets"] = options
+    else:
+        cutting["unfilled"] = options.scored
+    return CubeOptions(**cutting)
+
+
+def _check_part(part: str | None, metadata: StoreMetadata | None) -> None:
+    """Refuse samples of another part than the one asked for."""
+    if part is None or (metadata and metadata.part == part):
+        return
+    described = "made by hand"
+    if metadata:
+        described = f"the store of {metadata.part!r}"
+    raise InvalidValueError(f"part={part!r}, but ds is {described}; open that of {part!r}")
 
 
 def _opened(source: Any, *, may_be_cube: bool) -> xr.Dataset:

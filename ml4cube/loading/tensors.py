@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -520,44 +520,48 @@ class PTXrDataset(Summarized, Dataset[Any]):
 
     def _choose_variables(self, options: DatasetOptions) -> None:
         """Choose the variables of X and of y, and whether they are stacked."""
-        targets, chosen = options.targets, options.chosen
+        self.targets = targets = options.targets
         stored = [name.variable for name in self._source.variables if name.role == INPUT]
-        reasons = {}
-        if self.metadata:
-            reasons = self.metadata.provenance.get("left_out", {})
-        check_known("to_pred", targets, stored, reasons)
-        check_known("features", chosen, stored, reasons)
-        both = set(targets) & set(chosen)
-        if both and not self.shifted:
-            raise InvalidValueError(
-                f"{sorted(both)} are in to_pred and in features; name each in one of them, or "
-                "give target_offset if the targets lie elsewhere"
-            )
-        self.targets = targets
+        self._check_chosen(options, stored)
         # At a lead time, y has arrays of its own in the source, and targets are features too.
-        y_role, not_features = (TARGET, ()) if self.shifted else (INPUT, targets)
+        y_role, not_features = INPUT, targets
+        if self.shifted:
+            y_role, not_features = TARGET, ()
         self._y_names = tuple(ArrayName(name, y_role) for name in targets)
         others = {*not_features, options.weights_variable, *self._source.auxiliary}
-        features = [name for name in stored if name not in others]
-        recipe = None
-        if self.metadata:
-            recipe = self.metadata.recipe
-        if (
-            recipe
-            and recipe.features
-            and targets
-            and targets == recipe.targets
-            and not self.shifted
-        ):
-            # The store records the features that were sampled for these targets.
-            features = [name for name in recipe.features if name in stored]
-        self.features = chosen or tuple(features)
-        self._stacked = bool(chosen or targets)
+        self.features = options.chosen or self._default_features(stored, others)
+        self._stacked = bool(options.chosen or targets)
         if not self.features:
             raise InvalidValueError(
                 f"no variable is left to predict {list(targets)} from, the samples have "
                 f"{stored}; name fewer in to_pred"
             )
+
+    def _check_chosen(self, options: DatasetOptions, stored: Sequence[str]) -> None:
+        """Refuse targets and features that the samples lack, or that are both."""
+        reasons = {}
+        if self.metadata:
+            reasons = self.metadata.provenance.get("left_out", {})
+        check_known("to_pred", options.targets, stored, reasons)
+        check_known("features", options.chosen, stored, reasons)
+        both = set(options.targets) & set(options.chosen)
+        if both and not self.shifted:
+            raise InvalidValueError(
+                f"{sorted(both)} are in to_pred and in features; name each in one of them, or "
+                "give target_offset if the targets lie elsewhere"
+            )
+
+    def _default_features(
+        self, stored: Sequence[str], others: Collection[str | None]
+    ) -> tuple[str, ...]:
+        """Return the features that a store was sampled with for just these targets, or the rest."""
+        rest = tuple(name for name in stored if name not in others)
+        if self.metadata is None or self.shifted or not self.targets:
+            return rest
+        recipe = self.metadata.recipe
+        if not recipe.features or self.targets != recipe.targets:
+            return rest
+        return tuple(name for name in recipe.features if name in stored)
 
     def _warn_of_filled(self, ds: Any, options: DatasetOptions) -> None:
         """Warn of targets or weights whose gaps were filled when they were sampled."""

@@ -33,35 +33,49 @@ def to_dataset(
     """Make a Dataset of a batch, with names, coordinates and units."""
     import xarray as xr
 
-    for field, array in zip(fields, arrays, strict=True):
-        if array.shape != (len(samples), *field.shape):
-            raise InvalidValueError(
-                f"the array of {[name.variable for name in field.names]} must have the shape "
-                f"{(len(samples), *field.shape)} for {len(samples)} samples, got {array.shape}"
-            )
+    _check_shapes(fields, arrays, len(samples))
     scaling = known_scaling(metadata)
-    described = metadata.provenance.get("variables", {}) if metadata else {}
-    inputs = {n.variable for field in fields for n in field.names if n.role == INPUT}
+    described = {}
+    if metadata:
+        described = metadata.provenance.get("variables", {})
+    inputs = _input_names(fields)
     variables: dict[str, Any] = {}
     windows: dict[str, _WindowDim] = {}
     for field, array in zip(fields, arrays, strict=True):
         for name, values in field.views(array).items():
             cube_name, dims = name.variable, _window_dims(source, name)
             windows |= dims
-            if unscale and cube_name in scaling:
+            is_scaled = cube_name in scaling
+            if unscale and is_scaled:
                 values = unscaled(scaling[cube_name], name, values, source, samples)
-            is_scaled = cube_name in scaling and not unscale
-            attrs = {} if is_scaled else dict(described.get(cube_name, {}).get("attrs", {}))
+                is_scaled = False
+            attrs = {}
+            if not is_scaled:
+                attrs = dict(described.get(cube_name, {}).get("attrs", {}))
             variables[_shown_name(name, inputs)] = xr.Variable((SAMPLE_DIM, *dims), values, attrs)
     ds = xr.Dataset(variables)
     coords = {k: v for k, v in source.coords(samples).items() if k not in ds.variables}
     ds = ds.assign_coords({name: (SAMPLE_DIM, values) for name, values in coords.items()})
     ds = ds.assign_coords({"sample": (SAMPLE_DIM, samples)})
-    for dim, along in source.lead.items():
-        if along.offset and f"{dim}_target" not in windows:
-            # Targets without an axis along the dim; the coordinate still says where they lie.
-            windows[f"{dim}_target"] = _WindowDim(source.cube_dim(dim), 0, along.offset)
+    # Where targets have no axis along a dim, the coordinate still says where they lie.
+    for dim, window in _windows_of_leads(source).items():
+        windows.setdefault(dim, window)
     return ds.assign_coords(_coords_of_cells(source, windows, coords))
+
+
+def _check_shapes(fields: Sequence[Field], arrays: Sequence[NDArray[Any]], n: int) -> None:
+    """Refuse arrays of another shape than those of the fields of n samples."""
+    for field, array in zip(fields, arrays, strict=True):
+        if array.shape != (n, *field.shape):
+            raise InvalidValueError(
+                f"the array of {[name.variable for name in field.names]} must have the shape "
+                f"{(n, *field.shape)} for {n} samples, got {array.shape}"
+            )
+
+
+def _input_names(fields: Sequence[Field]) -> set[str]:
+    """Return the variables that are inputs."""
+    return {n.variable for field in fields for n in field.names if n.role == INPUT}
 
 
 def _shown_name(name: ArrayName, inputs: Collection[str]) -> str:
@@ -93,6 +107,15 @@ def _window_dims(source: SampleSource, name: ArrayName) -> dict[str, _WindowDim]
         shown = f"{dim}_target" if differs else dim
         dims[shown] = _WindowDim(source.cube_dim(dim), cells, along.offset)
     return dims
+
+
+def _windows_of_leads(source: SampleSource) -> dict[str, _WindowDim]:
+    """Return windows without cells at the lead times of targets."""
+    return {
+        f"{dim}_target": _WindowDim(source.cube_dim(dim), 0, lead.offset)
+        for dim, lead in source.lead.items()
+        if lead.offset
+    }
 
 
 def _coords_of_cells(
