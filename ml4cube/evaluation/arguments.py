@@ -115,6 +115,21 @@ def common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list
     return names
 
 
+def _check_means(means: xr.Dataset, variables: Sequence[str]) -> None:
+    """Refuse a climatology that lacks a variable."""
+    if not set(variables) <= set(means.data_vars):
+        raise InvalidValueError(
+            f"climatology must have the variables {list(variables)}, got {list(means.data_vars)}"
+        )
+
+
+def _needing_climatology(names: Sequence[str]) -> list[str]:
+    """Return the baselines, then the metrics, that need a climatology."""
+    needing = [name for name in names if name in FROM_CLIMATOLOGY]
+    metrics = [METRICS[name] for name in names if name in METRICS]
+    return needing + [metric.name for metric in metrics if metric.needs_climatology]
+
+
 def climatology_options(
     truth: xr.Dataset,
     timing: Timing,
@@ -126,22 +141,18 @@ def climatology_options(
     if isinstance(climatology, xr.DataArray) and len(variables) == 1:
         climatology = climatology.rename(variables[0])
     options = ClimatologyOptions.of(truth, timing, climatology)
-    if options.means is not None and not set(variables) <= set(options.means.data_vars):
-        raise InvalidValueError(
-            f"climatology must have the variables {list(variables)}, got "
-            f"{list(options.means.data_vars)}"
-        )
+    if options.means is not None:
+        _check_means(options.means, variables)
     wanted = list(wanted)
-    metrics = [METRICS[name] for name in wanted if name in METRICS]
-    needing = [name for name in wanted if name in FROM_CLIMATOLOGY]
-    needing += [metric.name for metric in metrics if metric.needs_climatology]
+    needing = _needing_climatology(wanted)
     lacks = not options.is_known or (DAMPED in needing and not options.train.steps.size)
     if needing and lacks:
         raise InvalidValueError(
             f"{needing} need train cells, but truth has no split label and no date before those of "
             "the prediction; add a label, as with assign_time_split, or give climatology="
         )
-    if lacks or (metrics and not needing):  # by default, acc if it can be had
+    has_metrics = not METRICS.keys().isdisjoint(wanted)
+    if lacks or (has_metrics and not needing):  # by default, acc if it can be had
         return None
     warn_of_train_cells(options, truth, timing, climatology)
     return options

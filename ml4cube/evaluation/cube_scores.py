@@ -146,22 +146,14 @@ def score_cube(
     metrics = names_of("metrics", metrics)
     for metric in metrics:
         check_choice("metrics", metric, list(PAIR_METRICS))
-    for argument, cube in (("prediction", prediction), ("truth", truth)):
-        if not isinstance(cube, xr.Dataset | xr.DataArray):
-            raise InvalidTypeError(
-                f"{argument} must be a Dataset or DataArray, got {type(cube).__name__}"
-            )
+    _check_type("prediction", prediction)
+    _check_type("truth", truth)
     pairs = _pairs(prediction, truth)
     largest = max((predicted for predicted, _ in pairs.values()), key=lambda array: array.ndim)
     groupings = [Grouping.of(label, largest) for label in as_list(by)]
-    names = [grouping.name for grouping in groupings]
-    if len({"variable", *metrics, *names}) < 1 + len(set(metrics)) + len(names):
-        raise InvalidValueError(
-            "by must hold labels of different names, other than 'variable' and those of metrics, "
-            f"got {names}; rename them, e.g. da.rename('region')"
-        )
+    _check_names([grouping.name for grouping in groupings], metrics)
     # not of the prediction, which arithmetic may have changed with its values
-    variables = dict(truth.variables) if isinstance(truth, xr.Dataset) else {}
+    variables = _variables_of(truth)
     sums, descriptions = [], {}
     for name, pair in pairs.items():
         predicted, true = (heed_in_array(array, missing_chunks) for array in pair)
@@ -176,10 +168,37 @@ def score_cube(
         )
         for metric in metrics
     }
-    distinct = set(descriptions.values())
-    by_variable = [f"{name}: {text}" for name, text in descriptions.items()]
-    attrs = {"weights": distinct.pop() if len(distinct) == 1 else "; ".join(by_variable)}
+    attrs = {"weights": _description_of_all(descriptions)}
     return xr.Dataset(scores, {"variable": [str(name) for name in pairs], **coords}, attrs)
+
+
+def _variables_of(cube: Cube) -> dict[Hashable, xr.Variable]:
+    if isinstance(cube, xr.Dataset):
+        return dict(cube.variables)
+    return {}
+
+
+def _check_type(argument: str, cube: object) -> None:
+    if not isinstance(cube, xr.Dataset | xr.DataArray):
+        raise InvalidTypeError(
+            f"{argument} must be a Dataset or DataArray, got {type(cube).__name__}"
+        )
+
+
+def _check_names(labels: Sequence[str], metrics: Sequence[str]) -> None:
+    """Refuse labels that cannot be dims of the scores."""
+    if len({"variable", *metrics, *labels}) < 1 + len(set(metrics)) + len(labels):
+        raise InvalidValueError(
+            "by must hold labels of different names, other than 'variable' and those of metrics, "
+            f"got {labels}; rename them, e.g. da.rename('region')"
+        )
+
+
+def _description_of_all(descriptions: Mapping[Hashable, str]) -> str:
+    """Return the description of the weights, by variable if they differ."""
+    if len(set(descriptions.values())) == 1:
+        return next(iter(descriptions.values()))
+    return "; ".join([f"{name}: {text}" for name, text in descriptions.items()])
 
 
 def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, xr.DataArray]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from ml4cube.core.axes import date_keys
 from ml4cube.core.metric_registry import Floats
@@ -31,22 +32,20 @@ class RowGroups:
         self._other_labels = [name for name in cell_labels if name not in by]
         self.of_dates = [name for name in of_rows if name not in (self._sample_dim, LEAD)]
         self.dims = (*of_rows, *self._of_cells)
-        self.coords = {
-            name: rows[name].reset_coords(drop=True).variable
-            for name in self.dims
-            if name in rows.coords
-        }
+        self.coords = _coords(rows, self.dims)
         self.shape = tuple(rows.sizes[name] for name in self.dims)
         # of dates and lead times, and labels of cells
-        self.group_shape = tuple(
-            math.prod(rows.sizes[name] for name in names) for names in (of_rows, self._of_cells)
-        )
-        # the group of each sample and lead, -1 for none
+        self.group_shape = (_size_along(rows, of_rows), _size_along(rows, self._of_cells))
+        self._codes = self._codes_of_rows(of_rows)
+
+    def _codes_of_rows(self, names: Sequence[str]) -> NDArray[Any]:
+        """Return the group of each sample and lead by some labels, -1 for none."""
+        rows = self._rows
         n, leads = rows.sizes[self._sample_dim], rows.sizes[LEAD]
         own_codes = {self._sample_dim: np.arange(n)[:, None], LEAD: np.arange(leads)[None, :]}
         codes = {name: rows[name + CODE].values for name in self.of_dates} | own_codes
-        group = combined((codes[name], rows.sizes[name]) for name in of_rows)
-        self._codes = np.broadcast_to(group, (n, leads))
+        group = combined((codes[name], rows.sizes[name]) for name in names)
+        return np.broadcast_to(group, (n, leads))
 
     @property
     def has_several_dates(self) -> bool:
@@ -124,3 +123,14 @@ class RowGroups:
 
 def _slices(n: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def _coords(rows: xr.Dataset, dims: Iterable[str]) -> dict[str, xr.Variable]:
+    """Return the coordinates along dims that have one."""
+    return {
+        name: rows[name].reset_coords(drop=True).variable for name in dims if name in rows.coords
+    }
+
+
+def _size_along(rows: xr.Dataset, dims: Iterable[str]) -> int:
+    return math.prod(rows.sizes[name] for name in dims)

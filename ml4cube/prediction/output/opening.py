@@ -65,6 +65,20 @@ def check_output(
         raise StoreExistsError(f"{location} exists; choose another path or pass overwrite=True")
 
 
+def _check_template(location: Location, template: xr.Dataset) -> None:
+    """Refuse names and attributes of a predicted cube that cannot be written at a location."""
+    names = map(str, (*template.variables, *template.dims))
+    check_writable_names(names, netcdf=is_netcdf(location))
+    if is_netcdf(location):
+        attrs = [template.attrs, *(variable.attrs for variable in template.variables.values())]
+        check_netcdf_attributes(str(name) for of_one in attrs for name in of_one)
+    if (own := MANIFEST.partition("/")[0]) in template.variables:
+        raise InvalidValueError(
+            f"{own!r} cannot name a variable of a predicted cube in {str(location)!r}, which has "
+            "its list of files there; rename it (ds.rename)"
+        )
+
+
 def make_output(
     location: Location | None,
     template: xr.Dataset,
@@ -82,16 +96,7 @@ def make_output(
     """
     if location is None:
         return Output(template, targets, world)
-    names = map(str, (*template.variables, *template.dims))
-    check_writable_names(names, netcdf=is_netcdf(location))
-    if is_netcdf(location):
-        attrs = [template.attrs, *(variable.attrs for variable in template.variables.values())]
-        check_netcdf_attributes(str(name) for of_one in attrs for name in of_one)
-    if (own := MANIFEST.partition("/")[0]) in template.variables:
-        raise InvalidValueError(
-            f"{own!r} cannot name a variable of a predicted cube in {str(location)!r}, which has "
-            "its list of files there; rename it (ds.rename)"
-        )
+    _check_template(location, template)
     if world.size > 1 and (folder_of(location).is_session or is_in_memory(location)):
         raise InvalidValueError(
             f"out={str(location)!r} can be written by one process only; with several ranks, write "
@@ -101,7 +106,8 @@ def make_output(
     if append:
         with WriteErrors.of(location):
             exists = is_taken(folder_of(location), PREDICTIONS)
-            template = template if exists else prepared(template)
+            if not exists:
+                template = prepared(template)
             is_written = exists and not Extension.of(location, storable(template), targets)
     output = StoreOutput(
         template,
