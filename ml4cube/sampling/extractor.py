@@ -224,26 +224,35 @@ class Extractor:
         recipe = self.recipe
         drops = []
         mask = self._mask(cells)
-        if mask is not None and self.recipe.mask_drops_samples:
+        if mask is not None and recipe.mask_drops_samples:
             drops.append(("mask", ~window_all(mask, recipe.size, recipe.stride)))
         if ABSENT in cells:
             drops.append(("gap", window_any(cells[ABSENT], recipe.size, recipe.stride)))
-        if recipe.drop_nan is None:
-            return drops
-        values_read = (cells[name] for name in recipe.variables if name in cells)
-        gaps = [self._gaps(values, mask) for values in values_read if values.dtype.kind in "fM"]
         if recipe.drop_nan == "masked":
             assert mask is not None
             drops.append(("mask", ~window_any(mask, recipe.size, recipe.stride)))
-            gaps = [flags & mask for flags in gaps]
-        if gaps and recipe.drop_nan == "if_all_nan":
-            all_gaps = np.logical_and.reduce(gaps)
-            drops.append(("gap", window_all(all_gaps, recipe.size, recipe.stride)))
-        elif gaps:
-            any_gap = np.logical_or.reduce(gaps)
-            if any_gap.any():
-                drops.append(("gap", window_any(any_gap, recipe.size, recipe.stride)))
+        if recipe.drop_nan is not None:
+            drops += self._windows_with_gaps(cells, mask)
         return drops
+
+    def _windows_with_gaps(
+        self, cells: Arrays, mask: NDArray[np.bool_] | None
+    ) -> list[tuple[str, NDArray[np.bool_]]]:
+        """Return which windows `drop_nan` drops for their gaps, if there are any."""
+        recipe = self.recipe
+        values_read = (cells[name] for name in recipe.variables if name in cells)
+        gaps = [self._gaps(values, mask) for values in values_read if values.dtype.kind in "fM"]
+        if not gaps:
+            return []
+        if recipe.drop_nan == "if_all_nan":
+            all_gaps = np.logical_and.reduce(gaps)
+            return [("gap", window_all(all_gaps, recipe.size, recipe.stride))]
+        any_gap = np.logical_or.reduce(gaps)
+        if recipe.drop_nan == "masked":
+            any_gap = any_gap & mask
+        if not any_gap.any():
+            return []
+        return [("gap", window_any(any_gap, recipe.size, recipe.stride))]
 
     def _mask(self, cells: Arrays) -> NDArray[np.bool_] | None:
         """Return the mask, False where it has a gap."""

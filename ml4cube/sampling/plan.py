@@ -7,8 +7,8 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,13 @@ from ml4cube.cube.engine import Engine
 from ml4cube.preprocessing.cubes import check_no_fill_value
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT
-from ml4cube.sampling.counting import CountJob, agreed_schema, count_tiles, count_train_cells
+from ml4cube.sampling.counting import (
+    CountJob,
+    TileCount,
+    agreed_schema,
+    count_tiles,
+    count_train_cells,
+)
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
@@ -123,6 +129,30 @@ class SamplePlan(Summarized):
         )
 
 
+@dataclass
+class _Counts:
+    """What the tasks of a pass have counted so far."""
+
+    # Of each tile, windows by outcome.
+    outcomes: NDArray[np.int64]
+    statistics: Statistics | None = None
+    schema: Schema | None = None
+    # Variables with filled gaps.
+    filled: set[str] = field(default_factory=set)
+
+    def add(self, results: Iterable[TileCount]) -> None:
+        """Add the results of one task."""
+        for result in results:
+            self.outcomes[result.id] = result.outcomes
+            self.filled.update(result.filled)
+            self.schema = agreed_schema(self.schema, result.schema)
+            if result.statistics is None:
+                continue
+            earlier, self.statistics = self.statistics, result.statistics
+            if earlier is not None:
+                self.statistics = earlier.merge(result.statistics)
+
+
 def make_plan(
     sampling: Sampling,
     engine: Engine,
@@ -146,38 +176,24 @@ def make_plan(
     names = extractor.outcome_variables(dtypes)
     if looks_at_samples:
         names[INPUT] = tuple(dict.fromkeys((*names[INPUT], *extractor.sample_variables)))
-    ids_by_task = _divide(len(extractor.tiles), sampling, tiles_per_task)
-    tasks = ([(id, sampling.readers_of(id, names)) for id in ids] for ids in ids_by_task)
-    counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
-    statistics: Statistics | None = None
-    schema: Schema | None = None
-    filled: set[str] = set()
     # What all tasks need is sent once; `readers_of` adds what only one of them reads.
     job = CountJob(extractor, sampling.reader.shared(), names, looks_at_samples)
+    counts = _Counts(np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64))
+    tasks = _tasks(sampling, names, tiles_per_task)
     for results in engine.run_in_order(count_tiles, job, tasks):
-        for result in results:
-            counts[result.id] = result.outcomes
-            filled.update(result.filled)
-            schema = agreed_schema(schema, result.schema)
-            if result.statistics is not None:
-                of_tile = result.statistics
-                statistics = of_tile if statistics is None else statistics.merge(of_tile)
+        counts.add(results)
         note(len(results))
-    outcomes = counts.sum(axis=0)
+    outcomes = counts.outcomes.sum(axis=0)
     accounting = accounting_of(sampling.extractor.bound.total, outcomes, parts)
     warn_of_nothing_to_fill(sampling.recipe, accounting)
     _check_parts(sampling, accounting, outcomes, parts)
-    schema = schema or extractor.schema(dtypes)  # nothing was sampled
+    schema = counts.schema or extractor.schema(dtypes)  # nothing was sampled
     check_targets(sampling.recipe, schema, sampling.ds)
     scaled = extractor.to_scale({name: dtype for name, (_, dtype) in schema.items()})
+    statistics = counts.statistics
     if statistics is None:
         statistics = Statistics.empty(scaled if looks_at_samples else [], part="train")
-    # attributes name the fill value of the source, not of what a callback makes
-    from_source = []
-    if not extractor.callback:
-        from_source = [n for n in statistics if n in sampling.ds]
-    for name in from_source:
-        check_no_fill_value(name, statistics[name], sampling.ds[name])
+    _check_no_fill_values(statistics, sampling)
     if sampling.given is not None:
         statistics = select_statistics(sampling.given, scaled)
     return extractor, SamplePlan(
@@ -187,11 +203,11 @@ def make_plan(
         schema=schema,
         origin_bytes=ORIGIN_BYTES * len(sampling.recipe.dims),
         # The label of a part is its column: the parts come first in `OUTCOMES`.
-        tile_samples=counts[:, [PARTS[part] for part in parts]],
+        tile_samples=counts.outcomes[:, [PARTS[part] for part in parts]],
         absent=dict(sorted(sampling.absent.items())),
         over_missing_dates=sampling.over_missing_dates,
         left_out=sampling.left_out,
-        filled={name: str(sampling.recipe.fill_of(name)) for name in sorted(filled)},
+        filled={name: str(sampling.recipe.fill_of(name)) for name in sorted(counts.filled)},
     )
 
 
@@ -199,6 +215,15 @@ def makes_samples(sampling: Sampling) -> bool:
     """Return True if planning needs samples: for statistics, or the variables of a callback."""
     needs_statistics = sampling.recipe.scale_fn is not None and sampling.given is None
     return needs_statistics or sampling.extractor.callback is not None
+
+
+def _check_no_fill_values(statistics: Statistics, sampling: Sampling) -> None:
+    # attributes name the fill value of the source, not of what a callback makes
+    if sampling.extractor.callback:
+        return
+    for name in statistics:
+        if name in sampling.ds:
+            check_no_fill_value(name, statistics[name], sampling.ds[name])
 
 
 def warn_of_nothing_to_fill(recipe: Recipe, accounting: Mapping[str, int]) -> None:
@@ -211,6 +236,14 @@ def warn_of_nothing_to_fill(recipe: Recipe, accounting: Mapping[str, int]) -> No
             "keep and fill them",
             stacklevel=caller_level(),
         )
+
+
+def _tasks(
+    sampling: Sampling, names: Mapping[str, Iterable[str]], tiles_per_task: int | None
+) -> Iterator[list[tuple[int, Any]]]:
+    """Yield the tiles of each task, with readers of some variables of each role."""
+    for ids in _divide(len(sampling.extractor.tiles), sampling, tiles_per_task):
+        yield [(id, sampling.readers_of(id, names)) for id in ids]
 
 
 def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Iterator[range]:

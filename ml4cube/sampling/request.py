@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -180,9 +180,9 @@ class Sampling:
     @classmethod
     def of(cls, cube: Any, options: SamplingOptions) -> Sampling:
         """Check options against a cube, and split the cube if it has no label."""
-        given, scale_fn = None, options.scale_fn
+        statistics, scale_fn = None, options.scale_fn
         if options.statistics is not None:
-            given, scale_fn = given_statistics(options.statistics, scale_fn)
+            statistics, scale_fn = given_statistics(options.statistics, scale_fn)
         ds = as_dataset(cube)
         mask = _mask_name(ds, options)
         shape = _shape(ds, options.filter_var)
@@ -212,21 +212,9 @@ class Sampling:
         recipe = bound.recipe
         if options.callback is None:
             check_targets(recipe, names, ds)
-        of_floats = [name for name in classes if ds[name].dtype.kind == "f"]
-        _refuse_means_of_classes(recipe, of_floats)
         targets = {*recipe.targets, *options.unfilled}
-        unscaled = [name for name in of_floats if scale_fn and name not in targets]
-        if unscaled:
-            warnings.warn(
-                f"{unscaled} hold classes by flag_values or flag_meanings, and are not scaled; "
-                "drop these attributes if they hold numbers",
-                stacklevel=caller_level(),
-            )
-        methods = {
-            name: ds[name].attrs.get(FILLED_ATTR) for name in names if name in recipe.targets
-        }
-        filled = {name: method for name, method in methods.items() if method is not None}
-        warn_of_filled("to_pred", filled, FILL_FEATURES)
+        _check_classes(recipe, classes, targets, ds)
+        _warn_of_filled_targets(recipe, names, ds)
         blocks = Grid.blocks(shape, _size_of_blocks(ds, bound, options.block_size))
         labelled = split_label(ds) is not None
         ds, label = _with_label(ds, bound, options)
@@ -242,7 +230,7 @@ class Sampling:
             callback=options.callback,
         )
         if mask and recipe.mask_makes_gaps:
-            _warn_of_unmasked_targets({*recipe.targets, *options.unfilled}, mask, ds)
+            _warn_of_unmasked_targets(targets, mask, ds)
         windows = WindowsOverTime.of(starts_of(bound.windows), axis_values(ds, recipe.dims))
         windows.warn()
         sampling = cls(
@@ -253,20 +241,24 @@ class Sampling:
             left_out,
             blocks,
             labelled,
-            given,
+            statistics,
             heeded.absent,
             tuple(sorted(heeded.dropped)),
             windows.over_missing_dates,
         )
-        if given is not None:
-            # refuse what cannot be scaled before any work; what a callback makes is known later
-            scaled = extractor.to_scale({name: ds[name].dtype for name in names})
-            if options.callback is not None:
-                scaled = [name for name in scaled if name in given]
-            chosen = select_statistics(given, scaled)
-            sampling.scaling(chosen)
-            warn_of_erased(chosen, str(scale_fn))
+        sampling._check_given({name: ds[name].dtype for name in names})
         return sampling
+
+    def _check_given(self, dtypes: Mapping[str, np.dtype[Any]]) -> None:
+        """Refuse given statistics that cannot scale variables of some dtypes, before any work."""
+        if self.given is None:
+            return
+        scaled = self.extractor.to_scale(dtypes)
+        if self.extractor.callback is not None:  # what it makes is known later
+            scaled = [name for name in scaled if name in self.given]
+        chosen = select_statistics(self.given, scaled)
+        self.scaling(chosen)
+        warn_of_erased(chosen, str(self.recipe.scale_fn))
 
     @property
     def recipe(self) -> Recipe:
@@ -430,6 +422,28 @@ def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> No
                 f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
                 "be filled; leave it out"
             )
+
+
+def _check_classes(
+    recipe: Recipe, classes: Iterable[str], targets: Container[str], ds: xr.Dataset
+) -> None:
+    """Refuse to fill classes in floats by other numbers; warn of those that would be scaled."""
+    in_floats = [name for name in classes if ds[name].dtype.kind == "f"]
+    _refuse_means_of_classes(recipe, in_floats)
+    unscaled = [name for name in in_floats if recipe.scale_fn and name not in targets]
+    if unscaled:
+        warnings.warn(
+            f"{unscaled} hold classes by flag_values or flag_meanings, and are not scaled; "
+            "drop these attributes if they hold numbers",
+            stacklevel=caller_level(),
+        )
+
+
+def _warn_of_filled_targets(recipe: Recipe, names: Iterable[str], ds: xr.Dataset) -> None:
+    """Warn of targets in which gaps were filled before."""
+    methods = {name: ds[name].attrs.get(FILLED_ATTR) for name in names if name in recipe.targets}
+    filled = {name: method for name, method in methods.items() if method is not None}
+    warn_of_filled("to_pred", filled, FILL_FEATURES)
 
 
 def _refuse_means_of_classes(recipe: Recipe, classes: Iterable[str]) -> None:

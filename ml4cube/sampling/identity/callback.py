@@ -110,8 +110,7 @@ class _Description:
 
     def of(self, value: Any, name: str) -> str:
         """Describe a function or value; one that was described already by its number."""
-        kind = type(value)
-        if kind in _SIMPLE:
+        if type(value) in _SIMPLE:
             return repr(value)
         if is_installed(value):
             return f"{value.__module__}.{value.__qualname__}"
@@ -120,6 +119,11 @@ class _Description:
         if id(value) in self._seen:
             return f"#{self._seen[id(value)][0]}"
         self._seen[id(value)] = len(self._seen), value
+        return self._of_new(value, name)
+
+    def _of_new(self, value: Any, name: str) -> str:
+        """Describe a value by what it holds."""
+        kind = type(value)
         if kind in (list, tuple):
             return f"{kind.__name__} {[self.of(v, name) for v in value]}"
         if kind is dict:

@@ -97,22 +97,20 @@ class Call(CallId):
         # as users give it; the stride would differ with every other sample_size
         recipe["overlap"] = extractor.recipe.overlap
         del recipe["stride"]
-        plan = {n: v for n, v in sampling.split.get("plan", {}).items() if n != "labels"}
-        scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
-        read = [n for n in sampling.reader.sources if n not in (extractor.label, ABSENT)]
+        plan = {n: value for n, value in sampling.split.get("plan", {}).items() if n != "labels"}
+        scalars = [str(name) for name, coord in ds.coords.items() if not coord.dims]
+        read = [name for name in sampling.reader.sources if name not in (extractor.label, ABSENT)]
         names = [*read, *scalars, extractor.label]
         source_state = SourceState.of({n: ds.variables[n] for n in names}, frozenset(outputs))
         identity = functools.partial(_identity, source_state, may_read=may_read)
-        source: dict[str, Any] = {f"cells of {n!r}": identity(n) for n in (*read, *scalars)}
-        source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
-        source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}
-        source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.recipe.variables}
-        source |= {f"attribute {n!r}": value for n, value in jsonable(ds.attrs).items()}
         parts = {
             "settings": settings,
             "spec": {_SHOWN_AS.get(name, name): value for name, value in recipe.items()},
             "split": {_SHOWN_AS.get(name, name): value for name, value in plan.items()},
-            "source": source,
+            "source": {
+                **{f"cells of {name!r}": identity(name) for name in (*read, *scalars)},
+                **_described_source(sampling),
+            },
             "callback": {"code, values or version": callback},
             "versions": {"format of stores": FORMAT, **versions()},
             "derived": {
@@ -132,6 +130,16 @@ class Call(CallId):
         text = in_words(differences)
         loaded = " (a file opened lazily and then loaded counts as different; open it again)"
         return text + (loaded if "cells of" in text else "")
+
+
+def _described_source(sampling: Sampling) -> dict[str, Any]:
+    """Describe a cube but for its cells."""
+    ds, axes = sampling.ds, sampling.extractor.axes
+    source: dict[str, Any] = {f"coordinate {axis.name!r}": hash_of(axis.values) for axis in axes}
+    source |= {f"attributes of coordinate {axis.name!r}": dict(axis.attrs) for axis in axes}
+    source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.recipe.variables}
+    source |= {f"attribute {name!r}": value for name, value in jsonable(ds.attrs).items()}
+    return source
 
 
 def _identity(source: SourceState, name: str, *, may_read: bool) -> str:
