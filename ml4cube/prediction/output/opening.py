@@ -71,7 +71,7 @@ def _check_template(location: Location, template: xr.Dataset) -> None:
     check_writable_names(names, netcdf=is_netcdf(location))
     if is_netcdf(location):
         attrs = [template.attrs, *(variable.attrs for variable in template.variables.values())]
-        check_netcdf_attributes(str(name) for of_one in attrs for name in of_one)
+        check_netcdf_attributes(str(name) for mapping in attrs for name in mapping)
     if (own := MANIFEST.partition("/")[0]) in template.variables:
         raise InvalidValueError(
             f"{own!r} cannot name a variable of a predicted cube in {str(location)!r}, which has "
