@@ -297,7 +297,9 @@ def _predicted(
     """Return the prediction of a model for each variable."""
     from ml4cube.prediction import predict_cube
 
-    options = {"keep_gaps": False, **({} if data is not None else {"targets": list(fillers)})}
+    options: dict[str, Any] = {"keep_gaps": False}
+    if data is None:
+        options["targets"] = list(fillers)
     predicted = predict_cube(model, cube, data, **{**options, **predict})
     wanted = {name: set(cube[name].dims) for name in fillers}
     dims_by_variable = {str(name): set(array.dims) for name, array in predicted.data_vars.items()}
@@ -317,7 +319,7 @@ def _by_block(
     function: Callable[..., NDArray[Any]],
     grid: Grid,
     dtype: Any,
-    *given: Any,
+    *arrays: Any,
     is_lazy: bool,
 ) -> Any:
     """Return an array made block by block from a box, and from the same block of given arrays."""
@@ -325,14 +327,14 @@ def _by_block(
         values = np.empty(grid.shape, dtype)
         for block in grid:
             index = tuple(block.slices.values())
-            values[index] = function(*(array[index] for array in given), block.slices)
+            values[index] = function(*(array[index] for array in arrays), block.slices)
         return values
     import dask.array
 
     sizes = zip(grid.shape, grid.tile, strict=True)
     chunks = tuple(tuple(min(tile, n - at) for at in range(0, n, tile)) for n, tile in sizes)
     return dask.array.map_blocks(  # type: ignore[no-untyped-call]
-        partial(_of_block, function, grid.dims), *given,
+        partial(_of_block, function, grid.dims), *arrays,
         chunks=chunks, dtype=dtype, meta=np.empty((0,) * len(grid.dims), dtype),
     )  # fmt: skip
 
@@ -340,12 +342,12 @@ def _by_block(
 def _of_block(
     function: Callable[..., NDArray[Any]],
     dims: tuple[str, ...],
-    *given: NDArray[Any],
+    *arrays: NDArray[Any],
     block_info: Any,
 ) -> NDArray[Any]:
     """Make the block of a dask array that `block_info` describes."""
     ends = block_info[None]["array-location"]
-    return function(*given, {d: slice(*of_dim) for d, of_dim in zip(dims, ends, strict=True)})
+    return function(*arrays, {d: slice(*of_dim) for d, of_dim in zip(dims, ends, strict=True)})
 
 
 def _hidden(filler: GapFiller, array: xr.DataArray) -> xr.Variable:

@@ -73,10 +73,10 @@ class Checks:
         self.shares: dict[str, float] = {}
 
     def row(
-        self, name: str, found: Any, unit: str, meaning: str, limit: Any = None, status: str = ""
+        self, name: str, value: Any, unit: str, meaning: str, limit: Any = None, status: str = ""
     ) -> None:
         """Add the row of a check; the status is "ok", "leak", "warning", "unknown" or ""."""
-        row = {"found": found, "unit": unit, "limit": limit, "status": status, "meaning": meaning}
+        row = {"found": value, "unit": unit, "limit": limit, "status": status, "meaning": meaning}
         self.rows[name] = row
 
     def table(self) -> pd.DataFrame:
