@@ -65,7 +65,7 @@ def main() -> None:
     model = build_model(len(data.features), len(data.targets))
     model.load_state_dict(torch.load(args.stores / "best_model.pt", weights_only=True))
 
-    overlap = dict.fromkeys(data.metadata.spec.window_dims, 0.5)
+    overlap = dict.fromkeys(data.metadata.recipe.window_dims, 0.5)
     predicted = predict_cube(
         model, cube, args.stores / "train.zarr", out=args.out, overlap=overlap, overwrite=True
     )

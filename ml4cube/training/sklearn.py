@@ -97,6 +97,7 @@ class Trainer(Summarized):
 
     Examples
     --------
+    >>> import numpy as np
     >>> from sklearn.linear_model import SGDRegressor
     >>> x = np.linspace(-1, 1, 64).reshape(-1, 1)
     >>> batches = [(x[i : i + 8], 2 * x[i : i + 8]) for i in range(0, 64, 8)]
@@ -287,6 +288,7 @@ def save_model(path: str | Path, model: BaseEstimator) -> None:
     Examples
     --------
     >>> import tempfile
+    >>> import numpy as np
     >>> from sklearn.linear_model import LinearRegression
     >>> model = LinearRegression().fit([[0.0], [1.0]], [1.0, 3.0])
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -322,6 +324,7 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
     Examples
     --------
     >>> import tempfile
+    >>> import numpy as np
     >>> from sklearn.linear_model import LinearRegression
     >>> model = LinearRegression().fit([[0.0], [1.0]], [1.0, 3.0])
     >>> with tempfile.TemporaryDirectory() as folder:
