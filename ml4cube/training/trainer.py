@@ -302,7 +302,7 @@ class Trainer(TrainerState):
         Returns
         -------
         History
-            What every epoch gave so far; also in `history`. In test mode, what this test gave:
+            What every epoch gave so far; also in ``history``. In test mode, what this test gave:
             ``val_loss`` and the like.
 
         Raises

@@ -114,7 +114,7 @@ class TrainerState(Summarized, metaclass=Combinable):
 
     @property
     def history(self) -> History:
-        """What every epoch gave."""
+        # described by the Trainers, whose documentation a docstring here would make ambiguous
         return self._run_state.history
 
     @property
