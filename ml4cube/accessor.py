@@ -10,6 +10,7 @@ import xarray as xr
 
 from ml4cube.core.display import Summarized, Summary
 from ml4cube.core.errors import check_choice
+from ml4cube.store.names import netcdf_attrs
 
 _METHODS = ("block", "time", "region", "location", "rand")
 _DOC = """Call `{}` with this cube.
@@ -108,8 +109,6 @@ class CubeAccessor(Summarized):
         **arguments : Any
             Others of `xarray.Dataset.to_netcdf`.
         """
-        from ml4cube.prediction.output.netcdf import netcdf_attrs
-
         cube = self._ds.copy()  # with attributes of its own
         for attrs in (cube.attrs, *(variable.attrs for variable in cube.variables.values())):
             attrs.update(netcdf_attrs(attrs))

@@ -1,11 +1,15 @@
-"""Names that zarr stores and netCDF files can hold.
+"""Names that zarr stores and netCDF files can hold, and attributes that netCDF files can hold.
 
 A zarr store loses a variable with another name, or cannot be opened again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
 
 from ml4cube.core.errors import InvalidValueError, listed
 
@@ -48,6 +52,21 @@ def check_netcdf_attributes(names: Iterable[str]) -> None:
             f"names of attributes for netCDF must be {_RULE}, {_NETCDF_RULE}, and not be one of "
             f"{sorted(_RESERVED)}; got {listed(refused)}; drop them, or write '.zarr'"
         )
+
+
+def netcdf_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes; types that netCDF lacks (true, null, dicts) become JSON strings."""
+    fitting = dict(attrs)
+    for name, value in attrs.items():
+        if not _fits_netcdf(value):
+            fitting[name] = json.dumps(value)
+    return fitting
+
+
+def _fits_netcdf(value: Any) -> bool:
+    items = value if isinstance(value, list) else [value]
+    scalars = all(type(item) in (str, int, float) for item in items)
+    return scalars and np.array(items).dtype.kind in "iufU"
 
 
 def _is_writable(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from ml4cube.ledger.local import LocalDraft
 from ml4cube.ledger.locations import Location
 from ml4cube.prediction.output.digest import write_digest
 from ml4cube.prediction.output.files import PREDICTIONS
+from ml4cube.store.names import netcdf_attrs
 
 _SUFFIXES = (".nc", ".nc4")
 # More than a full disk has left.
@@ -106,18 +106,3 @@ def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
             for name in targets
         }
         cube.to_netcdf(path, format="NETCDF4", encoding=encoding)
-
-
-def netcdf_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes; types that netCDF lacks (true, null, dicts) become JSON strings."""
-    fitting = dict(attrs)
-    for name, value in attrs.items():
-        if not _fits_netcdf(value):
-            fitting[name] = json.dumps(value)
-    return fitting
-
-
-def _fits_netcdf(value: Any) -> bool:
-    items = value if isinstance(value, list) else [value]
-    scalars = all(type(item) in (str, int, float) for item in items)
-    return scalars and np.array(items).dtype.kind in "iufU"
