@@ -314,9 +314,9 @@ def _sum_variable(
 def _sum_block(
     name: str, n_labels: Mapping[str, int], names: Sequence[str], _: Block, cells: Cells
 ) -> PairSums:
-    """Sum up one block, in parts that stay in cache."""
+    """Sum up one block."""
     group = combined((cells[key], n) for key, n in n_labels.items())
-    return PairSums.of_slabs(
+    return PairSums.of(
         cells[name],
         cells[_TRUTH.format(name)],
         cells.get(_WEIGHTS),

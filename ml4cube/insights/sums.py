@@ -166,6 +166,6 @@ def _sum_block(
                 )
             )
     return sums, [
-        PairSums.of_slabs(values[first], values[other], weights, names=_SUMS_OF_PAIRS)
+        PairSums.of(values[first], values[other], weights, names=_SUMS_OF_PAIRS)
         for first, other in pairs
     ]
