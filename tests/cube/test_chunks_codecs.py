@@ -191,26 +191,31 @@ FORMATS = {
     "gzip": {"zarr_format": 3, "compressors": [GzipCodec()]},
     "zstd": {"zarr_format": 3, "compressors": [ZstdCodec()]},
     "blosc": {"zarr_format": 3, "compressors": [BloscCodec()]},
-    "gzip, shards": {"zarr_format": 3, "compressors": [GzipCodec()], "shards": (20,)},
+    "gzip, shards": {"zarr_format": 3, "compressors": [GzipCodec()], "shards": (20, 2)},
     "none": {"zarr_format": 3, "compressors": []},
     "zlib, format 2": {"zarr_format": 2, "compressors": numcodecs.Zlib()},
     "big-endian, format 2": {"zarr_format": 2, "compressors": numcodecs.GZip(), "dtype": ">f8"},
     "fill, format 2": {"zarr_format": 2, "fill_value": 5.0},
+    "columns first, format 2": {"zarr_format": 2, "compressors": numcodecs.GZip(), "order": "F"},
 }
 
 
+@pytest.mark.parametrize("order_in_memory", ["C", "F"])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_what_zarr_reads_is_as_it_was_written(tmp_path: Path, kind: str) -> None:
-    values = np.arange(17.0)
-    options = {"dtype": "<f8", "chunks": (5,)} | FORMATS[kind]
+def test_what_zarr_reads_is_as_it_was_written(
+    tmp_path: Path, kind: str, order_in_memory: str
+) -> None:
+    values = np.arange(51.0).reshape(17, 3)
+    options = {"dtype": "<f8", "chunks": (5, 2)} | FORMATS[kind]
     with zarr.config.set({"array.write_empty_chunks": False}):
-        array = zarr.create_array(tmp_path / "cube.zarr", name="x", shape=(17,), **options)
+        array = zarr.create_array(tmp_path / "cube.zarr", name="x", shape=values.shape, **options)
         array[:] = values
-        array.attrs["_ARRAY_DIMENSIONS"] = ["x"]
-    with bounded_decoding():
-        opened = zarr.open_group(tmp_path / "cube.zarr", mode="r")["x"]
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(opened))[:], values)  # noqa: S301
-    np.testing.assert_array_equal(opened[3:11:2], values[3:11:2])
+        array.attrs["_ARRAY_DIMENSIONS"] = ["x", "y"]
+    with zarr.config.set({"array.order": order_in_memory}):
+        with bounded_decoding():
+            opened = zarr.open_group(tmp_path / "cube.zarr", mode="r")["x"]
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(opened))[:], values)  # noqa: S301
+        np.testing.assert_array_equal(opened[3:11:2], values[3:11:2])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import zarr
@@ -39,7 +39,12 @@ class BoundedPipeline(BatchedCodecPipeline):
         codecs = _codecs_of(self)
         if codecs is None or any(spec.dtype.to_native_dtype().hasobject for _, spec in chunks):
             return await super().decode_batch(chunks)
-        decoded = [asyncio.to_thread(_decode, codecs, data, spec) for data, spec in chunks]
+        # of zarr format 3, `spec.order` is that of arrays in memory, by a setting of zarr
+        has_stored_order = isinstance(self.array_bytes_codec, V2Codec)
+        decoded = []
+        for data, spec in chunks:
+            order = spec.order if has_stored_order else "C"
+            decoded.append(asyncio.to_thread(_decode, codecs, data, spec, order))
         return await asyncio.gather(*decoded)
 
 
@@ -86,9 +91,11 @@ def _codecs_of(pipeline: BatchedCodecPipeline) -> ChunkCodecs | None:
     return ChunkCodecs.of_v3([codec.to_dict() for codec in pipeline])
 
 
-def _decode(codecs: ChunkCodecs, data: Buffer | None, spec: ArraySpec) -> NDBuffer | None:
+def _decode(
+    codecs: ChunkCodecs, data: Buffer | None, spec: ArraySpec, order: Literal["C", "F"]
+) -> NDBuffer | None:
     if data is None:
         return None
     cells = np.empty(int(np.prod(spec.shape)), spec.dtype.to_native_dtype())
     codecs.decode(data.as_numpy_array().view(np.uint8), cells)
-    return spec.prototype.nd_buffer.from_numpy_array(cells.reshape(spec.shape, order=spec.order))
+    return spec.prototype.nd_buffer.from_numpy_array(cells.reshape(spec.shape, order=order))
