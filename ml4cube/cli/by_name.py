@@ -140,7 +140,10 @@ class _Making:
         named = _find(self.argument, name)
         _check_arguments(f"{self.argument} {name!r}", named, arguments, len(first))
         if isinstance(named, type) or call:
-            return named(*first, **arguments)
+            try:
+                return named(*first, **arguments)
+            except (TypeError, ValueError) as error:
+                raise InvalidValueError(f"{self.argument} {name!r}: {error}") from error
         if arguments:
             return functools.partial(named, **arguments)
         return named

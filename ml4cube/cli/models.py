@@ -253,6 +253,10 @@ def _check_folder(run: str, recipes: Mapping[str, Any]) -> None:
             f"{run} has {BEST}, but no {SNAPSHOT} to go on from; give another --run, or move it "
             "away"
         )
+    if has[HISTORY] and not (has[CONFIG] or has[SNAPSHOT]):
+        raise StoreExistsError(
+            f"{run} has {HISTORY}, but is no folder of a run; give another --run, or move it away"
+        )
     has_weights = has[SNAPSHOT] or has[BEST]
     before = recipes
     if has[CONFIG] and has_weights:

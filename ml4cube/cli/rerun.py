@@ -33,6 +33,7 @@ def rerun(
     out: str | None = None,
     callback: str | Mapping[str, Any] | None = None,
     statistics: str | None = None,
+    engine: str | None = None,
     nproc: int = 1,
     progress: bool = True,
     names: Names,
@@ -56,6 +57,8 @@ def rerun(
     statistics : path or URL, optional
         Statistics that the call was given. Default: those of the store, which are only of the
         variables that it holds.
+    engine : str, optional
+        How xarray opens the source, if the call was given an engine. Default: as its ending says.
     nproc : int
         Worker processes.
     progress : bool
@@ -78,7 +81,7 @@ def rerun(
         arguments = _arguments(store, metadata) | _callback(metadata, callback, names)
         if statistics is not None:
             arguments["statistics"] = read_statistics(statistics)
-        cube = _source(metadata)
+        cube = _source(metadata, engine)
         call = sampler(out or os.path.dirname(os.path.abspath(store))).call()
         if call.id != metadata.provenance["call"]:
             raise InvalidValueError(call.unlike(metadata.provenance["call_parts"]))
@@ -119,7 +122,7 @@ def _folder(store: str, out: str | None) -> Iterator[str]:
         yield folder
 
 
-def _source(metadata: StoreMetadata) -> xr.Dataset:
+def _source(metadata: StoreMetadata, engine: str | None) -> xr.Dataset:
     """Open the cube that a store was made from, with its label, and the same variables in order."""
     from ml4cube.cube.opening import as_dataset
     from ml4cube.cube.variables import split_label
@@ -129,9 +132,10 @@ def _source(metadata: StoreMetadata) -> xr.Dataset:
     if provenance["source"] is None:
         raise InvalidValueError("it was made from a cube in memory")
     try:
-        ds = as_dataset(provenance["source"])
+        ds = as_dataset(provenance["source"], engine)
     except StoreError as error:
-        raise InvalidValueError(str(error)) from None
+        hint = "" if engine else "; if the call was given an engine, give --engine"
+        raise InvalidValueError(f"{error}{hint}") from None
     names = [*metadata.recipe.variables, *provenance["left_out"], metadata.recipe.filter_var]
     names += [split_label(ds)]
     ds = ds[[name for name in dict.fromkeys(names) if name in ds.data_vars]]

@@ -13,6 +13,7 @@ from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
 from ml4cube.training.events import Callback, TrainingLoop, as_list
+from ml4cube.training.files.checkpoint import WRITTEN_BY, refuse_foreign
 from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.checks import refuse_class
 from ml4cube.training.state import best_row
@@ -220,6 +221,7 @@ class LossPlot(Callback):
         """Try to write."""
         if loop.world.is_main:
             check_writable(self.path)
+            refuse_foreign(self.path)
 
     def on_train_end(self, loop: TrainingLoop) -> None:
         """Draw the losses of all rows of the History."""
@@ -230,7 +232,7 @@ class LossPlot(Callback):
 
         figure = loss_curve(loop.history)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(self.path, dpi=150)
+        figure.savefig(self.path, dpi=150, metadata={"Software": WRITTEN_BY})
 
 
 class LoggerCallback(Callback):

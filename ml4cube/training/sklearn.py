@@ -5,7 +5,9 @@ History and loggers are those of the other trainers.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from sklearn.metrics import mean_squared_error, zero_one_loss
 from ml4cube.core.display import Summarized, Summary, counted, one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
 from ml4cube.core.same_scaling import check_same_scaling
-from ml4cube.training.files.checkpoint import write_bytes
+from ml4cube.training.files.checkpoint import WRITTEN_BY, refuse_foreign, write_bytes
 from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.checks import check_loader, import_package
 from ml4cube.training.inputs.options import check_count
@@ -235,6 +237,7 @@ class Trainer(Summarized):
         """
         if self._path is not None:
             check_writable(self._path)
+            refuse_foreign(self._path)
         best = self._loop.run(self._save)
         if self._path is not None and hasattr(self._loop.mlflow, "log_artifact"):
             self._loop.mlflow.log_artifact(str(self._path), self._path.name)
@@ -282,6 +285,8 @@ def save_model(path: str | Path, model: BaseEstimator) -> None:
     ------
     ModuleNotFoundError
         If skops is not installed.
+    StoreExistsError
+        If there is a file that was not written so.
     StoreError
         If the file cannot be written.
 
@@ -296,7 +301,11 @@ def save_model(path: str | Path, model: BaseEstimator) -> None:
     ...     print([path.name for path in Path(folder).iterdir()])
     ['model.skops']
     """
-    write_bytes(path, _skops().dumps(model))
+    path, data = Path(path).expanduser(), BytesIO(_skops().dumps(model))
+    refuse_foreign(path)
+    with zipfile.ZipFile(data, "a") as archive:
+        archive.comment = WRITTEN_BY.encode()
+    write_bytes(path, data.getvalue())
 
 
 def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:

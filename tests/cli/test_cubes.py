@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from xarray.backends import BackendEntrypoint
 
 from ml4cube.cli import files
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -351,6 +352,21 @@ def test_rerun_with_statistics_of_more_variables_than_the_store_has(recipe):
     invoke(f"{SAMPLE} --variables '[y, b]' --statistics stats.json")
     assert "cannot be rerun: settings: statistics" in error_of("rerun train.zarr")
     assert "byte-equal" in invoke("rerun train.zarr --statistics stats.json").stdout
+
+
+class OnlyNamed(BackendEntrypoint):
+    """An engine that xarray chooses for no file by itself."""
+
+    def open_dataset(self, path, *, drop_variables=None):
+        return small_cube()
+
+
+def test_rerun_of_a_source_that_needs_an_engine(folder, monkeypatch):
+    monkeypatch.setattr("xarray.backends.plugins.list_engines", lambda: {"named": OnlyNamed()})
+    Path("cube.txt").write_text("cells")
+    invoke(f"sample cube.txt --engine named {TARGETS} --data-split 0.5 --block-size '{{time: 3}}'")
+    assert "the call was given an engine, give --engine" in error_of("rerun train.zarr")
+    assert "byte-equal" in invoke("rerun train.zarr --engine named").stdout
 
 
 CALLBACK = """

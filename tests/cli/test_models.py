@@ -194,6 +194,9 @@ def test_a_run_keeps_its_configuration_and_its_weights(run):
     Path("mine").mkdir()
     Path("mine/config.yaml").write_text("# my notes\nrun: mine\n")
     assert "no command of ml4cube made it" in error_of(f"{TRAIN} --run mine")
+    Path("my_notes").mkdir()
+    Path("my_notes/history.json").write_text("my notes")
+    assert "is no folder of a run" in error_of(f"{TRAIN} --run my_notes")
     stopping = "--early-stopping '{class: EarlyStopping, patience: 3}'"
     assert "parameters" in invoke(f"{TRAIN} --run 0123 {stopping} --dry-run").stdout
 
@@ -204,6 +207,8 @@ WRONG = [
     ("--set model.widht=3", "model 'my_models:NextMonth' has no argument 'widht'; did you mean"),
     ("--optimizer AdmW", "optimizer must be a class or function of 'torch.optim', got 'AdmW'"),
     ("--set optimizer.lrr=1", "optimizer 'AdamW' has no argument 'lrr'; did you mean 'lr'"),
+    ("--set optimizer.lr=-1", "optimizer 'AdamW': Invalid learning rate: -1"),
+    ("--set model.width=wide", "model 'my_models:NextMonth': "),
     ("--set loader.buffer=1", "loader has no argument 'buffer'"),
     ("--set data.coords=lat", "data has no argument 'coords'"),
     ("--loader 3", "loader must be a mapping of arguments, got 3"),

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import SGDRegressor
 from torch import nn
 
-from ml4cube.errors import InvalidTypeError, StoreError
+from ml4cube.errors import InvalidTypeError, StoreError, StoreExistsError
 from ml4cube.training import sklearn
 from ml4cube.training.addons import StateManagerAddon
 from ml4cube.training.callbacks import BestModel, LossPlot, ModelCheckpoint
@@ -73,6 +73,50 @@ def test_other_trainers_try_their_files_too(tmp_path):
             loss=nn.MSELoss(),
             save_path=blocked / "folder",
         )
+
+
+def fit_estimator(path):
+    pytest.importorskip("skops")
+    sklearn.Trainer(SGDRegressor(), [dataset(8).tensors], model_path=path).train()
+
+
+def fit_with_states(path):
+    if path.suffix == ".safetensors":
+        pytest.importorskip("safetensors")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Trainer.add_on(StateManagerAddon)(
+        model,
+        device="cpu",
+        optimizer=optimizer,
+        loss=nn.MSELoss(),
+        save_path=path,
+        log_bar=False,
+    ).run(1, loader(8))
+
+
+OTHER_FILES = {
+    "best_loss.png": lambda path: trainer(
+        best_model_path=path.with_name("best.pt"), create_loss_plot=True
+    ).train(),
+    "model.skops": fit_estimator,
+    "model.safetensors": fit_with_states,
+    "model.ckpt": fit_with_states,
+    "state.ckpt": lambda path: fit_with_states(path.with_name("model.safetensors")),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FILES)
+def test_files_of_others_are_not_replaced(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("mine")
+    with pytest.raises(StoreExistsError, match="exists and was not written by ml4cube"):
+        OTHER_FILES[name](path)
+    assert path.read_text() == "mine"
+    path.unlink()
+    for _ in range(2):  # what training wrote, it replaces
+        OTHER_FILES[name](path)
+    assert path.stat().st_size > 4
 
 
 # ----------------------------------------------------------------- at the place of the call

@@ -10,7 +10,7 @@ import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
-from ml4cube.training.files.checkpoint import read_file, write_bytes, write_file
+from ml4cube.training.files.checkpoint import read_file, refuse_foreign, write_bytes, write_file
 from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.checks import import_package
 from ml4cube.training.inputs.outside_model import load_outside, state_of
@@ -36,6 +36,10 @@ class _State(TrainerBase):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if self._world.is_main and not self._options.fast_dev_run:
             check_writable(self.save_path / self._model_name)
+            refuse_foreign(self.save_path / _STATE_FILE)
+            # Weights in other formats have no mark, but the state beside them.
+            if self._model_name.endswith(".ckpt") or not (self.save_path / _STATE_FILE).exists():
+                refuse_foreign(self.save_path / self._model_name)
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Save the state if the epoch is the best so far."""

@@ -31,6 +31,9 @@ _DIGEST_BYTES = 64  # hex digits
 # ends within so many bytes of the file's end.
 _ZIP_START, _ZIP_END, _MAX_ZIP_END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22 + 0xFFFF
 _DAY_S = 86_400.0
+#: Stands in files of other formats that training writes: near their start, or at their end.
+WRITTEN_BY = "written by ml4cube"
+_MAX_START_BYTES = 256
 
 
 def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -49,16 +52,18 @@ def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Refuse a path where there is a file that `write_file` did not write."""
+    """Refuse a path where there is a file that training did not write."""
     if not path.exists():
         return
     with path.open("rb") as file:
+        start = file.read(_MAX_START_BYTES)
         file.seek(max(0, file.seek(0, os.SEEK_END) - _DIGEST_BYTES - len(_MARK)))
-        if file.read(len(_MARK)) != _MARK:
-            raise StoreExistsError(
-                f"{path} exists and was not written by ml4cube, so it is not replaced; move it "
-                "away or give another path"
-            )
+        end = file.read()
+    if not end.startswith(_MARK) and WRITTEN_BY.encode() not in start + end:
+        raise StoreExistsError(
+            f"{path} exists and was not written by ml4cube, so it is not replaced; move it away or "
+            "give another path"
+        )
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
