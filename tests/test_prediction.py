@@ -146,7 +146,7 @@ def test_any_model_is_blended_as_by_hand(case, batch_size):
 
 @pytest.mark.parametrize("cells", [1, 50, 10**6])
 def test_tiles_of_any_size_give_the_same_cube(cells, monkeypatch):
-    monkeypatch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (cells, cells))
+    monkeypatch.setattr("ml4cube.prediction.sharing._BLOCK_CELLS", (cells, cells))
     cube = cell_id_cube({"time": 9, "lat": 13, "lon": 11}, gaps=0.1)
     result = predict_cube(Uneven(), cube, sample_size={"lat": 4, "lon": 3}, overlap=0.5)
     expected = oracle(uneven, cube.a.values.astype(float), [1, 4, 3], [0, 2, 2])
@@ -308,7 +308,7 @@ def test_noise_belongs_to_a_cell_whatever_the_tile_window_and_dim_order(monkeypa
     cube = cell_id_cube({"time": 4, "lat": 6, "lon": 8}, gaps=0.3)
     about = metadata(cube, sample_size={"lat": 4}, overlap=0.5, fill_method="noise")
     first = predict_cube(IDENTITY, cube, about, keep_gaps=False)
-    monkeypatch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (1, 1))
+    monkeypatch.setattr("ml4cube.prediction.sharing._BLOCK_CELLS", (1, 1))
     turned = cube.transpose("lon", "lat", "time")
     second = predict_cube(IDENTITY, turned, about, sample_size={"lat": 3}, keep_gaps=False)
     np.testing.assert_allclose(second.a.transpose(*cube.a.dims), first.a, rtol=1e-5)

@@ -1,26 +1,34 @@
-"""Prediction of one block of the result at a time."""
+"""One block of the result: cells read and prepared, the model run, results in their units."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Block, Grid
+from ml4cube.core.missing import bool_mask, find_gaps
+from ml4cube.core.statistics import unscale_values
 from ml4cube.cube.reader import CubeReader
-from ml4cube.prediction.inputs import Flags, TileInputs
+from ml4cube.prediction.binding import PredictionSpec
+from ml4cube.prediction.layout import Expected, Layout, Variable, join_channels
 from ml4cube.prediction.models import Members, Result
-from ml4cube.prediction.results.finishing import to_variables
-from ml4cube.prediction.results.layout import Expected, Layout, join_channels
-from ml4cube.prediction.spec import PredictionSpec
-from ml4cube.prediction.windows.geometry import Tile
+from ml4cube.prediction.windows import Tile
 from ml4cube.recipe.placer import Placer
+from ml4cube.recipe.preparation import Arrays, PreparedCells, cut, mask_cells, prepare
 from ml4cube.recipe.windows import Index, every_window
+
+Flags = NDArray[np.bool_]
+# Dim of the only number that a variable without a dim of its own has in each cell.
+_CHANNEL = ""
 
 
 @dataclass(frozen=True)
@@ -151,3 +159,200 @@ class BlockPredictor:
                 f"{window or 'of a single point (sample_size= makes larger ones)'}"
             )
             raise
+
+
+class TileInputs:
+    """The cells of a tile's windows, and the inputs that a model is given of them."""
+
+    def __init__(
+        self, spec: PredictionSpec, reader: CubeReader, tile: Tile, dtype: np.dtype[Any]
+    ) -> None:
+        self._spec, self._tile, self._dtype = spec, tile, dtype
+        cells = _read(reader, tile)
+        self._in_mask = None if spec.mask is None else bool_mask(cells[spec.mask])
+        self._masked = mask_cells(cells, spec.features, spec.preparation.mask)
+        self._gaps = {name: find_gaps(values) for name, values in self._masked.items()}
+
+    def result_gaps(self, keep_gaps: bool) -> Flags:
+        """Return which entries of the result become gaps, shape (targets, *box of the result).
+
+        An entry that belongs to several cells of a window is one if all of them are: those at the
+        known steps of a forecast, or the targets of a window that becomes one number.
+        """
+        targets = self._spec.targets
+        outside: Flags = np.zeros(self._tile.inputs.box, bool)
+        if self._in_mask is not None:
+            outside = ~self._in_mask
+        if not keep_gaps:
+            return np.stack([self._to_result(outside)] * len(targets))
+        in_all_features: Flags = np.all(np.stack(list(self._gaps.values())), axis=0)
+        gaps = [outside | self._gaps.get(name, in_all_features) for name in targets]
+        return np.stack([self._to_result(flags) for flags in gaps])
+
+    def _to_result(self, flags: Flags) -> Flags:
+        """Return flags of the cells of the box by entry of the result."""
+        tile, windows = self._tile, self._spec.windows
+        for position, (dim, of_dim) in enumerate(windows.dims.items()):
+            if not of_dim.is_per_window:
+                entries, start = tile.result_box[dim], tile.box[dim].start
+                inside = slice(entries.start - start, entries.stop - start)
+                flags = flags[(*[slice(None)] * position, inside)]
+                continue
+            first, size = of_dim.offset, of_dim.target_size
+            if of_dim.is_lead:
+                first, size = 0, of_dim.known_size
+            are_all = sliding_window_view(flags, size, axis=position).all(axis=-1)
+            flags = are_all.take(tile.inputs.starts[position] + first, axis=position)
+        if windows.lead_dim is not None:
+            flags = np.moveaxis(flags, list(windows.dims).index(windows.lead_dim), 0)[:, None]
+        return np.broadcast_to(flags, tile.results.box)
+
+    def batch(self, index: Index) -> NDArray[Any]:
+        """Return the inputs of some windows, shape (windows, channels, *window)."""
+        if self._spec.callback is not None:
+            self._refuse_filled(index)
+        channels, prepared = self._prepared
+        windows = self._tile.inputs
+        x = windows.cut(channels, index)
+        for name in prepared.by_window:
+            unknown = None
+            if name in self._fed_back:
+                unknown = self._steps(later=True)
+            channel = self._spec.features.index(name)
+            x[:, channel] = cut(prepared, name, windows, index, unknown)
+        return x
+
+    def always_missing(self, index: Index) -> Flags:
+        """Return the cells with no value at any input step, one entry per forecast step.
+
+        Shape (windows, targets, *window with as many steps as the results of all calls).
+        """
+        no_gaps = np.zeros(self._tile.inputs.box, bool)
+        gaps = np.stack([self._gaps.get(name, no_gaps) for name in self._spec.targets])
+        input_steps = (slice(None), slice(None), *self._steps(later=False))
+        axis = len(input_steps) - 1
+        at_all = self._tile.inputs.cut(gaps, index)[input_steps].all(axis=axis, keepdims=True)
+        return np.repeat(at_all, self._spec.windows.n_leads, axis=axis)
+
+    def _steps(self, *, later: bool) -> tuple[slice, ...]:
+        """Return the slices of a window with its input steps, or with the later ones."""
+        windows = self._spec.windows
+        assert windows.lead_dim is not None
+        size = windows.dims[windows.lead_dim].known_size
+        steps = slice(size, None) if later else slice(size)
+        return (*[slice(None)] * windows.gather_order.index(windows.lead_dim), steps)
+
+    @cached_property
+    def _fed_back(self) -> set[str]:
+        """Features with gaps that a rollout predicts; what the cube has later must not be seen."""
+        if self._spec.windows.rollout == 1:
+            return set()
+        return {
+            name for name in self._spec.targets if name in self._gaps and self._gaps[name].any()
+        }
+
+    @cached_property
+    def _prepared(self) -> tuple[NDArray[Any], PreparedCells]:
+        """Inputs in every cell of the box, shape (channels, *box), and as `cut` takes them."""
+        spec, tile = self._spec, self._tile
+        channels = np.empty((len(spec.channels), *tile.inputs.box), self._dtype)
+        out = dict(zip(spec.features, channels, strict=False))
+        by_window = set(self._fed_back)
+        for name, fill in spec.preparation.fills.items():
+            if fill.needs_window and self._gaps[name].any():
+                by_window.add(name)
+        prepared = prepare(self._masked, tile.box, spec.preparation, out, by_window)
+        tables = spec.tables.values()
+        for channel, table in zip(channels[len(spec.features) :], tables, strict=True):
+            last = len(tile.box) - 1 - list(tile.box).index(table.dim)
+            channel[...] = table.values[tile.box[table.dim]].reshape(-1, *[1] * last)
+        return channels, prepared
+
+    def _refuse_filled(self, index: Index) -> None:
+        """Refuse gaps that training filled before a callback, maybe in other units.
+
+        A sample's own mean has its units, but a sample of only gaps was filled with the train mean.
+        """
+        for name, fill in self._spec.preparation.fills.items():
+            gaps = self._tile.inputs.cut_one(self._gaps[name], index)
+            if name in self._fed_back:
+                gaps = gaps[(slice(None), *self._steps(later=False))]
+            gaps = gaps.reshape(len(gaps), -1)
+            is_refused = gaps.any()
+            if fill.needs_window:
+                is_refused = gaps.all(axis=1).any()
+            if is_refused:
+                raise InvalidValueError(
+                    f"{name!r} has gaps, which training filled ({fill.method!r}) before the "
+                    f"callback {self._spec.callback!r}; fill them in ds before you apply the "
+                    "callback to it, and give mask= to make them gaps again"
+                )
+
+
+def _read(reader: CubeReader, tile: Tile) -> Arrays:
+    """Read the box of a tile; cells after the end of the cube repeat its last."""
+    inside = tile.cells_read
+    cells = reader.read(inside)
+    beyond = [(0, tile.box[dim].stop - part.stop) for dim, part in inside.items()]
+    if any(after for _, after in beyond):
+        cells = {name: np.pad(array, beyond, mode="edge") for name, array in cells.items()}
+    return cells
+
+
+def to_variables(
+    means: NDArray[np.float64],
+    gaps: NDArray[np.bool_],
+    spec: PredictionSpec,
+    layout: Layout,
+    block: Block,
+    reduce: str | None,
+) -> dict[str, xr.Variable]:
+    """Return the variables of a block from its blended results.
+
+    `means` has the shape (members, channels, *block), `gaps` (targets, *block).
+    """
+    axes = tuple(spec.windows.result_shape)
+    variables, first = {}, 0
+    for variable in layout.variables:
+        values = means[:, first : first + variable.channels]
+        first += variable.channels
+        is_gap = gaps.all(axis=0)
+        if variable.target is not None:
+            values = _in_units(values, variable, spec, block)
+            is_gap = gaps[spec.targets.index(variable.target)]
+        np.copyto(values, np.nan, where=is_gap)
+        mean = values.mean(axis=0)
+        if variable.is_probability and reduce == "argmax":
+            variables[variable.name] = xr.Variable(axes, _most_likely(mean, variable))
+            continue
+        dims = (_CHANNEL, *axes)
+        if variable.dim is not None:
+            dims = (variable.dim, *axes)
+        variables[variable.name] = xr.Variable(dims, mean)
+        if len(values) > 1:
+            variables[f"{variable.name}_spread"] = xr.Variable(dims, values.std(axis=0))
+    only_entry = dict.fromkeys((_CHANNEL, *spec.windows.unused_dims), 0)
+    return {
+        name: variable.isel(only_entry, missing_dims="ignore")
+        for name, variable in variables.items()
+    }
+
+
+def _in_units(
+    values: NDArray[np.float64], variable: Variable, spec: PredictionSpec, block: Block
+) -> NDArray[np.float64]:
+    """Undo the scaling of a target; probabilities of its classes have none."""
+    scaling = spec.preparation.scaling.get(variable.target or "")
+    if scaling is None or variable.is_probability:
+        return values
+    offset, scale = scaling.at(spec.windows.target_cells(block.slices))
+    if variable.has_offset:
+        return np.asarray(unscale_values(values, offset, scale))
+    return np.asarray(values * np.asarray(scale) ** variable.power)
+
+
+def _most_likely(probabilities: NDArray[Any], variable: Variable) -> NDArray[np.float64]:
+    """Return the label of the most likely class, or its position where labels are no numbers."""
+    labels = variable.class_values
+    has_values = np.isfinite(probabilities).all(axis=0)
+    return np.where(has_values, labels[np.nan_to_num(probabilities).argmax(axis=0)], np.nan)

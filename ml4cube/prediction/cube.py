@@ -14,13 +14,18 @@ from ml4cube.core.errors import InvalidValueError, check_choice, check_flags
 from ml4cube.core.grid import SizesLike
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims
-from ml4cube.prediction.columns import check_columns, refuse_method
-from ml4cube.prediction.models import Model, is_estimator, parse_models
-from ml4cube.prediction.probing import expected_results
+from ml4cube.prediction.binding import bind
+from ml4cube.prediction.layout import expected_results
+from ml4cube.prediction.models import (
+    Model,
+    check_columns,
+    is_estimator,
+    parse_models,
+    refuse_method,
+)
+from ml4cube.prediction.placing import WindowOptions
 from ml4cube.prediction.run import RunOptions, run
 from ml4cube.prediction.source import Source
-from ml4cube.prediction.spec import bind
-from ml4cube.prediction.windows.placing import WindowOptions
 
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
 

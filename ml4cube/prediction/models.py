@@ -23,9 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.fingerprint import mix_number
-from ml4cube.prediction.columns import fitted_columns
 from ml4cube.training.ranks.dist import pick_device
 from ml4cube.training.state import kept_rng
+
+# Torch has one generator per process, and workers of a cluster may be threads.
+_RANDOM_NUMBERS = Lock()
+# Where scikit-learn and xgboost, lightgbm, and catboost keep the names.
+_ATTRIBUTES = ("feature_names_in_", "feature_name_", "feature_names_")
 
 
 class Estimator(Protocol):
@@ -34,9 +38,6 @@ class Estimator(Protocol):
     def predict(self, x: NDArray[Any]) -> NDArray[Any]:
         """Return the predictions of rows of features."""
 
-
-# Torch has one generator per process, and workers of a cluster may be threads.
-_RANDOM_NUMBERS = Lock()
 
 Model = torch.nn.Module | Callable[[torch.Tensor], Any] | Estimator | ExportedProgram
 #: What a model returns: an array, or several by position or name.
@@ -301,3 +302,55 @@ def _as_array(result: Any, n: int) -> NDArray[Any]:
             f"{type(result).__name__}"
         )
     return result[:n]
+
+
+def fitted_columns(estimator: Any) -> list[str] | None:
+    """Return the names of the columns that an estimator was fitted on; None if they had none."""
+    for attribute in _ATTRIBUTES:
+        names = getattr(estimator, attribute, None)
+        if names is not None:
+            names = [str(name) for name in names]
+            return None if names in _numbered(len(names)) else names
+    # A search has no names of its own if the first step of its best pipeline is left out.
+    best = getattr(estimator, "best_estimator_", None)
+    if best is not None:
+        return fitted_columns(best)
+    steps = getattr(estimator, "steps", None)
+    if not isinstance(steps, list):  # of a pipeline; other estimators may count theirs
+        return None
+    applied = [step for _, step in steps if step not in (None, "passthrough")]
+    return fitted_columns(applied[0]) if applied else None
+
+
+def _numbered(n: int) -> list[list[str]]:
+    """Return the names that lightgbm and catboost make up for columns without names."""
+    return [[f"Column_{i}" for i in range(n)], [str(i) for i in range(n)]]
+
+
+def refuse_method(model: Any) -> None:
+    """Refuse a method of an estimator that was fitted on named columns."""
+    owner = getattr(model, "__self__", None)
+    if hasattr(owner, "fit") and fitted_columns(owner) is not None:
+        raise InvalidValueError(
+            f"the model must be the estimator itself, so that it gets its columns by name, got its "
+            f"method {model.__name__}"
+        )
+
+
+def check_columns(estimator: Any, channels: Sequence[str], cells_per_window: int) -> None:
+    """Refuse an estimator that was fitted on other columns than it will be given."""
+    columns = fitted_columns(estimator)
+    if columns is None:
+        return
+    if cells_per_window > 1:
+        raise InvalidValueError(
+            f"the model was fitted on the named columns {columns}, and windows of "
+            f"{cells_per_window} cells make {cells_per_window * len(channels)} columns without "
+            "names; fit it on an array (X.to_numpy()), or give it windows of one cell"
+        )
+    if sorted(columns) != sorted(channels):
+        raise InvalidValueError(
+            f"features must be the columns that the model was fitted on, {columns}, in any order, "
+            f"got {list(channels)}; give these as features=, after ds.rename if the cube has other "
+            "names"
+        )

@@ -14,15 +14,14 @@ import xarray as xr
 from ml4cube.core.errors import check_whole
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.reader import CubeReader
+from ml4cube.prediction.binding import PredictionSpec
 from ml4cube.prediction.block import BlockPredictor
 from ml4cube.prediction.identity import call_id, source_state
+from ml4cube.prediction.layout import Expected, Layout
 from ml4cube.prediction.models import Model, device_of, input_dtype, running
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
-from ml4cube.prediction.probing import choose_blocks, probe
-from ml4cube.prediction.results.layout import Expected, Layout
-from ml4cube.prediction.results.template import make_template
-from ml4cube.prediction.sharing import check_cluster, predict_blocks
-from ml4cube.prediction.spec import PredictionSpec
+from ml4cube.prediction.sharing import check_cluster, choose_blocks, predict_blocks, probe
+from ml4cube.prediction.template import make_template
 from ml4cube.training.ranks.dist import World
 
 # Bytes of inputs in a batch of default size: what a core's cache holds, and what keeps a GPU busy.

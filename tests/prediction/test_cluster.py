@@ -44,7 +44,7 @@ def forecast(out, client=None, model=None, **options):
 
 @pytest.mark.slow
 def test_workers_write_the_bytes_of_one_process(tmp_path, client, monkeypatch):
-    monkeypatch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (100, 100))
+    monkeypatch.setattr("ml4cube.prediction.sharing._BLOCK_CELLS", (100, 100))
     for name, given in (("here", None), ("cluster", client)):
         forecast(tmp_path / f"{name}.zarr", given, samples=3, rollout=2)
     assert tree(tmp_path / "here.zarr") == tree(tmp_path / "cluster.zarr")
@@ -54,7 +54,7 @@ def test_workers_write_the_bytes_of_one_process(tmp_path, client, monkeypatch):
 
 @pytest.mark.slow
 def test_an_error_of_a_worker_ends_the_prediction(tmp_path, client, monkeypatch):
-    monkeypatch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (100, 100))
+    monkeypatch.setattr("ml4cube.prediction.sharing._BLOCK_CELLS", (100, 100))
     calls = []
 
     def model(x):

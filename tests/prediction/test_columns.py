@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.prediction import predict_cube
-from ml4cube.prediction.columns import fitted_columns
+from ml4cube.prediction.models import fitted_columns
 
 
 def cube() -> xr.Dataset:

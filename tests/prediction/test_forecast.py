@@ -19,7 +19,7 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidValueError
 from ml4cube.prediction import predict_cube
-from ml4cube.prediction.windows.dates import extended
+from ml4cube.prediction.placing import extended
 from ml4cube.training.ranks.dist import launch
 from tests.cubes import cell_id_cube
 from tests.distributed_runner import kept_ranks
@@ -147,7 +147,7 @@ def test_forecasts_are_those_of_a_slow_loop(case, batch_size, block_cells):
         dtype="float64",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (block_cells, block_cells))
+        patch.setattr("ml4cube.prediction.sharing._BLOCK_CELLS", (block_cells, block_cells))
         result = predict_cube(
             Mixing(leads, data.layout[:2]), cube, data, overlap=overlap, batch_size=batch_size
         )

@@ -15,7 +15,7 @@ from torch import nn
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.prediction import predict_cube
-from ml4cube.prediction.results.layout import Expected, Layout, Outputs
+from ml4cube.prediction.layout import Expected, Layout, Outputs
 from ml4cube.preprocessing import Statistics
 from ml4cube.training.ranks.dist import launch
 from tests.cubes import cell_id_cube
@@ -409,7 +409,7 @@ def test_dropout_inside_attention_and_recurrent_layers_is_sampled_too(part):
 
 @pytest.mark.slow
 def test_samples_do_not_depend_on_the_number_of_ranks(monkeypatch):
-    monkeypatch.setattr("ml4cube.prediction.probing._BLOCK_CELLS", (12, 12))
+    monkeypatch.setattr("ml4cube.prediction.sharing._BLOCK_CELLS", (12, 12))
     with kept_ranks():
         shared = xr.Dataset.from_dict(launch(dropped_out, 2))
     monkeypatch.undo()

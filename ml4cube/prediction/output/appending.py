@@ -28,7 +28,7 @@ from ml4cube.ledger.folders import Files, Folder, size_and_hash
 from ml4cube.ledger.locations import Location, folder_of
 from ml4cube.ledger.manifest import NoStoreError, read_manifest, write_manifest
 from ml4cube.prediction.output.files import GROUP, FolderStore, open_prediction, read_json
-from ml4cube.prediction.results.cf import PREDICTION_ATTR
+from ml4cube.prediction.template import PREDICTION_ATTR
 
 # So that a coordinate of many appended steps is not one file for each of them.
 _STEPS_PER_CHUNK = 1024

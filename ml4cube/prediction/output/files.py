@@ -20,7 +20,7 @@ from ml4cube.ledger.folders import Files, Folder
 from ml4cube.ledger.locations import Location
 from ml4cube.ledger.manifest import find_foreign
 from ml4cube.prediction.output.digest import find_foreign_in_netcdf
-from ml4cube.prediction.results.cf import PREDICTION_ATTR
+from ml4cube.prediction.template import PREDICTION_ATTR
 
 GROUP = "zarr.json"
 

@@ -21,7 +21,7 @@ from ml4cube.prediction.output.files import PREDICTIONS
 from ml4cube.prediction.output.memory import Output
 from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
 from ml4cube.prediction.output.stored import StoreOutput
-from ml4cube.prediction.results.cf import storable
+from ml4cube.prediction.template import storable
 from ml4cube.store.names import check_netcdf_attributes, check_writable_names
 from ml4cube.training.ranks.dist import World
 

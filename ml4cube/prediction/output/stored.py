@@ -27,7 +27,7 @@ from ml4cube.prediction.output.appending import Extension
 from ml4cube.prediction.output.files import PREDICTIONS, FolderStore, open_prediction
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
-from ml4cube.prediction.results.cf import storable
+from ml4cube.prediction.template import storable
 from ml4cube.sampling.identity.cube import SourceChangedError
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.engine import all_ranks_or_none

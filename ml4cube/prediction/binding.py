@@ -23,9 +23,9 @@ from ml4cube.cube import variables as cube_variables
 from ml4cube.cube.classes import class_names, holds_classes
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR, check_codes
 from ml4cube.loading.coordinate_features import Table, coordinate_tables
+from ml4cube.prediction.placing import WindowOptions, place_windows
 from ml4cube.prediction.source import Source
-from ml4cube.prediction.windows.geometry import Windows
-from ml4cube.prediction.windows.placing import WindowOptions, place_windows
+from ml4cube.prediction.windows import Windows
 from ml4cube.recipe.preparation import Preparation
 from ml4cube.training.inputs.rollout import Rollout
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple, Self
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
-from ml4cube.prediction.models import Result
+from ml4cube.prediction.binding import PredictionSpec
+from ml4cube.prediction.models import Model, Result, classes_of
 
 #: Dim of the outputs that are probabilities of classes.
 CLASS = "class"
@@ -296,6 +297,36 @@ class Layout:
             if variable.is_probability:
                 arrays[i] = _probabilities(arrays[i])
         return join_channels(arrays)
+
+
+def expected_results(
+    spec: PredictionSpec, models: Sequence[Model], outputs: Any, reduce: str | None
+) -> Expected:
+    """Return what is known of the results of a model."""
+    named = Outputs.parse(outputs, spec.windows.result_shape)
+    labels = _labels_of(models)
+    classes: dict[str, tuple[Any, ...] | None] = {}
+    numbers = {}
+    for target, flags in spec.classes.items():
+        classes[target] = tuple(map(int_if_whole, flags)) or None
+        numbers[target] = {name: label for label, name in flags.items()}
+    if labels:  # of fitted models; they come before those that the flags of the targets list
+        classes = dict.fromkeys(spec.targets, labels)
+    if reduce == "argmax" and not classes and named.dim != CLASS:
+        raise InvalidValueError(
+            "reduce='argmax' needs targets that are classes: integers, or outputs={'class': ...}"
+        )
+    window = spec.windows.target_window
+    return Expected(spec.targets, spec.are_targets_named, window, classes, named, numbers)
+
+
+def _labels_of(models: Sequence[Model]) -> tuple[Any, ...] | None:
+    """Return the labels of the classes that fitted classifiers know."""
+    of_models = [classes_of(model) for model in models]
+    labels = {tuple(classes.tolist()): None for classes in of_models if classes is not None}
+    if len(labels) > 1:
+        raise InvalidValueError(f"all members must have the same classes, got {[*labels]}")
+    return next(iter(labels), None)
 
 
 def int_if_whole(number: float) -> float:
