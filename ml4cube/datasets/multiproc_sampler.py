@@ -38,7 +38,6 @@ from ml4cube.ledger.overwriting import may_write
 from ml4cube.ledger.targets import is_in_memory, targets_of
 from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.progress import Stage
-from ml4cube.sampling.extractor import Callback, Extractor
 from ml4cube.sampling.identity.callback import checked_identity, copy_of
 from ml4cube.sampling.identity.cube import SourceChangedError
 from ml4cube.sampling.identity.provenance import Call, provenance
@@ -47,6 +46,7 @@ from ml4cube.sampling.plan import SamplePlan, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import entries_of
 from ml4cube.sampling.shards import ShardJob, make_shard
+from ml4cube.sampling.tiling import Callback, TiledRecipe
 from ml4cube.store.format import SAMPLES, StoreMetadata, open_store, write_axes, write_metadata
 from ml4cube.store.precision import Precision
 from ml4cube.store.shard_encoding import Compressor
@@ -128,7 +128,7 @@ class _SamplerOptions(SamplingOptions):
 class _Planned(NamedTuple):
     """A plan, and what writing its samples needs besides."""
 
-    extractor: Extractor
+    tiled: TiledRecipe
     plan: SamplePlan
     scaling: dict[str, Scaling]
 
@@ -383,7 +383,7 @@ class MultiProcSampler(Summarized):
         if "val" in self.targets and self.sampling.labelled and self.sampling.lacks("val"):
             raise EmptyPartError(
                 f"val_cube={str(val_cube)!r} is given, but the split label "
-                f"{self.sampling.extractor.label!r} of the cube has no validation part (2); label "
+                f"{self.sampling.tiled.label!r} of the cube has no validation part (2); label "
                 "the cube with one (assign_block_split(..., val=0.1)), or leave val_cube out"
             )
         self._precision = Precision.parse(dtype, bitround)
@@ -415,7 +415,7 @@ class MultiProcSampler(Summarized):
         """Return how samples are cut, where they go, and what is known of them so far."""
         sampling = self.sampling
         plan = next((found.plan for found in self._planned.values()), None)
-        state = f"{counted(sampling.extractor.bound.total, 'window')}; plan() counts the samples"
+        state = f"{counted(sampling.tiled.bound.total, 'window')}; plan() counts the samples"
         if plan is not None:
             state = f"{counted(sum(plan.samples.values()), 'sample')}; run() writes them"
         if self._is_written:
@@ -466,9 +466,9 @@ class MultiProcSampler(Summarized):
     def _plan_on(self, engine: Engine, call: Call) -> _Planned:
         if call.id not in self._planned:
             self.sampling.check_same_chunks()
-            tiles, show = len(self.sampling.extractor.tiles), self._options.progress
+            tiles, show = len(self.sampling.tiled.tiles), self._options.progress
             with Stage("counting", tiles, "tiles", show=show) as stage:
-                extractor, plan = make_plan(
+                tiled, plan = make_plan(
                     self.sampling,
                     engine,
                     self.targets,
@@ -489,7 +489,7 @@ class MultiProcSampler(Summarized):
             stored_plan = plan.stored_as(self._precision)
             if self.sampling.recipe.scale_fn is None:
                 self._precision.check_unscaled(plan.statistics, plan.dtypes)
-            self._planned = {call.id: _Planned(extractor, stored_plan, scaling)}
+            self._planned = {call.id: _Planned(tiled, stored_plan, scaling)}
         return self._planned[call.id]
 
     def run(self) -> RunSummary | None:
@@ -589,7 +589,7 @@ class MultiProcSampler(Summarized):
     def _write(self, drafts: dict[str, Draft], call: Call) -> tuple[SamplePlan, int]:
         """Write and publish the stores; return the plan and the number of shards found."""
         with self._engine() as engine:
-            extractor, plan, scaling = self._plan_on(engine, call)
+            tiled, plan, scaling = self._plan_on(engine, call)
             # Only now is it certain that there is something to write.
             for draft in drafts.values():
                 with WriteErrors.of(draft.target):
@@ -598,7 +598,7 @@ class MultiProcSampler(Summarized):
             chunk, precision, compressor = self._chunk, self._precision, self._compressor
             jobs = {
                 part: ShardJob(
-                    extractor=extractor,
+                    tiled=tiled,
                     part=part,
                     folder=draft.folder_for_workers(isinstance(engine, DaskCluster)),
                     write_errors=WriteErrors.of(draft.target),
@@ -620,7 +620,7 @@ class MultiProcSampler(Summarized):
             for draft in drafts.values():
                 draft.discard()
             raise
-        named = zip(self.sampling.recipe.dims, extractor.axes, strict=True)
+        named = zip(self.sampling.recipe.dims, tiled.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
         made_from = provenance(self.sampling, self._settings) | {
             "call": call.id,
@@ -630,13 +630,13 @@ class MultiProcSampler(Summarized):
         for part, draft in drafts.items():
             metadata = StoreMetadata(
                 part=part,
-                bound=extractor.bound,
+                bound=tiled.bound,
                 statistics=plan.statistics,
                 accounting=plan.accounting,
                 split=self.sampling.split,
                 provenance=made_from,
                 variables=tuple(plan.schema),
-                fill=extractor.fill,
+                fill=tiled.fill,
                 filled=plan.filled,
                 places=entries_of(scaling),
                 over_missing_dates=plan.over_missing_dates,
@@ -697,7 +697,7 @@ class MultiProcSampler(Summarized):
         return tuple(open_store(path) for path in self.targets.values())
 
     def _engine(self) -> Engine:
-        tiles = len(self.sampling.extractor.tiles)
+        tiles = len(self.sampling.tiled.tiles)
         engine = choose_engine(local_engine(min(self._options.nproc, tiles)), self._options.client)
         if not isinstance(engine, DaskCluster):
             return engine

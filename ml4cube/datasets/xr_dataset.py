@@ -23,16 +23,19 @@ from ml4cube.core.sample_facts import outcome_table
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.engine import Threads
+from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import INPUT
-from ml4cube.sampling.extractor import OUTCOMES, Arrays, Callback, Extractor
+from ml4cube.sampling.outcomes import OUTCOMES, classify
 from ml4cube.sampling.plan import (
     accounting_of,
     fill_statistics,
     refuse_empty,
     warn_of_nothing_to_fill,
 )
-from ml4cube.sampling.request import Sampling, SamplingOptions, block_order, check_targets
+from ml4cube.sampling.request import Sampling, SamplingOptions, check_targets
 from ml4cube.sampling.rescaling import select_statistics
+from ml4cube.sampling.samples import make_samples, scale_samples, schema_of, train_statistics
+from ml4cube.sampling.tiling import Callback, TiledRecipe, block_order
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
@@ -212,9 +215,8 @@ class XrDataset(Summarized):
         self._counts = np.zeros(len(OUTCOMES), np.int64)
         samples, origins, self._labels = self._read_samples()
         self.statistics = self._statistics_of(samples)
-        schema = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
-        scaling = self._sampling.scaling(self.statistics, schema)
-        self._samples = self._sampling.extractor.scaled(samples, scaling, origins)
+        scaling = self._sampling.scaling(self.statistics, schema_of(samples))
+        self._samples = scale_samples(self._sampling.recipe, samples, scaling, origins)
         self.accounting = self._count_outcomes()
         warn_of_nothing_to_fill(self._sampling.recipe, self.accounting)
 
@@ -248,7 +250,7 @@ class XrDataset(Summarized):
     def _tile(self, id: int) -> Block | None:
         """Return the windows that start in a block, or None if there are none."""
         block = self._sampling.blocks.block(id)
-        windows = self._sampling.extractor.bound.windows
+        windows = self._sampling.tiled.bound.windows
         # From cells to windows, rounded up: the first window that starts at this cell or later.
         start = -(-np.array(block.start) // windows.stride)
         stop = np.minimum(-(-np.array(block.stop) // windows.stride), windows.counts)
@@ -258,11 +260,11 @@ class XrDataset(Summarized):
 
     def _read_samples(self) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
         """Read the samples of the blocks used, with their origins and their parts."""
-        extractor, ids = self._sampling.extractor, self._block_ids()
+        tiled, ids = self._sampling.tiled, self._block_ids()
         if self._sampling.recipe.fills_from_train:
-            extractor = replace(extractor, fill=fill_statistics(self._sampling, Threads(1)))
+            tiled = replace(tiled, fill=fill_statistics(self._sampling, Threads(1)))
         tiles = (tile for id in ids if (tile := self._tile(id)) is not None)
-        used = self._used_blocks(extractor, tiles)
+        used = self._used_blocks(tiled, tiles)
         found = set().union(*(block.parts for block in used))
         empty = [part for part in self._needed_parts if PARTS[part] not in found]
         if not used or empty:
@@ -277,7 +279,7 @@ class XrDataset(Summarized):
         """Parts that must not be empty."""
         return ("train", "test") if self._sampling.recipe.targets else ()
 
-    def _used_blocks(self, extractor: Extractor, tiles: Iterable[Block]) -> list[_BlockSamples]:
+    def _used_blocks(self, tiled: TiledRecipe, tiles: Iterable[Block]) -> list[_BlockSamples]:
         """Return the first blocks with samples, and later ones that hold a lacking part."""
         lacking = {PARTS[part] for part in self._needed_parts}
         used: list[_BlockSamples] = []
@@ -294,7 +296,7 @@ class XrDataset(Summarized):
                     stacklevel=caller_level(),
                 )
                 break
-            block = self._samples_of_block(extractor, tile)
+            block = self._samples_of_block(tiled, tile)
             if block is None or (enough and not block.parts & lacking):
                 useless_in_row += 1
                 continue
@@ -307,36 +309,36 @@ class XrDataset(Summarized):
             self._counts += block.counts
         return used
 
-    def _samples_of_block(self, extractor: Extractor, tile: Block) -> _BlockSamples | None:
+    def _samples_of_block(self, tiled: TiledRecipe, tile: Block) -> _BlockSamples | None:
         """Return the samples of one block; if there are none, count its windows and return None."""
-        cells = self._sampling.reader.read(extractor.bound.cells_of(tile))
-        codes = extractor.outcomes({INPUT: cells}, tile)
+        cells = self._sampling.reader.read(tiled.bound.cells_of(tile))
+        codes = classify(tiled, {INPUT: cells}, tile)
         counts = np.bincount(codes, minlength=len(OUTCOMES))
         keep = np.flatnonzero(codes < len(PARTS))
         if not keep.size:
             self._counts += counts
             return None
-        samples, origins = extractor.samples(cells, tile, keep), extractor.origins(tile, keep)
+        samples, origins = make_samples(tiled, cells, tile, keep), tiled.origins(tile, keep)
         return _BlockSamples(samples, origins, codes[keep], counts)
 
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""
-        extractor = self._sampling.extractor
-        scaled = extractor.to_scale({name: values.dtype for name, values in samples.items()})
+        recipe = self._sampling.recipe
+        scaled = recipe.scaled_variables({name: v.dtype for name, v in samples.items()})
         if (given := self._sampling.given) is not None:
             return select_statistics(given, scaled)
-        train, scale_fn = self._labels == PARTS["train"], self._sampling.recipe.scale_fn
-        if scale_fn and scaled and not train.any():
+        train = self._labels == PARTS["train"]
+        if recipe.scale_fn and scaled and not train.any():
             raise EmptyPartError(
                 "the blocks used hold no train sample, so there are no statistics for "
-                f"scale_fn={scale_fn!r}; use more blocks (num_chunks, chunk_indices), or give "
-                "statistics= or scale_fn=None"
+                f"scale_fn={recipe.scale_fn!r}; use more blocks (num_chunks, chunk_indices), or "
+                "give statistics= or scale_fn=None"
             )
-        return extractor.statistics({name: values[train] for name, values in samples.items()})
+        return train_statistics(recipe, {name: v[train] for name, v in samples.items()})
 
     def _count_outcomes(self) -> dict[str, int]:
         """Return the number of windows by outcome; those never read are unused."""
-        bound, counts = self._sampling.extractor.bound, self._counts.copy()
+        bound, counts = self._sampling.tiled.bound, self._counts.copy()
         counts[OUTCOMES.index("unused")] += len(bound.windows) - counts.sum()
         return accounting_of(bound.total, counts, PARTS)
 
@@ -355,7 +357,7 @@ class XrDataset(Summarized):
         recipe = self._sampling.recipe
         if not recipe.targets:
             # A cube that is not split has a label without dims.
-            label = self._sampling.ds[self._sampling.extractor.label]
+            label = self._sampling.ds[self._sampling.tiled.label]
             return self._samples | ({"split": self._labels} if label.ndim else {})
         features = recipe.features or [n for n in self._samples if n not in recipe.targets]
         if not features:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +25,22 @@ from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.engine import local_engine
+from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.cube.variables import split_label
 from ml4cube.loading.lead_time import TargetOptions, with_lead
 from ml4cube.loading.sources import SampleSource, SampleVariable, first_cells_of, known_scaling
 from ml4cube.progress import Stage
+from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT, TARGET, ArrayName, Lead
-from ml4cube.sampling.extractor import Arrays, CellsByRole, Extractor, Schema
 from ml4cube.sampling.identity.callback import identity_of
 from ml4cube.sampling.identity.provenance import Call, provenance
+from ml4cube.sampling.outcomes import CellsByRole, classify, deciding_variables
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
 from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.sampling.rescaling import entries_of
+from ml4cube.sampling.samples import Schema, make_samples, variables_read
+from ml4cube.sampling.tiling import TiledRecipe
 from ml4cube.store.format import StoreMetadata
 
 if TYPE_CHECKING:
@@ -79,41 +83,44 @@ class CubeSource(SampleSource):
     # A chunk is a tile of neighbouring windows, whose cells are read once despite the overlap.
 
     def __init__(
-        self, sampling: Sampling, extractor: Extractor, plan: SamplePlan, metadata: StoreMetadata
+        self, sampling: Sampling, tiled: TiledRecipe, plan: SamplePlan, metadata: StoreMetadata
     ) -> None:
         part = metadata.part
-        self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
+        self._reader, self._tiled, self._label = sampling.reader, tiled, PARTS[part]
         self._scaling = known_scaling(metadata)
         self.cube_dims: Mapping[str, str] = {}  # Samples have dims of the same names as the cube.
-        self.lead: Lead = extractor.lead
-        self.axes = {d: sampling.ds[d].variable for d in extractor.recipe.dims if d in sampling.ds}
+        self.lead: Lead = tiled.bound.lead
+        self.axes = {d: sampling.ds[d].variable for d in tiled.recipe.dims if d in sampling.ds}
         self.remote = "://" in str(sampling.ds.encoding.get("source", ""))
-        self.variables = _variables_of(INPUT, extractor.recipe, plan.schema)
-        if extractor.targets is not None:
-            schema = extractor.targets.schema(sampling.reader.dtypes)
-            self.variables |= _variables_of(TARGET, extractor.targets.recipe, schema)
+        self.variables = _variables_of(INPUT, tiled.recipe, plan.schema)
+        if tiled.bound.targets is not None:
+            recipe, dtypes = tiled.bound.targets.recipe, sampling.reader.dtypes
+            schema = {name: (recipe.window_shape, dtypes[name].str) for name in recipe.variables}
+            self.variables |= _variables_of(TARGET, recipe, schema)
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
         # One bit per window of each tile that was classified: is it a sample?
         self._sample_bits: dict[int, NDArray[np.uint8]] = {}
 
     def read(self, chunk: int, out: Mapping[ArrayName, NDArray[Any]]) -> None:
         """Write the samples of a tile into one array per variable."""
-        by_role = self._extractor.by_role
-        extractors: dict[str, Extractor] = {}
-        needed: dict[str, tuple[str, ...]] = dict.fromkeys(by_role, ())
-        for role in {name.role for name in out}:
-            extractors[role] = by_role[role].only(n.variable for n in out if n.role == role)
-            needed[role] = extractors[role].sample_variables
-        tile = self._extractor.tiles.block(chunk)
+        wanted: dict[str, list[str]] = {}
+        for name in out:
+            wanted.setdefault(name.role, []).append(name.variable)
+        if self._tiled.callback is not None:  # It gets all variables.
+            wanted = {INPUT: list(self._tiled.recipe.variables)}
+        needed = {}
+        for role, bound in self._tiled.bound.by_role.items():
+            needed[role] = variables_read(bound.recipe, wanted[role]) if role in wanted else ()
+        tile = self._tiled.tiles.block(chunk)
         if chunk in self._sample_bits:
             # Variables that only decide about windows were read before.
-            cells = self._extractor.read(self._reader, tile, needed)
+            cells = _read_roles(self._reader, self._tiled.bound.boxes(tile), needed)
         else:
             cells = self._classify(chunk, needed)
         keep = self._sample_windows(chunk)
         samples = {
-            role: extractor.samples(cells[role], tile, keep)
-            for role, extractor in extractors.items()
+            role: make_samples(self._tiled, cells[role], tile, keep, role, names)
+            for role, names in wanted.items()
         }
         for name, target in out.items():
             values, scaling = samples[name.role][name.variable], self._scaling.get(name.variable)
@@ -132,12 +139,12 @@ class CubeSource(SampleSource):
         self, chunk: int, further: Mapping[str, tuple[str, ...]] | None = None
     ) -> CellsByRole:
         """Note which windows of a tile are samples; return its cells, also of further variables."""
-        tile = self._extractor.tiles.block(chunk)
-        names = self._extractor.outcome_variables(self._reader.dtypes)
+        tile = self._tiled.tiles.block(chunk)
+        names = deciding_variables(self._tiled, self._reader.dtypes)
         for role, of_samples in (further or {}).items():
             names[role] = tuple(dict.fromkeys((*names[role], *of_samples)))
-        cells = self._extractor.read(self._reader, tile, names)
-        keep = self._extractor.outcomes(cells, tile) == self._label
+        cells = _read_roles(self._reader, self._tiled.bound.boxes(tile), names)
+        keep = classify(self._tiled, cells, tile) == self._label
         if keep.sum() != self.counts[chunk]:
             raise RunError(
                 f"{self.describe(chunk)} had {self.counts[chunk]} samples when they were counted "
@@ -148,7 +155,7 @@ class CubeSource(SampleSource):
 
     def describe(self, chunk: int) -> str:
         """Describe a tile for an error message."""
-        cells = self._extractor.bound.cells_of(self._extractor.tiles.block(chunk))
+        cells = self._tiled.bound.cells_of(self._tiled.tiles.block(chunk))
         return "block " + ", ".join(f"{dim} {s.start}:{s.stop}" for dim, s in cells.items())
 
     def coords(self, samples: Ints) -> Arrays:
@@ -156,7 +163,7 @@ class CubeSource(SampleSource):
         import xarray as xr
 
         result = self._origins(samples)
-        attrs = {axis.name: axis.attrs for axis in self._extractor.axes}
+        attrs = {axis.name: axis.attrs for axis in self._tiled.axes}
         encoded = {
             name: xr.Variable(SAMPLE_DIM, values, attrs.get(name, {}))
             for name, values in result.items()
@@ -172,7 +179,7 @@ class CubeSource(SampleSource):
         for chunk in np.unique(chunks).tolist():
             here = ascending[chunks[ascending] == chunk]
             keep = self._sample_windows(chunk)[samples[here] - self.starts[chunk]]
-            origins = self._extractor.origins(self._extractor.tiles.block(chunk), keep)
+            origins = self._tiled.origins(self._tiled.tiles.block(chunk), keep)
             for name, values in origins.items():
                 result.setdefault(name, np.empty(len(samples), values.dtype))[here] = values
         return result
@@ -181,6 +188,33 @@ class CubeSource(SampleSource):
         """Return the index of the first cell of samples; reads tiles that were never read."""
         origins = self._origins(samples)
         return {dim: origins[f"{dim}_index"].astype(np.int64) for dim in dims}
+
+
+def _read_roles(
+    reader: CubeReader, boxes: Mapping[str, Slices], names: Mapping[str, Collection[str]]
+) -> CellsByRole:
+    """Read some variables of each role; cells of both roles are read once."""
+    union, read_once = boxes[INPUT], Arrays()
+    if TARGET in boxes and _overlap(boxes[INPUT], boxes[TARGET]):
+        of_dims = {dim: (s, boxes[TARGET][dim]) for dim, s in boxes[INPUT].items()}
+        union = {
+            dim: slice(min(a.start, b.start), max(a.stop, b.stop))
+            for dim, (a, b) in of_dims.items()
+        }
+        of_both = [name for name in names[INPUT] if name in names[TARGET]]
+        read_once = reader.only(of_both).read(union)
+    cells: CellsByRole = {}
+    for role, box in boxes.items():
+        cells[role] = reader.only(n for n in names[role] if n not in read_once).read(box)
+        inside = tuple(
+            slice(s.start - union[dim].start, s.stop - union[dim].start) for dim, s in box.items()
+        )
+        cells[role] |= {name: values[inside] for name, values in read_once.items()}
+    return cells
+
+
+def _overlap(a: Slices, b: Slices) -> bool:
+    return all(max(s.start, b[d].start) < min(s.stop, b[d].stop) for d, s in a.items())
 
 
 def _variables_of(role: str, recipe: Recipe, schema: Schema) -> dict[ArrayName, SampleVariable]:
@@ -204,7 +238,7 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
     sampling = Sampling.of(ds, options)
     if options.shifted_targets is not None:
         sampling = with_lead(sampling, options.shifted_targets)
-    extractor, plan = _planned(sampling, int(options.nproc), options.progress)
+    tiled, plan = _planned(sampling, int(options.nproc), options.progress)
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
@@ -215,18 +249,18 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
         settings["missing_chunks"] = options.missing_chunks
     metadata = StoreMetadata(
         part=part,
-        bound=sampling.extractor.bound,
+        bound=sampling.tiled.bound,
         statistics=plan.statistics,
         accounting=plan.accounting,
         split=sampling.split,
         provenance=provenance(sampling, settings),
         variables=tuple(plan.schema),
-        fill=extractor.fill,
+        fill=tiled.fill,
         filled=plan.filled,
         places=entries_of(scaling),
         over_missing_dates=plan.over_missing_dates,
     )
-    return CubeSource(sampling, extractor, plan, metadata), metadata
+    return CubeSource(sampling, tiled, plan, metadata), metadata
 
 
 #: The last plans, by the identity of the call, for the other parts of the same cube.
@@ -234,44 +268,44 @@ _counted: dict[str, tuple[Statistics | None, SamplePlan]] = {}
 _MOST_COUNTED = 8
 
 
-def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor, SamplePlan]:
+def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[TiledRecipe, SamplePlan]:
     """Count the windows of all parts, unless that was done for another part before."""
-    extractor = sampling.extractor
-    by_role = extractor.outcome_variables(sampling.reader.dtypes)
+    tiled = sampling.tiled
+    by_role = deciding_variables(tiled, sampling.reader.dtypes)
     rules = itertools.chain.from_iterable(by_role.values())
     fills = sampling.recipe.fills_from_train
     # Labels alone are counted at once, without a progress bar or a plan to remember.
-    reads_cells = fills or makes_samples(sampling) or {*rules} != {extractor.label}
+    reads_cells = fills or makes_samples(sampling) or {*rules} != {tiled.label}
     call = None
     if reads_cells:
         call = _identity_of(sampling)
     if call is not None and (known := _counted.get(call)) is not None:
-        return replace(extractor, fill=known[0]), known[1]
+        return replace(tiled, fill=known[0]), known[1]
     # Without fractions, no other part is refused for being empty.
     sampling = replace(sampling, split={"plan": {"fractions": {}}})
-    stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads_cells)
+    stage = Stage("counting", len(tiled.tiles), "tiles", show=progress and reads_cells)
     with local_engine(nproc) as engine, stage:
-        extractor, plan = make_plan(sampling, engine, PARTS, note=stage.update, sparing=True)
+        tiled, plan = make_plan(sampling, engine, PARTS, note=stage.update, sparing=True)
     if call is not None:
-        _counted[call] = extractor.fill, plan
+        _counted[call] = tiled.fill, plan
         while len(_counted) > _MOST_COUNTED:
             _counted.pop(next(iter(_counted)), None)
-    return extractor, plan
+    return tiled, plan
 
 
 def _identity_of(sampling: Sampling) -> str | None:
     """Return the identity of a call, or None if it cannot be known without reading the cube."""
-    extractor = sampling.extractor
+    tiled = sampling.tiled
     settings: dict[str, Any] = {"ds": [str(d) for d in sampling.ds.dims]}
     if sampling.given is not None:
         settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
     settings["dropped"] = sampling.dropped
-    if extractor.targets is not None:
-        settings["lead"] = [extractor.lead, extractor.targets.recipe.variables]
+    if tiled.bound.targets is not None:
+        settings["lead"] = [tiled.bound.lead, tiled.bound.targets.recipe.variables]
     try:
         callback = None
-        if extractor.callback is not None:
-            callback = identity_of(extractor.callback)
+        if tiled.callback is not None:
+            callback = identity_of(tiled.callback)
         return Call.of_samples(sampling, settings, callback, may_read=False).id
     except (CubeError, OSError):
         return None

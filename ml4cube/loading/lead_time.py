@@ -22,6 +22,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
 from ml4cube.core.time_steps import TimeSteps, WindowsOverTime, starts_of
+from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.recipe.roles import DimLead, Lead
 from ml4cube.sampling.request import Sampling, axis_values, check_known
 
@@ -111,15 +112,15 @@ def warn_of_uneven_steps(lead: Lead, axes: Mapping[str, xr.Variable]) -> None:
 
 def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
     """Return a sampling whose targets lie elsewhere than its inputs."""
-    recipe, extractor, targets = sampling.recipe, sampling.extractor, options.scored
+    recipe, tiled, targets = sampling.recipe, sampling.tiled, options.scored
     check_known("to_pred", options.targets, recipe.variables, sampling.left_out)
     check_known("weights", targets, recipe.variables)  # The variables of y are known by now.
-    if extractor.callback is not None:
+    if tiled.callback is not None:
         raise InvalidTypeError(
             "callback cannot be combined with target_offset or target_size, because it gets the "
             "inputs without their targets; compute the variable on the cube, or use augment="
         )
-    size, shape = dict(zip(recipe.dims, recipe.size, strict=True)), extractor.bound.sizes
+    size, shape = dict(zip(recipe.dims, recipe.size, strict=True)), tiled.bound.sizes
     lead = options.lead_of(size, shape, "the cube")
     warn_of_uneven_steps(lead, {d: sampling.ds[d].variable for d in lead if d in sampling.ds})
     of_targets = replace(
@@ -131,14 +132,12 @@ def with_lead(sampling: Sampling, options: TargetOptions) -> Sampling:
         fill_method=None,  # Filled targets would be scored like measured ones.
         const=None,
     )
-    # Windows without a whole target in the cube are left out.
-    cells = tuple(shape[dim] - of_dim.cells_past_input for dim, of_dim in lead.items())
-    windows = Grid(recipe.dims, cells, recipe.size, recipe.stride, ragged=False)
+    offset = tuple(of_dim.offset for of_dim in lead.values())
+    bound = replace(tiled.bound, targets=BoundRecipe(of_targets, tiled.bound.shape, offset=offset))
+    windows = bound.windows
     counts = dict(zip(recipe.dims, windows.counts, strict=True))
-    tile = zip(recipe.dims, extractor.tiles.tile, strict=True)
+    tile = zip(recipe.dims, tiled.tiles.tile, strict=True)
     tiles = Grid.blocks(counts, {dim: min(n, counts[dim]) for dim, n in tile})
-    bound = replace(extractor.bound, recipe=of_targets)
-    target_extractor = replace(extractor, bound=bound, tiles=tiles, used_blocks=None)
-    extractor = replace(extractor, tiles=tiles, lead=lead, targets=target_extractor)
+    tiled = replace(tiled, bound=bound, tiles=tiles)
     over_time = WindowsOverTime.of(starts_of(windows), axis_values(sampling.ds, recipe.dims))
-    return replace(sampling, extractor=extractor, over_missing_dates=over_time.over_missing_dates)
+    return replace(sampling, tiled=tiled, over_missing_dates=over_time.over_missing_dates)

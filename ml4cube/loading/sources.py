@@ -26,10 +26,10 @@ from ml4cube.ledger.locations import location_of
 from ml4cube.ledger.manifest import NoStoreError
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
+from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import TARGET, ArrayName, Lead
 from ml4cube.sampling.cf_encoding import NUMBERED
-from ml4cube.sampling.extractor import Arrays
 from ml4cube.splits.folds.samples import whole_axis
 from ml4cube.store.format import StoreMetadata, open_axes
 

@@ -13,8 +13,8 @@ from ml4cube.core.rank_shares import Ints
 from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.sources import SampleSource, known_scaling, unscaled
+from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import INPUT, WEIGHT, ArrayName, DimLead
-from ml4cube.sampling.extractor import Arrays
 from ml4cube.store.format import StoreMetadata
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block, Grid
 from ml4cube.recipe.recipe import Recipe
+from ml4cube.recipe.roles import INPUT, TARGET, DimLead, Lead
 from ml4cube.recipe.windows import BoxWindows
 
 
@@ -22,6 +23,10 @@ class BoundRecipe:
 
     recipe: Recipe
     shape: tuple[int, ...]
+    # The windows of targets that lie in other cells than the inputs.
+    targets: BoundRecipe | None = None
+    # Of targets, cells from the first one of the inputs along each dim.
+    offset: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse windows that do not fit the cube."""
@@ -41,9 +46,34 @@ class BoundRecipe:
 
     @property
     def windows(self) -> Grid:
-        """The grid of all whole windows of the cube."""
-        recipe = self.recipe
-        return Grid(recipe.dims, self.shape, recipe.size, recipe.stride, ragged=False)
+        """The grid of all windows that are whole in the cube, with their targets."""
+        recipe, cells = self.recipe, self.shape
+        if self.targets is not None:
+            of_dims = zip(self.shape, self.lead.values(), strict=True)
+            cells = tuple(n - of_dim.cells_past_input for n, of_dim in of_dims)
+        return Grid(recipe.dims, cells, recipe.size, recipe.stride, ragged=False)
+
+    @property
+    def lead(self) -> Lead:
+        """Cells of inputs and targets by dim, if these lie in other cells."""
+        if self.targets is None:
+            return {}
+        sizes = self.targets.offset, self.recipe.size, self.targets.recipe.size
+        return {
+            dim: DimLead(*cells)
+            for dim, cells in zip(self.recipe.dims, zip(*sizes, strict=True), strict=True)
+        }
+
+    @property
+    def by_role(self) -> dict[str, BoundRecipe]:
+        """The windows of each role that has cells of its own."""
+        if self.targets is None:
+            return {INPUT: self}
+        return {INPUT: self, TARGET: self.targets}
+
+    def boxes(self, tile: Block) -> dict[str, dict[str, slice]]:
+        """Return the cells that a box of neighbouring windows covers, by role."""
+        return {role: bound.cells_of(tile) for role, bound in self.by_role.items()}
 
     @property
     def total(self) -> int:
@@ -64,11 +94,13 @@ class BoundRecipe:
     def cells_of(self, tile: Block) -> dict[str, slice]:
         """Return the cells that a box of neighbouring windows covers."""
         recipe = self.recipe
-        of_dims = zip(recipe.dims, tile.start, tile.stop, recipe.stride, recipe.size, strict=True)
-        return {
-            dim: slice(first * stride, (stop - 1) * stride + size)
-            for dim, first, stop, stride, size in of_dims
-        }
+        offsets = self.offset or (0,) * len(self.shape)
+        ranges = zip(tile.start, tile.stop, recipe.stride, recipe.size, offsets, strict=True)
+        cells = [
+            slice(first * stride + offset, (stop - 1) * stride + size + offset)
+            for first, stop, stride, size, offset in ranges
+        ]
+        return dict(zip(recipe.dims, cells, strict=True))
 
     def windows_in(self, tile: Block) -> BoxWindows:
         """Return a box of neighbouring windows, by their position in the cells that it covers."""

@@ -257,6 +257,22 @@ class Recipe:
         """
         return self._fills.get(variable)
 
+    def scaled_variables(self, dtypes: Mapping[str, Any]) -> list[str]:
+        """Return the variables of samples that are scaled, by their dtypes.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of all variables of samples.
+
+        Returns
+        -------
+        list of str
+            Those of floats that are no classes.
+        """
+        floats = [name for name, dtype in dtypes.items() if np.dtype(dtype).kind == "f"]
+        return [name for name in floats if name not in self.classes]
+
     @property
     def fills_from_train(self) -> bool:
         """True if filling needs statistics of the train cells."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.recipe.recipe import Recipe
-from ml4cube.sampling.extractor import Axis
+from ml4cube.sampling.tiling import Axis
 
 #: Long name, in a store, of the cell numbers along a dim without a coordinate.
 NUMBERED = "number of the cell, which has no coordinate"

@@ -15,15 +15,19 @@ from ml4cube.core.grid import Block
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader
+from ml4cube.recipe.preparation import Arrays
+from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT
-from ml4cube.sampling.extractor import OUTCOMES, Extractor, Schema
+from ml4cube.sampling.outcomes import OUTCOMES, as_labels, classify, gaps_of, mask_of
+from ml4cube.sampling.samples import Schema, make_samples, schema_of, train_statistics
+from ml4cube.sampling.tiling import TiledRecipe
 
 
 @dataclass(frozen=True)
 class CountJob:
     """What all counting tasks share; picklable."""
 
-    extractor: Extractor
+    tiled: TiledRecipe
     # Reads the variables that are not sent with each tile.
     shared_reader: CubeReader
     # Variables to read, by role.
@@ -55,13 +59,13 @@ def count_tiles(job: CountJob, tiles: list[tuple[int, dict[str, CubeReader]]]) -
 
 
 def _count_tile(job: CountJob, id: int, readers: Mapping[str, CubeReader]) -> TileCount:
-    extractor = job.extractor
-    tile = extractor.tiles.block(id)
+    tiled = job.tiled
+    tile = tiled.tiles.block(id)
     cells = {}
-    for role, box in extractor.boxes(tile).items():
+    for role, box in tiled.bound.boxes(tile).items():
         reader = readers[role].joined(job.shared_reader)
         cells[role] = reader.only(job.names[role]).read(box)
-    outcomes = extractor.outcomes(cells, tile)
+    outcomes = classify(tiled, cells, tile)
     counts = np.bincount(outcomes, minlength=len(OUTCOMES)).tolist()
     if not job.looks_at_samples:
         return TileCount(id, tuple(counts))
@@ -69,14 +73,24 @@ def _count_tile(job: CountJob, id: int, readers: Mapping[str, CubeReader]) -> Ti
     for part in PARTS.values():
         is_train = part == PARTS["train"]
         # the callback sees the samples of all parts, so that it fails before anything is written
-        if counts[part] and (is_train or extractor.callback or schema is None):
-            samples = extractor.samples(cells[INPUT], tile, np.flatnonzero(outcomes == part))
-            found = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
-            schema = agreed_schema(schema, found)
+        if counts[part] and (is_train or tiled.callback or schema is None):
+            samples = make_samples(tiled, cells[INPUT], tile, np.flatnonzero(outcomes == part))
+            schema = agreed_schema(schema, schema_of(samples))
             if is_train:
-                statistics = extractor.statistics(samples)
-    filled = extractor.filled_in(cells[INPUT]) if any(counts[: len(PARTS)]) else ()
+                statistics = train_statistics(tiled.recipe, samples)
+    filled: tuple[str, ...] = ()
+    if any(counts[: len(PARTS)]):
+        filled = _filled_variables(tiled.recipe, cells[INPUT])
     return TileCount(id, tuple(counts), statistics, schema, filled)
+
+
+def _filled_variables(recipe: Recipe, cells: Arrays) -> tuple[str, ...]:
+    """Return the variables with gaps that are filled in a tile."""
+    if not recipe.fill_method or recipe.drop_nan == "auto":  # drops every sample with a gap
+        return ()
+    mask = mask_of(recipe, cells)
+    names = [n for n in recipe.variables if recipe.fill_of(n) and cells[n].dtype.kind == "f"]
+    return tuple(name for name in names if gaps_of(recipe, cells[name], mask).any())
 
 
 def agreed_schema(known: Schema | None, found: Schema | None) -> Schema | None:
@@ -92,10 +106,18 @@ def agreed_schema(known: Schema | None, found: Schema | None) -> Schema | None:
 
 
 def count_train_cells(
-    shared: tuple[Extractor, CubeReader], boxes: list[tuple[Block, CubeReader]]
+    shared: tuple[TiledRecipe, CubeReader], boxes: list[tuple[Block, CubeReader]]
 ) -> list[Statistics]:
     """Return the statistics of the raw train cells of some boxes of cells."""
-    extractor, shared_reader = shared
-    return [
-        extractor.train_cell_statistics(reader.joined(shared_reader), box) for box, reader in boxes
-    ]
+    tiled, shared_reader = shared
+    statistics = []
+    for box, reader in boxes:
+        cells = reader.joined(shared_reader).read(box.slices)
+        counted = as_labels(cells[tiled.label], tiled.label) == PARTS["train"]
+        mask = mask_of(tiled.recipe, cells)
+        if mask is not None and tiled.recipe.apply_mask:
+            counted &= mask
+        names = [name for name in tiled.recipe.variables if cells[name].dtype.kind == "f"]
+        floats = {name: cells[name] for name in names}
+        statistics.append(Statistics.of(floats, counted, part="train"))
+    return statistics

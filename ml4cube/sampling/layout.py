@@ -50,8 +50,8 @@ def layout_of(
         attrs |= precision.attrs(name, dtype)
         dims = _stored_dims(recipe, name, window)
         arrays.append(ArrayLayout(name, dims, window, dtype, per_chunk, attrs))
-    sample_dim, index_dtype = recipe.array_dims[:1], sampling.extractor.bound.index_dtype
-    for axis, dim in zip(sampling.extractor.axes, recipe.dims, strict=True):
+    sample_dim, index_dtype = recipe.array_dims[:1], sampling.tiled.bound.index_dtype
+    for axis, dim in zip(sampling.tiled.axes, recipe.dims, strict=True):
         index_attrs = {"long_name": f"index along {dim} of the sample's first cell"}
         for name, origins_dtype, origins_attrs in (
             (axis.name, axis.values.dtype.str, axis.attrs),

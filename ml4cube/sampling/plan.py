@@ -35,9 +35,11 @@ from ml4cube.sampling.counting import (
     count_tiles,
     count_train_cells,
 )
-from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor, Schema
+from ml4cube.sampling.outcomes import OUTCOMES, REASONS, deciding_variables
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
 from ml4cube.sampling.rescaling import select_statistics
+from ml4cube.sampling.samples import Schema, variables_read
+from ml4cube.sampling.tiling import TiledRecipe
 from ml4cube.store.precision import Precision
 
 # Bytes of the samples of one counting task, and the most tasks of one pass.
@@ -161,7 +163,7 @@ def make_plan(
     tiles_per_task: int | None = None,
     note: Callable[[int], object] = lambda _: None,
     sparing: bool = False,
-) -> tuple[Extractor, SamplePlan]:
+) -> tuple[TiledRecipe, SamplePlan]:
     """Read the cube and count the outcomes of all windows.
 
     `note` is called with the number of tiles that a task has counted. With `sparing`, if neither
@@ -169,57 +171,59 @@ def make_plan(
     other variables are not counted, and the statistics are empty.
     """
     parts = tuple(parts)
-    extractor, dtypes = sampling.extractor, sampling.reader.dtypes
-    if sampling.recipe.fills_from_train:
-        extractor = replace(extractor, fill=fill_statistics(sampling, engine, tiles_per_task))
+    tiled, recipe, dtypes = sampling.tiled, sampling.recipe, sampling.reader.dtypes
+    if recipe.fills_from_train:
+        tiled = replace(tiled, fill=fill_statistics(sampling, engine, tiles_per_task))
     looks_at_samples = makes_samples(sampling) or not sparing
-    names = extractor.outcome_variables(dtypes)
+    names = deciding_variables(tiled, dtypes)
     if looks_at_samples:
-        names[INPUT] = tuple(dict.fromkeys((*names[INPUT], *extractor.sample_variables)))
+        names[INPUT] = tuple(dict.fromkeys((*names[INPUT], *variables_read(recipe))))
     # What all tasks need is sent once; `readers_of` adds what only one of them reads.
-    job = CountJob(extractor, sampling.reader.shared(), names, looks_at_samples)
-    counts = _Counts(np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64))
+    job = CountJob(tiled, sampling.reader.shared(), names, looks_at_samples)
+    counts = _Counts(np.zeros((len(tiled.tiles), len(OUTCOMES)), np.int64))
     tasks = _tasks(sampling, names, tiles_per_task)
     for results in engine.run_in_order(count_tiles, job, tasks):
         counts.add(results)
         note(len(results))
     outcomes = counts.outcomes.sum(axis=0)
-    accounting = accounting_of(sampling.extractor.bound.total, outcomes, parts)
-    warn_of_nothing_to_fill(sampling.recipe, accounting)
+    accounting = accounting_of(tiled.bound.total, outcomes, parts)
+    warn_of_nothing_to_fill(recipe, accounting)
     _check_parts(sampling, accounting, outcomes, parts)
-    schema = counts.schema or extractor.schema(dtypes)  # nothing was sampled
-    check_targets(sampling.recipe, schema, sampling.ds)
-    scaled = extractor.to_scale({name: dtype for name, (_, dtype) in schema.items()})
+    schema = counts.schema or {  # nothing was sampled
+        name: (recipe.window_shape, dtypes[name].str) for name in recipe.variables
+    }
+    check_targets(recipe, schema, sampling.ds)
+    scaled = recipe.scaled_variables({name: dtype for name, (_, dtype) in schema.items()})
     statistics = counts.statistics
     if statistics is None:
         statistics = Statistics.empty(scaled if looks_at_samples else [], part="train")
     _check_no_fill_values(statistics, sampling)
     if sampling.given is not None:
         statistics = select_statistics(sampling.given, scaled)
-    return extractor, SamplePlan(
+    return tiled, SamplePlan(
         parts=parts,
         accounting=accounting,
         statistics=statistics,
         schema=schema,
-        origin_bytes=ORIGIN_BYTES * len(sampling.recipe.dims),
+        origin_bytes=ORIGIN_BYTES * len(recipe.dims),
         # The label of a part is its column: the parts come first in `OUTCOMES`.
         tile_samples=counts.outcomes[:, [PARTS[part] for part in parts]],
         absent=dict(sorted(sampling.absent.items())),
         over_missing_dates=sampling.over_missing_dates,
         left_out=sampling.left_out,
-        filled={name: str(sampling.recipe.fill_of(name)) for name in sorted(counts.filled)},
+        filled={name: str(recipe.fill_of(name)) for name in sorted(counts.filled)},
     )
 
 
 def makes_samples(sampling: Sampling) -> bool:
     """Return True if planning needs samples: for statistics, or the variables of a callback."""
     needs_statistics = sampling.recipe.scale_fn is not None and sampling.given is None
-    return needs_statistics or sampling.extractor.callback is not None
+    return needs_statistics or sampling.tiled.callback is not None
 
 
 def _check_no_fill_values(statistics: Statistics, sampling: Sampling) -> None:
     # attributes name the fill value of the source, not of what a callback makes
-    if sampling.extractor.callback:
+    if sampling.tiled.callback:
         return
     for name in statistics:
         if name in sampling.ds:
@@ -242,14 +246,14 @@ def _tasks(
     sampling: Sampling, names: Mapping[str, Iterable[str]], tiles_per_task: int | None
 ) -> Iterator[list[tuple[int, Any]]]:
     """Yield the tiles of each task, with readers of some variables of each role."""
-    for ids in _divide(len(sampling.extractor.tiles), sampling, tiles_per_task):
+    for ids in _divide(len(sampling.tiled.tiles), sampling, tiles_per_task):
         yield [(id, sampling.readers_of(id, names)) for id in ids]
 
 
 def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Iterator[range]:
     """Divide tiles into tasks, by default of some megabytes of samples each."""
     if tiles_per_task is None:
-        windows_per_tile = math.prod(sampling.extractor.tiles.tile)
+        windows_per_tile = math.prod(sampling.tiled.tiles.tile)
         tile_bytes = windows_per_tile * sample_bytes(sampling.recipe, sampling.ds)
         tiles_per_task = max(1, _COUNT_BYTES // tile_bytes)
     tiles_per_task = max(tiles_per_task, math.ceil(n_tiles / _MAX_TASKS))
@@ -261,8 +265,8 @@ def fill_statistics(
     sampling: Sampling, engine: Engine, boxes_per_task: int | None = None
 ) -> Statistics:
     """Return the statistics of the raw train cells, each counted once."""
-    recipe, tiles = sampling.recipe, sampling.extractor.tiles
-    shape = sampling.extractor.bound.sizes
+    recipe, tiles = sampling.recipe, sampling.tiled.tiles
+    shape = sampling.tiled.bound.sizes
     # like tiles, but windows of neighbouring tiles share cells, and boxes do not
     size = {
         dim: min(windows * stride, shape[dim])
@@ -273,7 +277,7 @@ def fill_statistics(
         [(boxes.block(id), sampling.reader.unshared(boxes.block(id).slices)) for id in ids]
         for ids in _divide(len(boxes), sampling, boxes_per_task)
     )
-    shared = sampling.extractor, sampling.reader.shared()
+    shared = sampling.tiled, sampling.reader.shared()
     results = engine.run_in_order(count_train_cells, shared, tasks)
     return functools.reduce(Statistics.merge, itertools.chain.from_iterable(results))
 

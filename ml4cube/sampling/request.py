@@ -25,9 +25,8 @@ from ml4cube.core.errors import (
     check_whole,
     listed,
 )
-from ml4cube.core.grid import Grid, SizesLike, cell_ids, parse_sizes
+from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of_filled
-from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_facts import split_text, variable_facts
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
@@ -61,8 +60,9 @@ from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.recipe.recipe import FillLike, Recipe
 from ml4cube.sampling.cf_encoding import axis_of, origin_name
-from ml4cube.sampling.extractor import Callback, Extractor, Schema, UsedBlocks, name_of, tiling
 from ml4cube.sampling.rescaling import scaling_of, select_statistics
+from ml4cube.sampling.samples import Schema
+from ml4cube.sampling.tiling import Callback, TiledRecipe, UsedBlocks, block_order, name_of, tiling
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.cube import CubeView
@@ -160,7 +160,7 @@ class Sampling:
     ds: xr.Dataset
     # Reads the variables, the label and the mask.
     reader: CubeReader
-    extractor: Extractor
+    tiled: TiledRecipe
     # Recipe of the split label; empty for a label made by hand.
     split: Mapping[str, Any]
     # Variables that samples cannot hold, with the reason.
@@ -221,7 +221,7 @@ class Sampling:
         reader, heeded = _reader(ds, [*names, label], recipe.dims, label, mask, options)
         # a computed label has chunks too, of many chunks of a file, but is not read by them
         read = [n for n, s in reader.sources.items() if not isinstance(s, ComputedSource)]
-        extractor = Extractor(
+        tiled = TiledRecipe(
             bound=bound,
             tiles=tiling(bound, _chunks(ds, read), sample_bytes(recipe, ds), tile_bytes(bound, ds)),
             axes=tuple(axis_of(ds, dim, recipe) for dim in recipe.dims),
@@ -236,7 +236,7 @@ class Sampling:
         sampling = cls(
             ds,
             reader,
-            extractor,
+            tiled,
             _split_recipe(ds[label]),
             left_out,
             blocks,
@@ -253,8 +253,8 @@ class Sampling:
         """Refuse given statistics that cannot scale variables of some dtypes, before any work."""
         if self.given is None:
             return
-        scaled = self.extractor.to_scale(dtypes)
-        if self.extractor.callback is not None:  # what it makes is known later
+        scaled = self.recipe.scaled_variables(dtypes)
+        if self.tiled.callback is not None:  # what it makes is known later
             scaled = [name for name in scaled if name in self.given]
         chosen = select_statistics(self.given, scaled)
         self.scaling(chosen)
@@ -263,7 +263,7 @@ class Sampling:
     @property
     def recipe(self) -> Recipe:
         """The windows, variables and gap policy of samples."""
-        return self.extractor.recipe
+        return self.tiled.recipe
 
     @property
     def facts(self) -> dict[str, object]:
@@ -274,7 +274,7 @@ class Sampling:
         by = "the train samples" if self.given is None else "given statistics"
         return {
             **variable_facts(features, recipe.targets, units),
-            "Cube": self.extractor.bound.sizes,
+            "Cube": self.tiled.bound.sizes,
             **recipe.facts,
             "Scaling": f"{recipe.scale_fn}, by {by}" if recipe.scale_fn else "none",
             "Split": split_text(self.split),
@@ -287,8 +287,8 @@ class Sampling:
 
     def lacks(self, part: str) -> bool:
         """Return True if no cell has the label of a part, as far as known without reading."""
-        label = self.ds[self.extractor.label]
-        if label_lookup(self.ds, self.extractor.label) is not None:
+        label = self.ds[self.tiled.label]
+        if label_lookup(self.ds, self.tiled.label) is not None:
             return not self.asks_for(part)
         return label.variable._in_memory and not bool((label.values == PARTS[part]).any())
 
@@ -323,11 +323,11 @@ class Sampling:
 
     def reader_of(self, tile: int) -> CubeReader:
         """Return a reader of one tile for a worker, which has the shared sources already."""
-        return self.reader.unshared(self.extractor.bound.cells_of(self.extractor.tiles.block(tile)))
+        return self.reader.unshared(self.tiled.bound.cells_of(self.tiled.tiles.block(tile)))
 
     def readers_of(self, tile: int, names: Mapping[str, Iterable[str]]) -> dict[str, CubeReader]:
         """Return a reader of some variables of each role, as `reader_of` does."""
-        boxes = self.extractor.boxes(self.extractor.tiles.block(tile))
+        boxes = self.tiled.bound.boxes(self.tiled.tiles.block(tile))
         return {role: self.reader.only(names[role]).unshared(box) for role, box in boxes.items()}
 
 
@@ -569,18 +569,6 @@ def _used_blocks(blocks: Grid, options: SamplingOptions) -> UsedBlocks | None:
     used = np.zeros(len(blocks), bool)
     used[block_order(blocks, options.rand_chunk, options.seed)[:wanted]] = True
     return UsedBlocks(blocks, used.reshape(blocks.counts))
-
-
-def block_order(blocks: Grid, at_random: bool, seed: int) -> NDArray[np.intp]:
-    """Return the ids of blocks in the order in which they are used."""
-    if not at_random:
-        return np.arange(len(blocks))
-    # the split uses the seed itself, and must be independent of this draw; no block has the id -1
-    order_seed = int(hash_ids(seed, [-1])[0])
-    counts = dict(zip(blocks.dims, blocks.counts, strict=True))
-    # as if blocks were cells: these ids do not depend on the order of dims
-    ids = cell_ids(counts, {dim: slice(0, n) for dim, n in counts.items()})
-    return np.argsort(hash_ids(order_seed, ids.reshape(-1)), kind="stable")
 
 
 def _warn_of_unmasked_targets(targets: Iterable[str], mask: str, ds: xr.Dataset) -> None:

@@ -18,8 +18,11 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.reader import CubeReader
 from ml4cube.ledger.folders import Files, Folder
 from ml4cube.ledger.write_errors import WriteErrors
+from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import INPUT
-from ml4cube.sampling.extractor import Arrays, Extractor
+from ml4cube.sampling.outcomes import classify
+from ml4cube.sampling.samples import make_samples, scale_samples
+from ml4cube.sampling.tiling import TiledRecipe
 from ml4cube.store.format import StoreLayout, write_shard
 from ml4cube.store.precision import Precision
 
@@ -47,7 +50,7 @@ class Piece:
 class ShardJob:
     """The settings for writing the shards of one part; picklable."""
 
-    extractor: Extractor
+    tiled: TiledRecipe
     part: str
     # The unfinished store.
     folder: Folder
@@ -85,31 +88,31 @@ def make_shard(
 
 
 def _piece_samples(job: ShardJob, piece: Piece) -> Arrays:
-    extractor = job.extractor
-    tile = extractor.tiles.block(piece.tile)
-    cells = piece.reader.joined(job.shared_reader).read(extractor.bound.cells_of(tile))
-    keep = np.flatnonzero(extractor.outcomes({INPUT: cells}, tile) == PARTS[job.part])
+    tiled = job.tiled
+    tile = tiled.tiles.block(piece.tile)
+    cells = piece.reader.joined(job.shared_reader).read(tiled.bound.cells_of(tile))
+    keep = np.flatnonzero(classify(tiled, {INPUT: cells}, tile) == PARTS[job.part])
     if len(keep) != piece.expected:
         raise RunError(
             f"tile {piece.tile} has {len(keep)} {job.part} samples, but had {piece.expected} when "
             "they were counted: the cube has changed since; run again with resume=False"
         )
     chosen = slice(piece.first, piece.stop)
-    if extractor.callback is None:
-        samples = extractor.samples(cells, tile, keep[chosen])
+    if tiled.callback is None:
+        samples = make_samples(tiled, cells, tile, keep[chosen])
     else:
         # the callback gets the same samples at once as when the statistics were made
-        of_tile = extractor.samples(cells, tile, keep)
+        of_tile = make_samples(tiled, cells, tile, keep)
         samples = {name: values[chosen] for name, values in of_tile.items()}
-    origins = extractor.origins(tile, keep[chosen])
-    samples = extractor.scaled(samples, job.scaling, origins)
+    origins = tiled.origins(tile, keep[chosen])
+    samples = scale_samples(tiled.recipe, samples, job.scaling, origins)
     samples = {name: job.precision.apply(name, values) for name, values in samples.items()}
     return samples | origins
 
 
 def _shard_seed(job: ShardJob, shard: int) -> int:
     """Return a seed that differs between shards and parts; stores depend on the formula."""
-    return int(hash_ids(job.extractor.recipe.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
+    return int(hash_ids(job.tiled.recipe.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
 
 
 def _mixed_positions(layout: StoreLayout, n: int, seed: int) -> NDArray[np.intp]:

@@ -77,7 +77,7 @@ shards, blocks_of_a_shard = 0, []
 for _, shard, pieces in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"):
     shards += 1
     if shard + 1 < layout.shard_count:
-        tiles = [sampler.sampling.extractor.tiles.block(piece.tile) for piece in pieces]
+        tiles = [sampler.sampling.tiled.tiles.block(piece.tile) for piece in pieces]
         blocks_of_a_shard.append(len({tuple(np.array(t.start) // (1, 4, 4)) for t in tiles}))
 print(json.dumps({
     "blocks": len(sampler.sampling.blocks), "tasks": engine.tasks, "largest": engine.largest,

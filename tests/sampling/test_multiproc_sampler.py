@@ -580,7 +580,7 @@ def test_tiles_are_chunks_of_the_file_however_it_was_opened(
         with xr.open_zarr(tmp_path / "z", chunks=chunks) as ds:
             made = sampler(assign_block_split(ds, {"time": 5}), tmp_path)
             assert made.sampling.ds.split.chunks is not None
-            assert made.sampling.extractor.tiles.tile == (10, 10)
+            assert made.sampling.tiled.tiles.tile == (10, 10)
 
 
 def test_chunks_of_a_file_whose_dims_were_renamed(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.sampling.extractor import name_of
 from ml4cube.sampling.identity.cube import hash_of
+from ml4cube.sampling.tiling import name_of
 
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Path()))
 _STDLIB = Path(sysconfig.get_path("stdlib"))

@@ -39,7 +39,7 @@ def provenance(sampling: Sampling, settings: Mapping[str, Any]) -> dict[str, Any
     """Describe where samples come from, the same for equal runs."""
     ds = sampling.ds
     names = sampling.recipe.variables
-    callback = path_of(sampling.extractor.callback)
+    callback = path_of(sampling.tiled.callback)
     return {
         "source": _source_path(ds),
         "attrs": jsonable(ds.attrs),
@@ -90,17 +90,17 @@ class Call(CallId):
         may_read: bool = True,
     ) -> Call:
         """Collect what decides about the bytes of a call; StoreError if it may not read cells."""
-        extractor, ds = sampling.extractor, sampling.ds
-        recipe = json.loads(extractor.bound.to_json())
+        tiled, ds = sampling.tiled, sampling.ds
+        recipe = json.loads(tiled.bound.to_json())
         # zarr lists the variables of a store without consolidated metadata in any order
         recipe["variables"] = sorted(recipe["variables"])
         # as users give it; the stride would differ with every other sample_size
-        recipe["overlap"] = extractor.recipe.overlap
+        recipe["overlap"] = tiled.recipe.overlap
         del recipe["stride"]
         plan = {n: value for n, value in sampling.split.get("plan", {}).items() if n != "labels"}
         scalars = [str(name) for name, coord in ds.coords.items() if not coord.dims]
-        read = [name for name in sampling.reader.sources if name not in (extractor.label, ABSENT)]
-        names = [*read, *scalars, extractor.label]
+        read = [name for name in sampling.reader.sources if name not in (tiled.label, ABSENT)]
+        names = [*read, *scalars, tiled.label]
         source_state = SourceState.of({n: ds.variables[n] for n in names}, frozenset(outputs))
         identity = functools.partial(_identity, source_state, may_read=may_read)
         parts = {
@@ -114,9 +114,9 @@ class Call(CallId):
             "callback": {"code, values or version": callback},
             "versions": {"format of stores": FORMAT, **versions()},
             "derived": {
-                "labels": [sampling.split, identity(extractor.label)],
-                "tiles": extractor.tiles.to_json(),
-                "blocks used": extractor.used_blocks and hash_of(extractor.used_blocks.used),
+                "labels": [sampling.split, identity(tiled.label)],
+                "tiles": tiled.tiles.to_json(),
+                "blocks used": tiled.used_blocks and hash_of(tiled.used_blocks.used),
             },
         }
         call = CallId.of(parts)
@@ -134,7 +134,7 @@ class Call(CallId):
 
 def _described_source(sampling: Sampling) -> dict[str, Any]:
     """Describe a cube but for its cells."""
-    ds, axes = sampling.ds, sampling.extractor.axes
+    ds, axes = sampling.ds, sampling.tiled.axes
     source: dict[str, Any] = {f"coordinate {axis.name!r}": hash_of(axis.values) for axis in axes}
     source |= {f"attributes of coordinate {axis.name!r}": dict(axis.attrs) for axis in axes}
     source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.recipe.variables}
