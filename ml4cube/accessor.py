@@ -12,7 +12,6 @@ from ml4cube.core.display import Summarized, Summary
 from ml4cube.core.errors import check_choice
 from ml4cube.store.names import netcdf_attrs
 
-_METHODS = ("block", "time", "region", "location", "rand")
 _DOC = """Call `{}` with this cube.
 
 Parameters
@@ -25,6 +24,13 @@ Returns
 object
     What it returns.
 """
+
+
+def _split_methods() -> list[str]:
+    """Return what stands between ``assign_`` and ``_split`` in the names of `ml4cube.splits`."""
+    splits = importlib.import_module("ml4cube.splits")
+    names = [name for name in vars(splits) if name.startswith("assign_")]
+    return [name.removeprefix("assign_").removesuffix("_split") for name in names]
 
 
 def _method(module: str, name: str, position: int = 0) -> Callable[..., Any]:
@@ -75,8 +81,9 @@ class CubeAccessor(Summarized):
 
         Parameters
         ----------
-        method : {"block", "time", "region", "location", "rand"}
-            Which function of `ml4cube.splits` assigns the parts.
+        method : str
+            Which function of `ml4cube.splits` assigns the parts: "block", "time", "region",
+            "location" or "rand".
         *args, **kwargs : Any
             The other arguments of it.
 
@@ -90,7 +97,7 @@ class CubeAccessor(Summarized):
         InvalidValueError
             If there is no such method, or an argument of it is invalid.
         """
-        check_choice("method", method, _METHODS)
+        check_choice("method", method, _split_methods())
         cube: xr.Dataset = _method("ml4cube.splits", f"assign_{method}_split")(
             self, *args, **kwargs
         )

@@ -121,11 +121,10 @@ class SplitPlan(Summarized):
         weights: ArrayLike,
         fractions: Mapping[str, float],
         seed: int,
-        *,
-        classes: NDArray[np.float64] | None = None,
         buffer: tuple[tuple[str, int | str], ...] = (),
         cyclic: tuple[str, ...] = (),
         note: str | None = None,
+        classes: NDArray[np.float64] | None = None,
     ) -> SplitPlan:
         """Assign blocks to parts by their weight, at random.
 
@@ -139,14 +138,10 @@ class SplitPlan(Summarized):
             Fraction of "train", "test" and "val"; sums to 1, a part of 0 gets no block.
         seed : int
             Any integer.
+        buffer, cyclic, note : object
+            See `SplitPlan`; they do not change which block gets which part.
         classes : ndarray of float, shape (blocks, classes), optional
             Valid cells of each block by class; each class is split by `fractions` too.
-        buffer : tuple of (str, int or str)
-            See `SplitPlan`; does not change which block gets which part.
-        cyclic : tuple of str
-            See `SplitPlan`.
-        note : str, optional
-            See `SplitPlan`.
 
         Returns
         -------

@@ -7,22 +7,15 @@ import warnings
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.errors import EmptyPartError, caller_level, check_whole
+from ml4cube.core.errors import caller_level, check_whole
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import EXCLUDED, TRAIN, CellPlan, SplitPlan, check_fractions
 from ml4cube.splits.block_sizes import block_sizes
-from ml4cube.splits.buffers import (
-    BufferLike,
-    CyclicLike,
-    GapLike,
-    cut_dims,
-    plan_buffer,
-    reaches_of,
-)
+from ml4cube.splits.buffers import BufferLike, CyclicLike, GapLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import Cube, CubeView
-from ml4cube.splits.label import check_name, with_label
-from ml4cube.splits.strata import Strata, StratifyLike, class_counts
-from ml4cube.splits.validity import Counts, ValidLike, count_by_block, slabs, valid_mask
+from ml4cube.splits.label import CountInBlocks, add_label, check_name, with_label
+from ml4cube.splits.strata import StratifyLike
+from ml4cube.splits.validity import Counts, ValidLike
 
 
 def assign_block_split(
@@ -121,29 +114,22 @@ def assign_block_split(
     >>> float((ds.split == True).mean())
     0.75
     """
-    view = CubeView.of(ds)
-    check_name(name, view)
     seed = check_whole("seed", seed)
     fractions = check_fractions(split, val)
-    sizes = block_sizes(block_size, view, list(fractions.values()))
-    grid = Grid.blocks(view.sorted_sizes, sizes)
-    parsed_buffer, cyclic_dims = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
-    mask = valid_mask(valid, view)
-    weights, strata = weigh_blocks(view, mask, grid, stratify)
-    plan = SplitPlan.assign(
-        grid,
-        weights,
-        fractions,
-        seed,
-        classes=strata.counts if strata else None,
-        buffer=parsed_buffer,
-        cyclic=cyclic_dims,
-        note=f"stratified by {strata.request}" if strata else None,
-    )
-    if strata:
+
+    def assign_blocks(view: CubeView, count: CountInBlocks) -> tuple[SplitPlan, Counts]:
+        sizes = block_sizes(block_size, view, list(fractions.values()))
+        grid = Grid.blocks(view.sorted_sizes, sizes)
+        apart = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
+        weights, strata = count(grid, stratify)
+        if strata is None:
+            return SplitPlan.assign(grid, weights, fractions, seed, *apart), weights
+        note = f"stratified by {strata.request}"
+        plan = SplitPlan.assign(grid, weights, fractions, seed, *apart, note, strata.counts)
         strata.warn_of_missing(plan.table.ravel())
-    check_train_left(view, plan, weights, mask)
-    return with_label(view, plan, name, "assign_block_split")
+        return plan, weights
+
+    return add_label(ds, assign_blocks, "assign_block_split", name, valid)
 
 
 def assign_rand_split(
@@ -258,60 +244,26 @@ def assign_time_split(
     >>> assign_time_split(ds, 0.6, val=0.2, gap=1).split.values.tolist()
     [1, 1, 1, 1, 1, 255, 2, 2, 0, 0]
     """
-    view = CubeView.of(ds)
-    check_name(name, view)
     fractions = check_fractions(split, val)
-    dim = view.time_dim("dim", dim)
-    time_ranks = view.time_ranks(dim)
-    buffer, _ = plan_buffer(None, gap, False, view, [dim], dim)
-    grid = Grid.blocks(view.sorted_sizes, {dim: 1})
-    mask = valid_mask(valid, view)
-    weights = count_by_block(mask, grid)
-    # A time may have several steps, which share a part.
-    distinct_times = Grid.blocks({dim: int(time_ranks.max()) + 1}, {dim: 1})
-    time_plan = SplitPlan.in_order(distinct_times, np.bincount(time_ranks, weights), fractions)
-    labels = time_plan.table[time_ranks]
-    gap_steps = dict(buffer).get(dim)
-    if isinstance(gap_steps, int) and len(distinct_times) < time_ranks.size:
-        # The gap counts distinct times. A plan's buffer does so only along a dim whose own
-        # coordinate holds times, so the gap becomes part of the labels.
-        buffer = ()
-        first_held_out = time_ranks[labels != TRAIN].min(initial=len(distinct_times) + gap_steps)
-        labels[(labels == TRAIN) & (time_ranks >= first_held_out - gap_steps)] = EXCLUDED
-    plan = SplitPlan(grid, labels.tobytes(), None, time_plan.fractions, buffer)
+
+    def assign_times(view: CubeView, count: CountInBlocks) -> tuple[SplitPlan, Counts]:
+        time_dim = view.time_dim("dim", dim)
+        ranks = view.time_ranks(time_dim)
+        buffer, _ = plan_buffer(None, gap, False, view, [time_dim], time_dim)
+        grid = Grid.blocks(view.sorted_sizes, {time_dim: 1})
+        weights, _ = count(grid, None)
+        # A time may have several steps, which share a part.
+        distinct_times = Grid.blocks({time_dim: int(ranks.max()) + 1}, {time_dim: 1})
+        time_plan = SplitPlan.in_order(distinct_times, np.bincount(ranks, weights), fractions)
+        labels = time_plan.table[ranks]
+        gap_steps = dict(buffer).get(time_dim)
+        if isinstance(gap_steps, int) and len(distinct_times) < ranks.size:
+            # The gap counts distinct times. A plan's buffer does so only along a dim whose own
+            # coordinate holds times, so the gap becomes part of the labels.
+            buffer = ()
+            first_held_out = ranks[labels != TRAIN].min(initial=ranks.size + gap_steps)
+            labels[(labels == TRAIN) & (ranks >= first_held_out - gap_steps)] = EXCLUDED
+        return SplitPlan(grid, labels.tobytes(), None, time_plan.fractions, buffer), weights
+
     advice = f"use a smaller gap than {gap!r}, or a larger train fraction"
-    check_train_left(view, plan, weights, mask, advice)
-    return with_label(view, plan, name, "assign_time_split")
-
-
-def weigh_blocks(
-    view: CubeView, mask: xr.DataArray, grid: Grid, stratify: StratifyLike | None
-) -> tuple[Counts, Strata | None]:
-    """Count the valid cells of each block and of each class in it; read the data once."""
-    if stratify is None:
-        return count_by_block(mask, grid), None
-    strata = class_counts(stratify, view, grid, mask)
-    return strata.weights, strata
-
-
-def check_train_left(
-    view: CubeView,
-    plan: SplitPlan,
-    weights: Counts,
-    mask: xr.DataArray,
-    advice: str = "use a smaller buffer, larger blocks or a smaller test fraction",
-) -> None:
-    """Refuse a buffer that takes every valid cell of the train part."""
-    if not dict(plan.fractions).get("train"):
-        return
-    reaches = reaches_of(plan, view)
-    if not reaches and ((plan.table.ravel() == TRAIN) & (weights > 0)).any():
-        return
-    for box in slabs(plan.cube_shape):
-        positions = {dim: np.arange(s.start, s.stop) for dim, s in box.items()}
-        labels = plan.label_cells(positions, reaches)
-        train_cells = xr.DataArray(labels == TRAIN, dims=plan.grid.dims)
-        in_box = {dim: s for dim, s in box.items() if dim in mask.dims}
-        if (train_cells & mask.isel(in_box)).any():
-            return
-    raise EmptyPartError(f"the gap or buffer takes every valid cell of the train part; {advice}")
+    return add_label(ds, assign_times, "assign_time_split", name, valid, advice)

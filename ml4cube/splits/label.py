@@ -13,7 +13,8 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, caller_level
+from ml4cube.core.grid import Grid
 from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.core.split_plan import (
     EXCLUDED,
@@ -28,9 +29,17 @@ from ml4cube.cube.masks_and_labels import NAME_ATTR, RECIPE_ATTR, is_label
 from ml4cube.splits.block_sizes import ADVICE_FOR_SAMPLES
 from ml4cube.splits.buffers import cut_dims, reaches_of
 from ml4cube.splits.cube import Cube, CubeView
-from ml4cube.splits.validity import slabs
+from ml4cube.splits.strata import Strata, StratifyLike, class_counts
+from ml4cube.splits.validity import Counts, ValidLike, count_by_block, slabs, valid_mask
 
 RECIPE_FORMAT = 1
+
+# Counts the valid cells of each block of a grid, and those of each class of `stratify`.
+CountInBlocks = Callable[[Grid, StratifyLike | None], tuple[Counts, Strata | None]]
+# A way of splitting: returns the plan for a cube, and the valid cells of each of its blocks.
+Way = Callable[[CubeView, CountInBlocks], tuple[SplitPlan, Counts]]
+
+_SMALLER_BUFFER = "use a smaller buffer, larger blocks or a smaller test fraction"
 
 
 def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split") -> xr.Dataset:
@@ -75,6 +84,67 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
         )
     _check_coord_ends(coord_ends, view)
     return with_label(view, plan, name, made_by)
+
+
+def add_label(
+    ds: Cube,
+    way: Way,
+    made_by: str,
+    name: str,
+    valid: ValidLike | None,
+    advice: str = _SMALLER_BUFFER,
+) -> xr.Dataset:
+    """Add the label of a way of splitting, which the function `made_by` offers, to a cube."""
+    view = CubeView.of(ds)
+    check_name(name, view)
+    mask = valid_mask(valid, view)
+    plan, weights = way(view, partial(weigh_blocks, view, mask))
+    check_parts(view, plan, weights, mask, advice)
+    return with_label(view, plan, name, made_by)
+
+
+def weigh_blocks(
+    view: CubeView, mask: xr.DataArray, grid: Grid, stratify: StratifyLike | None
+) -> tuple[Counts, Strata | None]:
+    """Count the valid cells of each block and of each class in it; read the data once."""
+    if stratify is None:
+        return count_by_block(mask, grid), None
+    strata = class_counts(stratify, view, grid, mask)
+    return strata.weights, strata
+
+
+def check_parts(
+    view: CubeView,
+    plan: SplitPlan,
+    weights: Counts,
+    mask: xr.DataArray,
+    advice: str = _SMALLER_BUFFER,
+) -> None:
+    """Refuse a plan of which a part holds no valid cell, also once the buffer is taken off."""
+    labels = plan.table.ravel()
+    parts = dict(plan.fractions)
+    for part in parts:
+        if part != "train" and not weights[labels == PARTS[part]].any():
+            raise EmptyPartError(f"the {part} part would hold no valid cell; {advice}")
+    if "train" in parts and not _keeps_train(view, plan, weights, mask):
+        raise EmptyPartError(
+            f"the gap or buffer takes every valid cell of the train part; {advice}"
+        )
+
+
+def _keeps_train(view: CubeView, plan: SplitPlan, weights: Counts, mask: xr.DataArray) -> bool:
+    """Return whether some valid cell is in train once the buffer is taken off."""
+    reaches = reaches_of(plan, view)
+    if not reaches:
+        return bool(weights[plan.table.ravel() == TRAIN].any())
+    for box in slabs(plan.cube_shape):
+        positions = {dim: np.arange(s.start, s.stop) for dim, s in box.items()}
+        labels = plan.label_cells(positions, reaches)
+        train_cells = xr.DataArray(labels == TRAIN, dims=plan.grid.dims)
+        in_box = {dim: s for dim, s in box.items() if dim in mask.dims}
+        if (train_cells & mask.isel(in_box)).any():
+            return True
+    return False
 
 
 def with_label(view: CubeView, plan: SplitPlan | CellPlan, name: str, made_by: str) -> xr.Dataset:

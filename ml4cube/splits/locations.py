@@ -10,12 +10,11 @@ from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_whole, 
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import SplitPlan, check_fractions
 from ml4cube.cube.coordinates import map_dims
-from ml4cube.splits.assign import check_train_left
 from ml4cube.splits.buffers import BufferLike, CyclicLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import Cube, CubeView
-from ml4cube.splits.label import check_name, with_label
+from ml4cube.splits.label import CountInBlocks, add_label
 from ml4cube.splits.regions import MAX_MAP_CELLS, check_recipe_size
-from ml4cube.splits.validity import ValidLike, count_by_block, valid_mask
+from ml4cube.splits.validity import Counts, ValidLike
 
 
 def assign_location_split(
@@ -84,22 +83,20 @@ def assign_location_split(
     >>> assign_location_split(ds, 0.6).split.isel(time=0).values.tolist()
     [1, 0, 1, 1, 0]
     """
-    view = CubeView.of(ds)
-    check_name(name, view)
     seed = check_whole("seed", seed)
     fractions = check_fractions(split, val)
-    grid = location_grid(view, dims)
-    parsed_buffer, cyclic_dims = plan_buffer(buffer, None, cyclic, view, cut_dims(grid))
-    mask = valid_mask(valid, view)
-    weights = count_by_block(mask, grid)
-    if not weights.any():
-        raise EmptyPartError("no location has a valid cell")
-    plan = SplitPlan.assign(
-        grid, weights, fractions, seed, buffer=parsed_buffer, cyclic=cyclic_dims
-    )
-    check_recipe_size(plan, "of locations")
-    check_train_left(view, plan, weights, mask)
-    return with_label(view, plan, name, "assign_location_split")
+
+    def assign_locations(view: CubeView, count: CountInBlocks) -> tuple[SplitPlan, Counts]:
+        grid = location_grid(view, dims)
+        apart = plan_buffer(buffer, None, cyclic, view, cut_dims(grid))
+        weights, _ = count(grid, None)
+        if not weights.any():
+            raise EmptyPartError("no location has a valid cell")
+        plan = SplitPlan.assign(grid, weights, fractions, seed, *apart)
+        check_recipe_size(plan, "of locations")
+        return plan, weights
+
+    return add_label(ds, assign_locations, "assign_location_split", name, valid)
 
 
 def location_grid(view: CubeView, dims: str | Iterable[str] | None) -> Grid:

@@ -24,11 +24,10 @@ from ml4cube.core.grid import Grid
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.partition import partition
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions, labels_of
-from ml4cube.splits.assign import check_train_left
 from ml4cube.splits.buffers import BufferLike, CyclicLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import Cube, CubeView
-from ml4cube.splits.label import check_name, with_label
-from ml4cube.splits.validity import ValidLike, count_by_block, on_cube, valid_mask
+from ml4cube.splits.label import CountInBlocks, add_label
+from ml4cube.splits.validity import Counts, ValidLike, on_cube
 
 # The map is held in memory, and its labels, one byte per cell, go into the recipe.
 MAX_MAP_CELLS = 1 << 25
@@ -188,36 +187,38 @@ def assign_region_split(
     >>> ds.split.isel(time=0).values.tolist()
     [1, 1, 0, 0, 1, 255]
     """
-    view = CubeView.of(ds)
-    check_name(name, view)
     seed = check_whole("seed", seed)
     check_choice("background", background, ("excluded", "train"))
     drawn_fractions = _check_parts(split, test, val)
-    region_map = RegionMap.of(regions, view)
-    if drawn_fractions and region_map.ids.dtype.kind == "b" and split is None and not val:
-        drawn_fractions, test = None, True  # The true cells of a mask are the test part.
-    parsed_buffer, cyclic_dims = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
-    mask = valid_mask(valid, view)
-    weights = count_by_block(mask, region_map.grid)
-    if drawn_fractions is None:
-        region_labels = _label_named(region_map, test, [] if val is None else val)
-    else:
-        region_weights, what = region_map.sum(weights), f"regions of {region_map.name!r}"
-        part_of_region = partition(region_weights, list(drawn_fractions.values()), seed, what=what)
-        region_labels = labels_of(drawn_fractions)[part_of_region]
-    labels = region_map.label(region_labels, background)
-    plan = SplitPlan(
-        grid=region_map.grid,
-        labels=labels.tobytes(),
-        seed=None if drawn_fractions is None else seed,
-        fractions=tuple((drawn_fractions or _fractions(labels, weights)).items()),
-        buffer=parsed_buffer,
-        cyclic=cyclic_dims,
-        note=_note(region_map, region_labels),
-    )
-    check_recipe_size(plan, region_map.name)
-    check_train_left(view, plan, weights, mask)
-    return with_label(view, plan, name, "assign_region_split")
+
+    def assign_regions(view: CubeView, count: CountInBlocks) -> tuple[SplitPlan, Counts]:
+        region_map = RegionMap.of(regions, view)
+        is_drawn, tested = drawn_fractions is not None, test
+        if is_drawn and region_map.ids.dtype.kind == "b" and split is None and not val:
+            is_drawn, tested = False, True  # The true cells of a mask are the test part.
+        apart = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
+        weights, _ = count(region_map.grid, None)
+        if is_drawn and drawn_fractions is not None:
+            fractions, what = drawn_fractions, f"regions of {region_map.name!r}"
+            parts = partition(region_map.sum(weights), list(fractions.values()), seed, what=what)
+            region_labels = labels_of(fractions)[parts]
+            labels = region_map.label(region_labels, background)
+        else:
+            region_labels = _label_named(region_map, tested, [] if val is None else val)
+            labels = region_map.label(region_labels, background)
+            fractions = _fractions(labels, weights)
+        plan = SplitPlan(
+            region_map.grid,
+            labels.tobytes(),
+            seed if is_drawn else None,
+            tuple(fractions.items()),
+            *apart,
+            _note(region_map, region_labels),
+        )
+        check_recipe_size(plan, region_map.name)
+        return plan, weights
+
+    return add_label(ds, assign_regions, "assign_region_split", name, valid)
 
 
 def _check_parts(split: float | None, test: Any, val: Any) -> dict[str, float] | None:

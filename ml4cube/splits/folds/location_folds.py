@@ -23,7 +23,8 @@ from ml4cube.splits.buffers import (
     reaches_of,
 )
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.folds.protocol import CountInBlocks, CubeSplitter, Ints
+from ml4cube.splits.folds.protocol import CubeSplitter, Ints, fold_plan, plans_of_tests
+from ml4cube.splits.label import CountInBlocks
 from ml4cube.splits.locations import location_grid
 from ml4cube.splits.regions import MAX_MAP_CELLS
 
@@ -74,22 +75,11 @@ class LeaveLocationOut(CubeSplitter):
 
     def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         grid = location_grid(view, self.dims)
-        buffer, cyclic = plan_buffer(self.buffer, None, self.cyclic, view, cut_dims(grid))
+        apart = plan_buffer(self.buffer, None, self.cyclic, view, cut_dims(grid))
         weights, _ = count(grid, None)
         fold = partition(weights, [1 / self.n_splits] * self.n_splits, int(self.seed))
-        for k in range(self.n_splits):
-            labels = np.where(fold == k, TEST, TRAIN).astype(np.uint8)
-            test_fraction = float(weights[fold == k].sum() / weights.sum())
-            plan = SplitPlan(
-                grid=grid,
-                labels=labels.tobytes(),
-                seed=int(self.seed),
-                fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
-                buffer=buffer,
-                cyclic=cyclic,
-                note=f"fold {k + 1} of {self.n_splits}",
-            )
-            yield plan, weights
+        tests = [fold == k for k in range(self.n_splits)]
+        yield from plans_of_tests(grid, weights, tests, self.seed, apart)
 
 
 @dataclass(eq=False, repr=False)
@@ -172,17 +162,9 @@ class LeaveLocationTimeOut(CubeSplitter):
             labels = np.full(by_time.shape, EXCLUDED, dtype=np.uint8)
             for code in (TRAIN, TEST):
                 labels[(of_places == code) & (of_times == code)] = code
-            cells = {code: int(by_time[labels == code].sum()) for code in (TRAIN, TEST)}
-            test_fraction = cells[TEST] / max(sum(cells.values()), 1)
             in_order = np.moveaxis(labels.reshape(by_time.shape[0], *others), 0, axis)
-            plan = SplitPlan(
-                grid=grid,
-                labels=np.ascontiguousarray(in_order).tobytes(),
-                seed=int(self.seed),
-                fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
-                note=f"fold {k + 1} of {self.n_splits}",
-            )
-            yield plan, weights
+            note = f"fold {k + 1} of {self.n_splits}"
+            yield fold_plan(grid, in_order, weights, note, self.seed), weights
 
 
 def _label_along(

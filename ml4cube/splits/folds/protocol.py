@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -17,20 +17,15 @@ from ml4cube.core.display import PrintedAsCall
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, check_choice
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TEST, TRAIN, SplitPlan
-from ml4cube.splits.assign import check_train_left, weigh_blocks
-from ml4cube.splits.buffers import cut_dims
+from ml4cube.splits.buffers import Buffer, cut_dims
 from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.folds.samples import Samples
-from ml4cube.splits.label import check_name, with_label
+from ml4cube.splits.label import CountInBlocks, check_name, check_parts, weigh_blocks, with_label
 from ml4cube.splits.regions import check_recipe_size
 from ml4cube.splits.strata import Strata, StratifyLike, class_counts
 from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
-# Samples or valid cells in each block, and the cells of each class if there are classes.
-BlockCounts = tuple[Ints, Strata | None]
-# Counts them for the blocks of a grid, and the classes of `stratify`.
-CountInBlocks = Callable[[Grid, StratifyLike | None], BlockCounts]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -91,7 +86,7 @@ class CubeSplitter(PrintedAsCall, ABC):
         self._check()
         samples = self._locate(X, groups)
 
-        def count(grid: Grid, stratify: StratifyLike | None) -> BlockCounts:
+        def count(grid: Grid, stratify: StratifyLike | None) -> tuple[Ints, Strata | None]:
             samples.check_known(cut_dims(grid))
             if stratify is None:
                 return samples.count(grid), None
@@ -143,7 +138,7 @@ class CubeSplitter(PrintedAsCall, ABC):
         for plan, weights in self._folds(view, partial(weigh_blocks, view, mask)):
             if hasattr(self, "regions"):  # Their plans hold a label for each cell of the map.
                 check_recipe_size(plan, "regions")
-            check_train_left(view, plan, weights, mask)
+            check_parts(view, plan, weights, mask)
             yield with_label(view, plan, name, type(self).__name__)
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
@@ -237,3 +232,37 @@ class CubeSplitter(PrintedAsCall, ABC):
 
     def _locate(self, X: Any, groups: Any) -> Samples:
         return Samples.locate(X, groups, self.cube, self.valid, self.sample_size, self._time_dims())
+
+
+def fold_plan(
+    grid: Grid,
+    labels: NDArray[np.uint8],
+    weights: Ints,
+    note: str,
+    seed: int | None = None,
+    buffer: Buffer = (),
+    cyclic: tuple[str, ...] = (),
+) -> SplitPlan:
+    """Return the plan of a fold by the labels of its blocks, and the cells of each block."""
+    train, test = (int(weights[labels.ravel() == code].sum()) for code in (TRAIN, TEST))
+    share = test / max(train + test, 1)
+    fractions = (("train", 1 - share), ("test", share))
+    if seed is not None:
+        seed = int(seed)
+    return SplitPlan(grid, labels.tobytes(), seed, fractions, buffer, cyclic, note)
+
+
+def plans_of_tests(
+    grid: Grid,
+    weights: Ints,
+    tests: Sequence[NDArray[np.bool_]],
+    seed: int,
+    apart: tuple[Buffer, tuple[str, ...]],
+) -> Iterator[tuple[SplitPlan, Ints]]:
+    """Yield the plan of each fold by which blocks it tests; all others are train."""
+    for fold, is_test in enumerate(tests, start=1):
+        labels = np.where(is_test, TEST, TRAIN).astype(np.uint8)
+        yield (
+            fold_plan(grid, labels, weights, f"fold {fold} of {len(tests)}", seed, *apart),
+            weights,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, CyclicLike, GapLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.folds.protocol import CountInBlocks, CubeSplitter, Ints
+from ml4cube.splits.folds.protocol import CubeSplitter, Ints, fold_plan, plans_of_tests
+from ml4cube.splits.label import CountInBlocks
 from ml4cube.splits.regions import RegionMap
 from ml4cube.splits.strata import StratifyLike
 from ml4cube.splits.validity import count_by_block, valid_mask
@@ -46,23 +47,13 @@ class _BlockSplitter(CubeSplitter):
     def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         sizes = block_sizes(self.block_size, view, self._shares())
         grid = Grid.blocks(view.sorted_sizes, sizes)
-        buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
+        apart = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
         weights, strata = count(grid, self.stratify)
         class_weights = None
         if strata:
             class_weights = strata.counts
-        for fold, is_test in enumerate(self._test_blocks(weights, class_weights), start=1):
-            test_fraction = float(weights[is_test].sum() / weights.sum())
-            plan = SplitPlan(
-                grid=grid,
-                labels=np.where(is_test, TEST, TRAIN).astype(np.uint8).tobytes(),
-                seed=int(self.seed),
-                fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
-                buffer=buffer,
-                cyclic=cyclic,
-                note=f"fold {fold} of {self.n_splits}",
-            )
-            yield plan, weights
+        tests = self._test_blocks(weights, class_weights)
+        yield from plans_of_tests(grid, weights, tests, self.seed, apart)
 
     @abstractmethod
     def _shares(self) -> list[float]:
@@ -71,8 +62,8 @@ class _BlockSplitter(CubeSplitter):
     @abstractmethod
     def _test_blocks(
         self, weights: Ints, class_weights: NDArray[np.float64] | None
-    ) -> Iterator[NDArray[np.bool_]]:
-        """Yield for each fold which blocks are the test part."""
+    ) -> list[NDArray[np.bool_]]:
+        """Return for each fold which blocks are the test part."""
 
 
 @dataclass(eq=False, repr=False)
@@ -136,10 +127,9 @@ class BlockKFold(_BlockSplitter):
 
     def _test_blocks(
         self, weights: Ints, class_weights: NDArray[np.float64] | None
-    ) -> Iterator[NDArray[np.bool_]]:
+    ) -> list[NDArray[np.bool_]]:
         fold = partition(weights, self._shares(), int(self.seed), class_weights)
-        for k in range(self.n_splits):
-            yield fold == k
+        return [fold == k for k in range(self.n_splits)]
 
 
 @dataclass(eq=False, repr=False)
@@ -188,9 +178,9 @@ class BlockShuffleSplit(_BlockSplitter):
 
     def _test_blocks(
         self, weights: Ints, class_weights: NDArray[np.float64] | None
-    ) -> Iterator[NDArray[np.bool_]]:
-        for seed in hash_ids(int(self.seed), np.arange(self.n_splits)).tolist():
-            yield partition(weights, self._shares(), seed, class_weights) == 1
+    ) -> list[NDArray[np.bool_]]:
+        seeds = hash_ids(int(self.seed), np.arange(self.n_splits)).tolist()
+        return [partition(weights, self._shares(), seed, class_weights) == 1 for seed in seeds]
 
 
 @dataclass(eq=False, repr=False)
@@ -261,17 +251,14 @@ class ForwardChaining(CubeSplitter):
             buffer = ()
         for fold, test_start in enumerate(starts, start=1):
             labels = np.full(period.size, EXCLUDED, dtype=np.uint8)
-            labels[time_ranks < test_start - gap_steps] = TRAIN
+            labels[period < fold] = TRAIN
             labels[period == fold] = TEST
-            test_fraction = float(weights[period == fold].sum() / weights[period <= fold].sum())
-            plan = SplitPlan(
-                grid=grid,
-                labels=labels.tobytes(),
-                fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
-                buffer=buffer,
-                note=f"fold {fold} of {self.n_splits}"
-                + (f", gap of {gap_steps}" if gap_steps else ""),
-            )
+            note = f"fold {fold} of {self.n_splits}"
+            plan = fold_plan(grid, labels, weights, note, buffer=buffer)
+            if gap_steps:
+                labels[(labels == TRAIN) & (time_ranks >= test_start - gap_steps)] = EXCLUDED
+                note += f", gap of {gap_steps}"
+                plan = replace(plan, labels=labels.tobytes(), note=note)
             yield plan, weights
 
 
@@ -353,7 +340,7 @@ class LeaveRegionOut(CubeSplitter):
     def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         region_map = RegionMap.of(self.regions, view)
         cut = cut_dims(region_map.grid)
-        buffer, cyclic_dims = plan_buffer(self.buffer, None, self.cyclic, view, cut)
+        apart = plan_buffer(self.buffer, None, self.cyclic, view, cut)
         weights, _ = count(region_map.grid, None)
         region_weights = region_map.sum(weights)
         check_enough(2, region_weights, f"regions of {region_map.name!r}")
@@ -361,13 +348,5 @@ class LeaveRegionOut(CubeSplitter):
             region_labels = np.full(region_weights.size, TRAIN, dtype=np.uint8)
             region_labels[region] = TEST
             labels = region_map.label(region_labels, self.background)
-            test_fraction = float(region_weights[region] / weights[labels != EXCLUDED].sum())
-            plan = SplitPlan(
-                grid=region_map.grid,
-                labels=labels.tobytes(),
-                fractions=(("train", 1 - test_fraction), ("test", test_fraction)),
-                buffer=buffer,
-                cyclic=cyclic_dims,
-                note=f"region {region_map.ids[region]} of {region_map.name}",
-            )
-            yield plan, weights
+            note = f"region {region_map.ids[region]} of {region_map.name}"
+            yield fold_plan(region_map.grid, labels, weights, note, None, *apart), weights
