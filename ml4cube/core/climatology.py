@@ -10,8 +10,9 @@ month had one mean. Coarser data have a mean of each month.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Self
 
 import cftime
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.metric_registry import ratio
+from ml4cube.core.sums.mergeable import Mergeable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -248,108 +251,98 @@ def waves(phases: Floats, harmonics: int) -> Floats:
     return np.concatenate([np.ones((len(phases), 1)), waves], axis=1)
 
 
-class Sums:
-    """Sums of the values of cells, of shape `cells`, that a climatology follows from; mergeable."""
+@dataclass(frozen=True, eq=False)
+class ClimatologySums(Mergeable):
+    """Sums of the values of cells that a climatology follows from."""
 
-    def __init__(self, design: Design, cells: Sequence[int]) -> None:
-        self._design, self._cells = design, tuple(cells)
-        n = int(np.prod(self._cells, dtype=np.int64))
-        self._count = np.zeros((design.n_groups, n))
-        k = design.n_groups if design.columns is None else design.columns.shape[1]
-        # of values in each group, or of values times each column
-        self._total = np.zeros((k, n))
-        # of products of columns, above the diagonal: in blocks without gaps, and in others
-        self._pairs = np.triu_indices(k) if design.columns is not None else None
-        self._products = np.zeros((0 if self._pairs is None else len(self._pairs[0]), 1))
-        self._gappy_products: Floats | None = None
+    # (groups, *cells)
+    count: Floats
+    # Of the values in each group, or of values times each column of a fit.
+    total: Floats
+    # Of products of columns, above the diagonal; an axis of cells has length 1 without gaps.
+    products: Floats
 
-    def add(self, steps: NDArray[np.intp], values: Floats) -> None:
-        """Add values (steps, *cells) of some steps; NaN is a gap."""
-        for start in range(0, len(steps), _STEPS_AT_ONCE):
+    @classmethod
+    def of(cls, design: Design, steps: NDArray[np.intp], values: Floats) -> ClimatologySums:
+        """Sum up values (steps, *cells) of some steps; NaN is a gap."""
+        parts = []
+        for start in range(0, max(len(steps), 1), _STEPS_AT_ONCE):
             some = slice(start, start + _STEPS_AT_ONCE)
-            self._add(steps[some], values[some].reshape(len(steps[some]), -1))
+            parts.append(cls._of_few(design, steps[some], values[some]))
+        return reduce(cls.merge, parts)
 
-    def _add(self, steps: NDArray[np.intp], values: Floats) -> None:
+    @classmethod
+    def _of_few(cls, design: Design, steps: NDArray[np.intp], values: Floats) -> ClimatologySums:
+        cells = values.shape[1:]
         is_known = np.isfinite(values)
         filled = np.where(is_known, values, 0.0)
-        groups = self._design.group_of_step[steps]
+        groups = design.group_of_step[steps]
+        count, group_total = np.zeros((2, design.n_groups, *cells))
         for group in np.unique(groups):
             here = groups == group
-            self._count[group] += is_known[here].sum(0)
-            if self._pairs is None:
-                self._total[group] += filled[here].sum(0)
-        if self._pairs is None or self._design.columns is None:
-            return
-        columns = self._design.columns[steps]
-        self._total += columns.T @ filled
-        products = columns[:, self._pairs[0]] * columns[:, self._pairs[1]]
+            count[group] = is_known[here].sum(0)
+            if design.columns is None:
+                group_total[group] = filled[here].sum(0)
+        if design.columns is None:
+            return cls(count, group_total, np.zeros((0, *(1 for _ in cells))))
+        columns = design.columns[steps]
+        first, second = np.triu_indices(columns.shape[1])
+        of_steps = columns[:, first] * columns[:, second]
+        products = of_steps.sum(0).reshape(-1, *(1 for _ in cells))
         is_whole = is_known.all(0)
-        if is_whole.all():
-            self._products += products.sum(0)[:, None]
-            return
-        if self._gappy_products is None:
-            self._gappy_products = np.zeros((len(self._products), values.shape[1]))
-        self._gappy_products[:, is_whole] += products.sum(0)[:, None]
-        has_gaps = is_known.any(0) & ~is_whole
-        self._gappy_products[:, has_gaps] += products.T @ is_known[:, has_gaps].astype(np.float64)
+        if not is_whole.all():
+            products = np.where(is_whole, products, 0.0)
+            has_gaps = is_known.any(0) & ~is_whole
+            products[:, has_gaps] = of_steps.T @ is_known[:, has_gaps].astype(np.float64)
+        return cls(count, np.tensordot(columns.T, filled, 1), products)
 
-    def merge(self, other: Sums) -> Sums:
+    def merge(self, other: ClimatologySums) -> ClimatologySums:
         """Return the sums of both, of the same cells at other steps of the same design."""
-        merged = Sums(self._design, self._cells)
-        for part in (self, other):
-            merged._count += part._count
-            merged._total += part._total
-            merged._products += part._products
-            if part._gappy_products is not None:
-                if merged._gappy_products is None:
-                    merged._gappy_products = np.zeros_like(part._gappy_products)
-                merged._gappy_products += part._gappy_products
-        return merged
+        return ClimatologySums(
+            self.count + other.count, self.total + other.total, self.products + other.products
+        )
 
-    def climatology(self) -> Climatology:
+    def climatology(self, design: Design) -> Climatology:
         """Return the climatology of each cell."""
-        count, total = self._count, self._total
-        if self._pairs is None:
-            if self._design.cycle.window is not None:
-                count, total = (self._over_window(sums) for sums in (count, total))
-            means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-            return Climatology(self._design, means.reshape(-1, *self._cells))
-        coefficients = self.coefficients()
-        is_known = (count > 0).reshape(-1, *self._cells)
-        return Climatology(self._design, coefficients.reshape(-1, *self._cells), is_known)
-
-    def _over_window(self, sums: Floats) -> Floats:
-        """Add up the days around each day of the year."""
-        of_days = sums.reshape(366, self._design.groups_of_day, -1)
-        window = min(self._design.cycle.window or 1, 366)
-        first = -(window // 2)
-        shifted = (np.roll(of_days, -shift, axis=0) for shift in range(first, first + window))
-        return np.asarray(sum(shifted)).reshape(sums.shape)
+        if design.columns is not None:
+            return Climatology(design, self.coefficients(), self.count > 0)
+        count, total = self.count, self.total
+        if design.cycle.window is not None:
+            count, total = (_over_window(sums, design) for sums in (count, total))
+        return Climatology(design, ratio(total, count))
 
     def coefficients(self) -> Floats:
         """Solve the normal equations of each cell; NaN for one with too few values."""
-        count, k = self._count.sum(0), len(self._total)
-        means = np.full_like(self._total, np.nan)
+        k = len(self.total)
+        count, total = self.count.sum(0).ravel(), self.total.reshape(k, -1)
+        products = self.products.reshape(len(self.products), -1)
+        means = np.full_like(total, np.nan)
         is_enough = np.flatnonzero(count >= _LEAST_VALUES * k)
         for start in range(0, len(is_enough), _CELLS_AT_ONCE):
             cells = is_enough[start : start + _CELLS_AT_ONCE]
-            if self._gappy_products is None:  # one matrix for all cells
-                matrix = self._matrices(self._products)[0]
-                means[:, cells] = _solve(matrix, self._total[:, cells])
+            if products.shape[1] == 1:  # one matrix for all cells
+                means[:, cells] = _solve(_matrices(products, k)[0], total[:, cells])
                 continue
-            matrices = self._matrices(self._products + self._gappy_products[:, cells])
-            of_cells = _solve(matrices, self._total[:, cells].T[..., None])
+            of_cells = _solve(_matrices(products[:, cells], k), total[:, cells].T[..., None])
             means[:, cells] = of_cells[..., 0].T
-        return means
+        return means.reshape(self.total.shape)
 
-    def _matrices(self, products: Floats) -> Floats:
-        """Return the matrices of the normal equations (cells, k, k)."""
-        k = len(self._total)
-        matrices = np.zeros((products.shape[1], k, k))
-        assert self._pairs is not None
-        for row, column, values in zip(*self._pairs, products, strict=True):
-            matrices[:, row, column] = matrices[:, column, row] = values
-        return matrices
+
+def _over_window(sums: Floats, design: Design) -> Floats:
+    """Add up the days around each day of the year."""
+    of_days = sums.reshape(366, design.groups_of_day, -1)
+    window = min(design.cycle.window or 1, 366)
+    first = -(window // 2)
+    shifted = (np.roll(of_days, -shift, axis=0) for shift in range(first, first + window))
+    return np.asarray(sum(shifted)).reshape(sums.shape)
+
+
+def _matrices(products: Floats, k: int) -> Floats:
+    """Return the matrices of the normal equations (cells, k, k)."""
+    matrices = np.zeros((products.shape[1], k, k))
+    first, second = np.triu_indices(k)
+    matrices[:, first, second] = matrices[:, second, first] = products.T
+    return matrices
 
 
 def _solve(matrices: Floats, right: Floats) -> Floats:
@@ -365,9 +358,8 @@ def _solve(matrices: Floats, right: Floats) -> Floats:
 def least_squares(columns: Floats, values: Floats) -> Floats:
     """Return the coefficients of each cell, of values (steps, cells); NaN for one with too few."""
     steps = np.arange(len(values))
-    sums = Sums(Design(Cycle("dayofyear"), np.zeros_like(steps), columns), values.shape[1:])
-    sums.add(steps, values)
-    return sums.coefficients()
+    design = Design(Cycle("dayofyear"), np.zeros_like(steps), columns)
+    return ClimatologySums.of(design, steps, values).coefficients()
 
 
 @dataclass(frozen=True, eq=False)

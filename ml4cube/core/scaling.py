@@ -18,7 +18,8 @@ from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.distance.separation import nearest_on_axis
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.statistics import scale_parameters, scale_values, unscale_values
-from ml4cube.core.sums.fields import FieldStatistics, decoded, encoded
+from ml4cube.core.sums.fields import FieldStatistics
+from ml4cube.core.sums.mergeable import decoded, encoded
 from ml4cube.core.sums.moments import VariableStatistics
 
 Indices = NDArray[np.intp]

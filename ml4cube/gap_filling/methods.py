@@ -11,7 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import date_keys
-from ml4cube.core.climatology import Cycle, Design, Sums
+from ml4cube.core.climatology import ClimatologySums, Cycle, Design
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import dates_along
 from ml4cube.cube.reader import CubeReader
@@ -89,9 +89,8 @@ class FromClimatology:
     ) -> Floats:
         """Return estimates of all cells."""
         steps = np.arange(len(values))
-        sums = Sums(self.design, values.shape[1:])
-        sums.add(steps, np.where(used, values, np.nan))
-        return sums.climatology().at(steps)
+        sums = ClimatologySums.of(self.design, steps, np.where(used, values, np.nan))
+        return sums.climatology(self.design).at(steps)
 
 
 @dataclass(frozen=True, eq=False)

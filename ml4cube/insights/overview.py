@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -225,17 +226,17 @@ def _values(sums: VariableSums) -> dict[str, Any]:
 
 def _merged(steps: Moments) -> Moments:
     """Merge the moments of all steps."""
-    steps = Moments._make(np.atleast_1d(values) for values in steps)
+    steps = steps.map(np.atleast_1d)
     if not len(steps.count):
         return Moments.empty(())
     while (n := len(steps.count)) > 1:
         first, second, rest = (
-            Moments._make(values[part] for values in steps)
+            steps.map(itemgetter(part))
             for part in (slice(n // 2), slice(n // 2, n // 2 * 2), slice(n // 2 * 2, n))
         )
         merged = first.merge(second)
-        steps = Moments._make(np.concatenate(parts) for parts in zip(merged, rest, strict=True))
-    return Moments._make(values[0] for values in steps)
+        steps = Moments(*(np.concatenate(parts) for parts in zip(merged, rest, strict=True)))
+    return steps.map(itemgetter(0))
 
 
 def _gap_fraction(moments: Moments, weight: Any) -> Floats:
@@ -269,7 +270,7 @@ def _season(sums: VariableSums) -> dict[str, Any]:
         return {}
     means, spreads = [], []
     for group in range(len(GROUPS[by])):
-        steps = Moments._make(values[groups == group] for values in sums.steps)
+        steps = sums.steps.map(itemgetter(groups == group))
         of_steps = steps.mean[steps.count > 0]
         means.append(float(_merged(steps).mean))
         spreads.append(float(of_steps.std()) if of_steps.size else np.nan)

@@ -75,10 +75,8 @@ class VariableSums:
     def add(self, slices: Slices, block: BlockSums) -> None:
         """Add the sums of a block."""
         self.known[tuple(slices[dim] for dim in self.place_dims)] += block.known
-        steps = ... if self.time_dim is None else slices[self.time_dim]
-        entries = Moments._make(array[steps] for array in self.steps)
-        for array, merged in zip(entries, entries.merge(block.steps), strict=True):
-            array[...] = merged
+        steps = () if self.time_dim is None else slices[self.time_dim]
+        self.steps.merge_at(steps, block.steps)
         self.histogram = self.histogram.merge(block.histogram)
 
 

@@ -207,7 +207,13 @@ def _field_statistics(
     whole = None
     if bins is not None:
         whole = _gathered(shape, bins, histograms, is_weighted=weights is not None)
-    return FieldStatistics(*total, tuple(sizes), options.labels_of(sizes), whole, options.weighting)
+    return FieldStatistics(
+        **vars(total),
+        dims=tuple(sizes),
+        labels=options.labels_of(sizes),
+        histogram=whole,
+        weighting=options.weighting,
+    )
 
 
 def _kept_dims(variable: xr.Variable, options: FieldOptions) -> list[str]:
@@ -233,10 +239,7 @@ def _merge_entries(
     histogram: Histogram | None,
 ) -> None:
     """Merge the sums of one group in a block into the entries at an index."""
-    index = (*index, ...)  # makes a single entry a view, too
-    entries = Moments(*(array[index] for array in total))
-    for array, merged in zip(entries, entries.merge(moments), strict=True):
-        array[...] = merged
+    total.merge_at(index, moments)
     if histogram is None:
         return
     # two blocks have either the same index or no entry in common

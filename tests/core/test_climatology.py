@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ml4cube.core.climatology import (
+    ClimatologySums,
     Cycle,
     Design,
-    Sums,
     smooth_days,
     train_years,
     warning_of_years,
@@ -29,12 +30,11 @@ def dates_of(freq="D", n=1500, calendar="standard", start="2001-01-01"):
 
 def fitted(cycle, dates, values, blocks=1):
     design = Design.of("climatology", Cycle.of("climatology", cycle), dates)
-    total = Sums(design, values.shape[1:])
-    for steps in np.array_split(np.arange(len(dates)), blocks):
-        part = Sums(design, values.shape[1:])
-        part.add(steps, values[steps])
-        total = total.merge(part)
-    return total.climatology().at(np.arange(len(dates)))
+    blocks = np.array_split(np.arange(len(dates)), blocks)
+    parts = [ClimatologySums.of(design, steps, values[steps]) for steps in blocks]
+    return (
+        functools.reduce(ClimatologySums.merge, parts).climatology(design).at(np.arange(len(dates)))
+    )
 
 
 @pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day", "julian"])
@@ -118,8 +118,8 @@ def test_cells_without_enough_values_and_months_without_any_have_no_climatology(
     assert (np.isfinite(found[:, 1]) == ((months >= 5) & (months <= 7))).all()
     assert found[:, 2] == pytest.approx(1)
     one = Design.of("climatology", Cycle("mean"), dates)
-    sums = Sums(one, (3,))
-    assert np.isnan(sums.climatology().at(np.array([0, -1]))).all()
+    sums = ClimatologySums.of(one, np.zeros(0, int), np.zeros((0, 3)))
+    assert np.isnan(sums.climatology(one).at(np.array([0, -1]))).all()
 
 
 @pytest.mark.parametrize(

@@ -6,34 +6,32 @@ formulas of Chan et al. (1979), with weights instead of counts (West 1979; Péba
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import cftime
 import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_real
+from ml4cube.core.sums.mergeable import Mergeable, encoded
 from ml4cube.core.sums.moments import VariableStatistics, check_exact, raise_too_large
 from ml4cube.core.sums.quantiles import Floats, Histogram, Ints
 
 # Cells summed up at a time: few, because new memory for temporaries costs more than the sums, but
 # several of each entry, because merging costs as much as summing up three.
 _SLAB_CELLS, _LEAST_PER_ENTRY = 2**18, 8
-# Dates of other calendars are written as integers in this unit, which is exact.
-_TICKS = "microseconds since 2000-01-01"
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Moments(Mergeable):
     """Count, mean, sum of squared deviations, range, gaps, infinities and weight of each entry."""
 
-    count: Ints  # type: ignore[assignment]
+    count: Ints
     mean: Floats
     m2: Floats
     min: Floats
@@ -41,6 +39,21 @@ class Moments(NamedTuple):
     gaps: Ints
     infs: Ints
     weight: Floats
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """Iterate over the arrays."""
+        return iter(vars(self).values())
+
+    def map(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Self:
+        """Return what a function makes of each array."""
+        return type(self)(*map(change, self))
+
+    def merge_at(self, index: Any, other: Moments) -> None:
+        """Merge the moments of other cells into the entries at an index, in place."""
+        index = (*np.index_exp[index], ...)  # makes a single entry a view, too
+        entries = self.map(lambda array: array[index])
+        for array, merged in zip(entries, entries.merge(other), strict=True):
+            array[...] = merged
 
     @classmethod
     def empty(cls, shape: Sequence[int]) -> Self:
@@ -234,7 +247,7 @@ class FieldStatistics(VariableStatistics):
     @property
     def moments(self) -> Moments:
         """Fields that are merged cell by cell."""
-        return Moments(*(getattr(self, name) for name in Moments._fields))
+        return Moments(*(getattr(self, field.name) for field in fields(Moments)))
 
     def merge(self, other: VariableStatistics) -> Self:
         """Merge with the statistics of other cells.
@@ -269,14 +282,14 @@ class FieldStatistics(VariableStatistics):
         histogram = self.histogram
         if histogram is not None and other.histogram is not None:
             histogram = histogram.merge(other.histogram)
-        return type(self)(*moments, self.dims, self.labels, histogram, self.weighting)
+        return replace(self, **vars(moments), histogram=histogram)
 
     def _transposed(self, dims: tuple[str, ...]) -> Self:
         """Return the same statistics with the dims in another order."""
         order = [self.dims.index(dim) for dim in dims]
-        moments = Moments._make(values.transpose(order) for values in self.moments)
+        moments = self.moments.map(lambda values: values.transpose(order))
         histogram = self.histogram and self.histogram.transposed(order)
-        return type(self)(*moments, dims, self.labels, histogram, self.weighting)
+        return replace(self, **vars(moments), dims=dims, histogram=histogram)
 
     def _layout(self) -> str:
         """Describe everything that must be equal to merge."""
@@ -326,16 +339,6 @@ class FieldStatistics(VariableStatistics):
         """Bound on the error of `quantile`: the width of a bin, or 0 where it is exact."""
         return _histogram_of(self).width
 
-    def __eq__(self, other: object) -> bool:
-        """Return True if all numbers, dims, labels and bins are equal; NaN equals NaN."""
-        if not isinstance(other, FieldStatistics):
-            return NotImplemented
-        return self._entry() == other._entry()
-
-    def __hash__(self) -> int:
-        """Return the same number for equal statistics."""
-        return hash(json.dumps(self._entry(), sort_keys=True))
-
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; arrays are compressed and base64-encoded.
 
@@ -349,30 +352,13 @@ class FieldStatistics(VariableStatistics):
         InvalidTypeError
             If labels are objects that JSON cannot hold, such as intervals.
         """
-        entry = self._entry()
-        for dim, labels in entry["labels"].items():
-            if labels["dtype"] == "object":
+        for dim, labels in self.labels.items():
+            if encoded(labels)["dtype"] == "object":
                 raise InvalidTypeError(
                     f"labels along {dim!r} must be numbers, dates or strings to be written as "
-                    f"JSON, got {self.labels[dim].flat[0]!r}; pickle the statistics instead"
+                    f"JSON, got {labels.flat[0]!r}; pickle the statistics instead"
                 )
-        return entry
-
-    def _entry(self) -> dict[str, Any]:
-        """Return everything that equality compares, as plain values."""
-        arrays = {name: encoded(values) for name, values in self.moments._asdict().items()}
-        labels = {dim: encoded(values) for dim, values in self.labels.items()}
-        entry: dict[str, Any] = {"dims": list(self.dims), "labels": labels, **arrays}
-        if self.weighting is not None:
-            entry["weighting"] = self.weighting
-        if self.histogram is not None:
-            entry["histogram"] = {
-                "bins": self.histogram.bins,
-                "exponent": encoded(self.histogram.exponent),
-                "edges": encoded(self.histogram.edges),
-                "counts": encoded(self.histogram.counts),
-            }
-        return entry
+        return super().to_dict()
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
@@ -388,14 +374,10 @@ class FieldStatistics(VariableStatistics):
         FieldStatistics
             Equal to the original, bit for bit.
         """
-        moments = Moments(**{name: decoded(raw[name]) for name in Moments._fields})
-        labels = {str(dim): decoded(values) for dim, values in raw["labels"].items()}
-        histogram = None
-        if "histogram" in raw:
-            part = raw["histogram"]
-            exponent, edges, counts = (decoded(part[k]) for k in ("exponent", "edges", "counts"))
-            histogram = Histogram(exponent, edges, counts, int(part["bins"]))
-        return cls(*moments, tuple(raw["dims"]), labels, histogram, raw.get("weighting"))
+        stats = super().from_dict(raw)
+        if stats.histogram is None:
+            return stats
+        return replace(stats, histogram=Histogram.from_dict(raw["histogram"]))
 
 
 def quantile_of(stats: VariableStatistics, probability: float) -> Floats:
@@ -412,37 +394,3 @@ def _histogram_of(stats: VariableStatistics) -> Histogram:
             "with CubeScaler(method='robust')"
         )
     return histogram
-
-
-def encoded(values: NDArray[Any]) -> dict[str, Any]:
-    """Return an array as JSON values: its compressed bytes, or a list of strings."""
-    values = np.asarray(values)
-    entry: dict[str, Any] = {"shape": list(values.shape)}
-    if values.dtype.kind in "OUT":
-        listed = values.ravel().tolist()
-        if listed and all(isinstance(value, cftime.datetime) for value in listed):
-            ticks = np.asarray(cftime.date2num(values, _TICKS, listed[0].calendar), np.int64)
-            return {**encoded(ticks), "calendar": listed[0].calendar}
-        texts = all(isinstance(value, str) for value in listed)
-        shown = [str(value) for value in listed]
-        return {**entry, "dtype": "text" if texts else "object", "values": shown}
-    little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<")))
-    if little.dtype.kind == "f":
-        # One kind of NaN and of zero, so that equal arrays have equal bytes.
-        little = np.where(np.isnan(little), np.array(np.nan, little.dtype), little + 0)
-    content = base64.b64encode(zlib.compress(little.tobytes(), 1)).decode()
-    return {**entry, "dtype": values.dtype.newbyteorder("<").str, "zlib": content}
-
-
-def decoded(entry: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array that `encoded` was given."""
-    shape = tuple(entry["shape"])
-    if entry["dtype"] == "text":
-        return np.array(entry["values"], dtype=str).reshape(shape)
-    content = zlib.decompress(base64.b64decode(entry["zlib"]))
-    dtype = np.dtype(entry["dtype"])
-    values = np.frombuffer(content, dtype).reshape(shape)
-    if "calendar" in entry:
-        dates: NDArray[Any] = cftime.num2date(values, _TICKS, entry["calendar"])
-        return dates
-    return values.astype(dtype.newbyteorder("="))

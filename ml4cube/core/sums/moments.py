@@ -8,9 +8,10 @@ the spread is small compared to the offset, because it has no digit of the sprea
 
 from __future__ import annotations
 
+import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NoReturn, Self
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_real
+from ml4cube.core.sums.mergeable import Mergeable
 
 # Most cells that share a shift: a piece.
 _CELLS_PER_SHIFT = 2_097_152
@@ -35,7 +37,7 @@ _LARGEST_EXACT = 2**53
 
 
 @dataclass(frozen=True, eq=False)
-class VariableStatistics:
+class VariableStatistics(Mergeable):
     """Moments and range of one variable's finite cells.
 
     Parameters
@@ -155,38 +157,11 @@ class VariableStatistics:
         """Return True if all fields are equal; NaN equals NaN."""
         if type(other) is not type(self):
             return NotImplemented
-        return self.to_dict() == other.to_dict()
+        return Mergeable.to_dict(self) == Mergeable.to_dict(other)
 
     def __hash__(self) -> int:
         """Return the same number for equal statistics."""
-        return hash(tuple(self.to_dict().values()))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, None for NaN.
-
-        Returns
-        -------
-        dict
-            One entry per field.
-        """
-        return {name: None if math.isnan(value) else value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, float | None]) -> Self:
-        """Read the dict that `to_dict` returned.
-
-        Parameters
-        ----------
-        raw : mapping
-            One entry per field.
-
-        Returns
-        -------
-        VariableStatistics
-            Equal to the original, bit for bit.
-        """
-        values: dict[str, Any] = {k: math.nan if v is None else v for k, v in raw.items()}
-        return cls(**values)
+        return hash(json.dumps(Mergeable.to_dict(self)))
 
 
 def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> VariableStatistics:

@@ -7,7 +7,6 @@ averages are taken: they are wrong if batches or gaps are uneven.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +27,8 @@ from ml4cube.core.metric_registry import (
     ratio,
     sums_of,
 )
-from ml4cube.core.sums.fields import decoded, encoded, slabs
+from ml4cube.core.sums.fields import slabs
+from ml4cube.core.sums.mergeable import Mergeable
 
 COUNTS = ("count", "gaps", "unpredicted")
 #: Sums of all metrics that need no more than prediction and truth.
@@ -177,7 +177,7 @@ def merged_along(sums: Sums, axis: int) -> dict[str, Floats]:
 
 
 @dataclass(frozen=True, eq=False)
-class PairSums:
+class PairSums(Mergeable):
     """Weighted sums over pairs of predicted and true values, one entry per group.
 
     A pair counts if both values are finite. If the truth is not, the cell is a gap. If only the
@@ -259,12 +259,12 @@ class PairSums:
         InvalidTypeError
             If values are not real numbers.
         """
-        p, t = as_float64(prediction), as_float64(truth)
+        p, t = _on_cpu(prediction), _on_cpu(truth)
         if p.shape != t.shape:
             raise InvalidValueError(
                 f"prediction and truth must have the same shape, got {p.shape} and {t.shape}"
             )
-        w = as_float64(1.0 if weights is None else weights)
+        w = _as_float64(_on_cpu(1.0 if weights is None else weights))
         if not (np.isfinite(w) & (w >= 0)).all():
             raise InvalidValueError("weights must be finite and not negative")
         ids = np.ma.asarray(0 if groups is None else groups).astype(np.intp, casting="same_kind")
@@ -272,7 +272,8 @@ class PairSums:
         group = np.broadcast_to(np.ma.filled(ids, -1), t.shape)
         total = cls.empty(n_groups, names)
         for slab in slabs(t.shape, tuple(range(t.ndim))):  # parts that stay in cache
-            part = _sums_of_slab(p[slab], t[slab], weight[slab], group[slab], n_groups, names)
+            pair = _as_float64(p[slab]), _as_float64(t[slab])
+            part = _sums_of_slab(*pair, weight[slab], group[slab], n_groups, names)
             total = total.merge(cls(part))
         return total
 
@@ -353,32 +354,6 @@ class PairSums:
         """
         return METRICS[metric].formula(self.arrays)
 
-    def to_json(self) -> str:
-        """Return the sums as JSON; every bit is kept.
-
-        Returns
-        -------
-        str
-            A JSON object.
-        """
-        return json.dumps({name: encoded(values) for name, values in self.arrays.items()})
-
-    @classmethod
-    def from_json(cls, text: str) -> PairSums:
-        """Read the text that `to_json` returned.
-
-        Parameters
-        ----------
-        text : str
-            A JSON object.
-
-        Returns
-        -------
-        PairSums
-            Equal to the original.
-        """
-        return cls({name: decoded(values) for name, values in json.loads(text).items()})
-
 
 def _sums_of_slab(
     prediction: Floats,
@@ -400,19 +375,24 @@ def _sums_of_slab(
     return counts | pairs.sums(Cells(prediction[is_pair], truth[is_pair]), names)
 
 
-def as_float64(values: Any) -> NDArray[np.float64]:
-    """Return values as a float64 array on the CPU, with NaN where an array is masked."""
+def _on_cpu(values: Any) -> NDArray[Any]:
+    """Return values as an array of numbers on the CPU, masked if they are."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         if values.is_floating_point():  # numpy has no bfloat16
             values = values.double()
-    array = np.asarray(values)
+    array: NDArray[Any] = np.asanyarray(values)
     if array.dtype.kind not in "biufO":
         raise InvalidTypeError(
             f"values to score must be numbers, got dtype {array.dtype}; convert them first, e.g. "
             "durations to hours with da / np.timedelta64(1, 'h'), complex numbers with abs(da)"
         )
-    array = np.asarray(array, dtype=np.float64)
+    return array
+
+
+def _as_float64(values: NDArray[Any]) -> Floats:
+    """Return values as float64, with NaN where an array is masked."""
+    array = np.asarray(values, np.float64)
     if np.ma.is_masked(values):
         return np.where(np.ma.getmaskarray(values), np.nan, array)
     return array

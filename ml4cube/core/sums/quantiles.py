@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.sums.mergeable import Mergeable
 
 Floats = NDArray[np.float64]
 Reals = NDArray[np.floating[Any]]
@@ -52,7 +53,7 @@ def default_bins(entries: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram:
+class Histogram(Mergeable):
     """Cells per bin, for every entry of a field.
 
     Bins are ``2**exponent`` wide; at the least exponent each holds one value. `edges` (*field, n)
@@ -78,10 +79,10 @@ class Histogram:
         Cells of weight 0 must be NaN, because a bin without weight would count as one in use.
         """
         field, n = values.shape[:-1], values.shape[-1]
-        rows = values.reshape(-1, n)
+        rows = values.reshape(math.prod(field), n)
         weight_rows = None
         if weights is not None:
-            weight_rows = weights.reshape(-1, n)
+            weight_rows = weights.reshape(rows.shape)
         dtype = np.int64 if weights is None else np.float64
         at_once = max(_SORTED_CELLS // max(n, 1), 1)
         parts = []

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from ml4cube.core.axes import check_aligned, is_time
 from ml4cube.core.climatology import (
     GROUPS,
     Climatology,
+    ClimatologySums,
     Cycle,
     Design,
-    Sums,
     counted,
     group_numbers,
     hours,
@@ -165,10 +166,12 @@ class TrainTile:
 
     def climatology(self, design: Design, block: int) -> Climatology:
         """Sum up the train cells, so many steps at a time, and return their climatology."""
-        sums = Sums(design, self.shape)
-        for steps in cut(self.train.steps, block):
-            sums.add(steps, self.at(steps))
-        return replace(sums.climatology(), are_shares=self.truth.classes is not None)
+        blocks = cut(self.train.steps, block)
+        sums = reduce(
+            ClimatologySums.merge,
+            (ClimatologySums.of(design, steps, self.at(steps)) for steps in blocks),
+        )
+        return replace(sums.climatology(design), are_shares=self.truth.classes is not None)
 
     def damping(self, climatology: Climatology, timing: Timing, block: int) -> Floats:
         """Return rho of each lead and cell: the slope of later on earlier train anomalies.

@@ -12,7 +12,7 @@ import xarray as xr
 from ml4cube.core.axes import date_keys
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.metric_registry import CLASS_SUMS, PROBABILITY
-from ml4cube.core.sums.fields import decoded, encoded
+from ml4cube.core.sums.mergeable import decoded, encoded
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.evaluation.sums.score_sums import ScoreSums
 
