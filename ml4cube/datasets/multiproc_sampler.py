@@ -572,18 +572,13 @@ class MultiProcSampler(Summarized):
             if may_write(folder_of(target), SAMPLES, self._overwrite):
                 return False
         try:
-            found = StoreMetadata.of(open_store(target)).provenance
+            made_from = StoreMetadata.of(open_store(target)).provenance
         except CubeError as error:
             raise StoreExistsError(
                 f"{target} exists and is not a complete store of this call ({error}); move it "
                 "away, choose another path, or replace a sample store by overwrite=True"
             ) from error
-        if found.get("call") != call.id:
-            differences = call.unlike(found.get("call_parts", {}))
-            raise StoreExistsError(
-                f"{target} exists and was made by another call or from another cube: "
-                f"{differences}. Choose another path, or overwrite=True to replace it"
-            )
+        call.check_made(target, made_from)
         return True
 
     def _write(self, drafts: dict[str, Draft], call: Call) -> tuple[SamplePlan, int]:
@@ -623,8 +618,7 @@ class MultiProcSampler(Summarized):
         named = zip(self.sampling.recipe.dims, tiled.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
         made_from = provenance(self.sampling, self._settings) | {
-            "call": call.id,
-            "call_parts": call.parts,
+            **call.record,
             "absent_chunks": {name: chunks.number for name, chunks in plan.absent.items()},
         }
         for part, draft in drafts.items():

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ml4cube.core.errors import StoreExistsError
+
 Fields = Mapping[str, Mapping[str, Any]]
 """JSON values by kind ("settings") and name."""
 
-# Longer values are kept as a hash.
-_SHORT, _HASHED = 60, "sha256 "
+# Longer values are kept as a hash, which begins so.
+_SHORT = 60
+HASHED = "sha256 "
 # Of more names of a kind, messages say only how many.
 _NAMES_SHOWN = 8
 
@@ -32,6 +35,20 @@ class CallId:
         text = json.dumps(fields, sort_keys=True)
         return cls(hashlib.sha256(text.encode()).hexdigest(), shortened(fields))
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a finished thing keeps of the call that made it."""
+        return {"call": self.id, "call_parts": self.parts}
+
+    def check_made(self, target: object, record: Mapping[str, Any]) -> None:
+        """Refuse a finished thing that another call made, by the parts that differ."""
+        if record.get("call") != self.id:
+            raise StoreExistsError(
+                f"{target} exists and was made by another call or from another cube: "
+                f"{self.unlike(record.get('call_parts', {}))}. Choose another path, or "
+                "overwrite=True to replace it"
+            )
+
     def unlike(self, earlier: Fields) -> str:
         """Name the parts in which an earlier call differs from this one; empty if none."""
         return in_words(differing(earlier, self.parts))
@@ -46,7 +63,7 @@ def _short(value: Any) -> Any:
     text = json.dumps(value, sort_keys=True)
     if len(text) <= _SHORT:
         return json.loads(text)
-    return f"{_HASHED}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{HASHED}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def differing(before: Fields, now: Fields) -> dict[str, dict[str, str]]:
@@ -61,7 +78,7 @@ def differing(before: Fields, now: Fields) -> dict[str, dict[str, str]]:
 
 
 def _changed(name: str, old: Any, new: Any) -> str:
-    if str(old).startswith(_HASHED) or str(new).startswith(_HASHED):
+    if str(old).startswith(HASHED) or str(new).startswith(HASHED):
         return name
     return f"{name} was {old!r} and is {new!r}"
 

@@ -174,7 +174,7 @@ def predict_cube(
         If an argument is invalid, the model's result has an unexpected shape, an init time has too
         little past or future, or a gap would have to be filled as before a callback (see Notes).
     StoreExistsError
-        If `out` exists, and is not to be replaced or appended to.
+        If `out` exists, was not made by the same call, and is not to be replaced or appended to.
     StoreError
         If the cube or the sample store cannot be read, or `out` cannot be written; if files of the
         cube changed while it was read, so that the next call starts over.

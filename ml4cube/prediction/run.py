@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.prediction.binding import PredictionSpec
 from ml4cube.prediction.block import BlockPredictor
-from ml4cube.prediction.identity import call_id, source_state
 from ml4cube.prediction.layout import Expected, Layout
 from ml4cube.prediction.models import Model, device_of, input_dtype, running
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
+from ml4cube.prediction.output.same_call import call_of, source_state
 from ml4cube.prediction.sharing import check_cluster, choose_blocks, predict_blocks, probe
 from ml4cube.prediction.template import make_template
 from ml4cube.training.ranks.dist import World
@@ -96,10 +96,21 @@ def run(
         )
         names = tuple(str(name) for name, v in template.data_vars.items() if v.chunks is not None)
         # The template has the layout of the results.
-        settings = [spec, options.keep_gaps, options.reduce, predictor.batch_size]
-        settings += [str(options.device), *random, *sorted(heeded.dropped), options.append]
-        id = call_id(models, template, settings, location, source)
-        output = make_output(location, template, names, world, **replacing, call_id=id)
+        settings = {
+            **{field.name: getattr(spec, field.name) for field in fields(spec)},
+            "keep_gaps": options.keep_gaps,
+            "reduce": options.reduce,
+            "batch_size": predictor.batch_size,
+            "device": str(options.device),
+            "samples": options.samples,
+            "seed": options.seed,
+            "chunks that are gaps": sorted(heeded.dropped),
+            "append": options.append,
+        }
+        call = None
+        if source is not None:
+            call = call_of(models, template, settings, source)
+        output = make_output(location, template, names, world, **replacing, call=call)
         if output.is_written:
             return output.result()
 

@@ -92,6 +92,10 @@ def test_a_forecast_of_real_temperatures(run):
     forecast = xr.open_zarr("forecast.zarr", decode_timedelta=True)
     assert forecast.sst.dims == ("init_time", "lead_time", "latitude", "longitude")
     invoke("predict sst.zarr --run run --trust --out all.zarr")
+    Path("all.zarr.yaml").unlink()  # as if it had found no room
+    told = invoke("predict sst.zarr --run run --trust --out all.zarr").stderr
+    assert "all.zarr exists already, complete and made by the same call" in told
+    assert Path("all.zarr.yaml").exists()
     line = "evaluate all.zarr sst.zarr --recipe split.json --baselines '[persistence, climatology]'"
     report = json.loads(invoke(f"{line} --out scores.json --json").stdout)
     card = compare(

@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from ml4cube.core.scaling import Scaling
-from ml4cube.prediction.identity import call_id, source_state
+from ml4cube.prediction.output.same_call import call_of, source_state
 from tests.prediction.output_job import source
 
 SLOPE, SHIFT = 3.0, 1.0
@@ -65,7 +65,8 @@ class OtherNet(Net):
 
 def identity(model: Any, settings: Any = ()) -> str | None:
     cube = source(steps=1)
-    return call_id(model, cube, settings, OUT, source_state(cube, ["t"], OUT))
+    call = call_of(model, cube, {"setting": settings}, source_state(cube, ["t"], OUT))
+    return call and call.id
 
 
 def net(**options: Any) -> Net:
@@ -163,8 +164,8 @@ def test_what_is_not_known_has_no_identity():
         assert identity(unknown) is None
     cells_of_dask = source().chunk(time=5).map(lambda values: values + Unpicklable())
     in_dask = source_state(cells_of_dask, ["t"], OUT)
-    assert call_id(model, source(), (), OUT, in_dask) is None
-    assert call_id(model, source(), (), None, source_state(source(), ["t"], None)) is None
+    assert call_of(model, source(), {}, in_dask) is None
+    assert source_state(source(), ["t"], None) is None
 
 
 class Unpicklable(float):

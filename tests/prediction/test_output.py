@@ -23,7 +23,7 @@ import zarr
 from zarr.storage import MemoryStore, StorePath
 
 from ml4cube.core.errors import InvalidValueError, RunError, StoreError, StoreExistsError
-from ml4cube.ledger.folders import filesystem
+from ml4cube.ledger.folders import filesystem, size_and_hash
 from ml4cube.ledger.in_zarr import ZarrFolder
 from ml4cube.ledger.local import LocalFolder
 from ml4cube.ledger.locations import folder_of, location_of
@@ -48,17 +48,30 @@ JOB = Path(__file__).with_name("output_job.py")
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The files of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     predict_cube(Logged(folder / "log"), source(), out=folder / "cube.zarr", progress=False)
     assert (folder / "log").stat().st_size == CALLS
-    return tree(folder / "cube.zarr")
+    return without_call(tree(folder / "cube.zarr"))
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Logged:
     return Logged(tmp_path / "log")
+
+
+def without_call(files: dict[str, bytes]) -> dict[str, Any]:
+    """Files but for the call, which has the path of the model's log."""
+    group = json.loads(files["zarr.json"])
+    attributes = group["attributes"]
+    description = json.loads(attributes["ml4cube_prediction"])
+    assert description.pop("call_parts")["source"]
+    assert len(description.pop("call")) == 64
+    attributes["ml4cube_prediction"] = description
+    listed = json.loads(files[MANIFEST])["attributes"]["files"]
+    assert listed.pop("zarr.json") == list(size_and_hash(files["zarr.json"]))
+    return {**files, "zarr.json": group, MANIFEST: listed}
 
 
 def stopped(stop_at: int, stop_by: str, *args: Any, **options: Any) -> None:
@@ -88,7 +101,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(tmp_path, expected):
     again = launcher.python(str(JOB), str(log), str(path))
     assert again.finish(60) == 0, again.said
     assert log.stat().st_size == CALLS + AGAIN
-    assert tree(path) == expected
+    assert without_call(tree(path)) == expected
     assert not Path(f"{path}.partial").exists()
 
 
@@ -111,7 +124,7 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bytes(tmp_path, expected,
         run.finish(60)
         assert not path.exists()
     assert log.stat().st_size <= CALLS + 5 * AGAIN
-    assert tree(path) == expected
+    assert without_call(tree(path)) == expected
     assert not Path(f"{path}.partial").exists()
 
 
@@ -129,7 +142,7 @@ def test_only_the_rest_is_computed_after_an_interruption(tmp_path, model, expect
     assert model.calls == CALLS + AGAIN
     np.testing.assert_array_equal(result.t, 2 * source().t)
     if where == "memory":
-        assert contents(out) == expected
+        assert without_call(contents(out)) == expected
     else:
         assert sorted(p.name for p in tmp_path.iterdir()) == [where, "log"]
 
@@ -175,6 +188,75 @@ def test_what_cannot_be_identified_is_not_resumed_and_leaves_nothing(tmp_path, m
     assert [p.name for p in tmp_path.iterdir()] == ["log"]
 
 
+# --- a finished cube ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+def test_a_finished_cube_is_opened_by_the_same_call_and_refused_to_another(tmp_path, model, suffix):
+    path = tmp_path / f"cube{suffix}"
+    call = {"model": model, "ds": source(), "out": path, "progress": False}
+    predict_cube(**call).close()
+    before, calls = path.stat().st_mtime_ns, model.calls
+    with pytest.warns(
+        UserWarning, match=rf"nothing was predicted: .*cube{suffix} exists already, c"
+    ):
+        again = predict_cube(**call)
+    np.testing.assert_array_equal(again.t, 2 * source().t)
+    again.close()
+    assert (path.stat().st_mtime_ns, model.calls) == (before, calls + 1)
+    named = {
+        "weights": "model: weights and code",
+        "cells": "source: cells of 't'",
+        "coordinates": "source: cells of 't'; result: 'time'",
+        "attributes": "attributes: title was None and is \"'new'\"",
+        "scaling": "settings: preparation",
+        "batches": "settings: batch_size was",
+    }
+    assert named.keys() == CHANGES.keys()
+    for change, words in named.items():
+        with pytest.raises(StoreExistsError, match=rf"cube{suffix} exists .*another cube: {words}"):
+            predict_cube(**{**call, **CHANGES[change](model.log)})
+    assert path.stat().st_mtime_ns == before
+
+
+def test_what_cannot_be_identified_opens_nothing(tmp_path, model):
+    path = tmp_path / "cube.zarr"
+
+    def closing_over(x):
+        return model(x)
+
+    def refused(told: str, model: Any) -> None:
+        with pytest.raises(StoreExistsError, match=rf"exists, and {told}; choose"):
+            predict_cube(model, source(), out=path, progress=False)
+
+    predict_cube(model, source(), out=path, progress=False)
+    refused("this call cannot be identified", closing_over)
+    predict_cube(model, source(STEPS, 3), out=path, append=True, progress=False)
+    refused("does not say which call made it", model)
+    predict_cube(closing_over, source(), out=path, overwrite=True, progress=False)
+    calls = model.calls
+    refused("does not say which call made it", model)
+    assert model.calls == calls
+
+
+def test_what_is_no_complete_cube_is_refused_before_any_work(tmp_path, model):
+    path = tmp_path / "cube.zarr"
+    predict_cube(model, source(), out=path, progress=False)
+    calls = model.calls
+    (path / "t/c/0/0/0").unlink()
+    source().to_zarr(tmp_path / "mine.zarr")
+    (tmp_path / "mine.nc").write_bytes(b"mine")
+    for name, why in (
+        ("cube.zarr", r"t/c/0/0/0 is missing"),
+        ("mine.zarr", "no manifest"),
+        ("mine.nc", ""),
+    ):
+        told = rf"{name} exists and is not a complete cube of predict_cube \(.*{why}"
+        with pytest.raises(StoreExistsError, match=told):
+            predict_cube(model, source(), out=tmp_path / name, progress=False)
+    assert model.calls == calls
+
+
 # --- complete or absent ----------------------------------------------------------------------
 
 
@@ -204,7 +286,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
     predict_cube(model, source(), out=path, progress=False)
     again = done > 0  # the first batch, from which the layout of results is known
     assert model.calls == calls + CALLS - (done - (done > GAP_BLOCK)) + again
-    assert suffix == ".nc" or tree(path) == expected
+    assert suffix == ".nc" or without_call(tree(path)) == expected
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, "log"]
 
 
@@ -269,8 +351,13 @@ def test_a_zarr_store_gets_the_same_bytes(tmp_path, model, expected, kind):
     assert ZarrFolder(store).list().keys() <= {"zarr.json"}  # Icechunk has a root from the start
     result = predict_cube(model, source(), out=out, progress=False)
     np.testing.assert_array_equal(result.t, 2 * source().t)
-    with pytest.raises(StoreExistsError, match=r"exists; choose another path or pass overwrite"):
-        predict_cube(model, source(), out=out)
+    calls = model.calls
+    with pytest.warns(UserWarning, match=r"nothing was predicted: .* exists already"):
+        again = predict_cube(model, source(), out=out, progress=False)
+    assert model.calls == calls + 1  # the first batch, from which the layout is known
+    np.testing.assert_array_equal(again.t, result.t)
+    with pytest.raises(StoreExistsError, match=r"made by another call.*model: weights and code\."):
+        predict_cube(Logged(model.log, 3.0), source(), out=out, progress=False)
     result = predict_cube(Logged(model.log, 3.0), source(), out=out, overwrite=True, progress=False)
     np.testing.assert_array_equal(result.t, 3 * source().t)
     assert json.loads(result.attrs["ml4cube_prediction"])["model"] == "Logged"
@@ -278,7 +365,8 @@ def test_a_zarr_store_gets_the_same_bytes(tmp_path, model, expected, kind):
         session.commit("a forecast")
     elif kind == "memory":
         predict_cube(model, source(), out=out, overwrite=True, progress=False)
-        assert {key: value.to_bytes() for key, value in session._store_dict.items()} == expected
+        files = {key: value.to_bytes() for key, value in session._store_dict.items()}
+        assert without_call(files) == expected
 
 
 def test_files_that_show_a_folder_do_not_keep_it_from_being_replaced(tmp_path, model):
@@ -494,10 +582,10 @@ def test_a_netcdf_file_that_does_not_fit_says_why_and_is_written_once_there_is_r
 def test_a_url_is_written_and_replaced(tmp_path, model, expected):
     url = f"memory://{tmp_path.name}/cube.zarr"
     predict_cube(Logged(model.log, 3.0), source(), out=url, progress=False)
-    with pytest.raises(StoreExistsError, match="exists; choose another path"):
+    with pytest.raises(StoreExistsError, match="made by another call"):
         predict_cube(model, source(), out=url)
     predict_cube(model, source(), out=url, overwrite=True, progress=False)
-    assert contents(url) == expected
+    assert without_call(contents(url)) == expected
     assert contents(f"memory://{tmp_path.name}").keys() == {f"cube.zarr/{n}" for n in expected}
 
 
@@ -508,7 +596,7 @@ def test_an_object_store_is_written_resumed_and_appended_to(bucket, model, expec
     assert not any("/cube.zarr/" in name for name in contents(bucket))
     predict_cube(model, source(), out=url, progress=False)
     assert model.calls == CALLS + AGAIN
-    assert contents(url) == expected
+    assert without_call(contents(url)) == expected
     result = predict_cube(model, source(STEPS, 3), out=url, append=True, progress=False)
     np.testing.assert_array_equal(result.t[:STEPS], 2 * source().t)
     np.testing.assert_array_equal(result.t[STEPS:], 2 * source(STEPS, 3).t)
@@ -544,7 +632,7 @@ def test_other_ranks_go_on_where_one_stopped(tmp_path, expected):
     with kept_ranks():
         launch(predict_on_rank, 2, str(log), str(path))
         assert log.stat().st_size == CALLS + AGAIN
-        assert tree(path) == expected
+        assert without_call(tree(path)) == expected
         with pytest.raises(RunError, match="by one process only; with several ranks"):
             launch(predict_on_rank, 2, str(log), "memory://x/cube.zarr")
 

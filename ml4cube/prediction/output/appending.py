@@ -34,6 +34,8 @@ from ml4cube.prediction.template import PREDICTION_ATTR
 _STEPS_PER_CHUNK = 1024
 # Dates are then written to the second, whatever the first step is.
 _UNITS = "seconds since 1970-01-01"
+# What the description of a predicted cube says of the call that made it.
+_OF_CALL = ("call", "call_parts")
 # Leads of months differ, because a month has 28 to 31 days.
 _MONTH, _MONTHS_DIFFER = np.timedelta64(28, "D"), 0.11
 
@@ -119,6 +121,7 @@ class Extension:
         folder.make_durable()
         written = {path.removeprefix(f"{root}/"): file for path, file in store.files.items()}
         written |= _write_metadata(folder, arrays)
+        group["attributes"][PREDICTION_ATTR] = _without_call(group["attributes"][PREDICTION_ATTR])
         # listed before it is written, because the steps are there once it is
         written[GROUP] = size_and_hash(_as_json(group))
         if self.files is not None:
@@ -147,6 +150,12 @@ def _listed_files(location: Location) -> Files | None:
         return read_manifest(location)
     except NoStoreError:
         return None
+
+
+def _without_call(description: str) -> str:
+    """Describe a cube that no single call made."""
+    kept = {n: v for n, v in json.loads(description).items() if n not in _OF_CALL}
+    return json.dumps(kept)
 
 
 def _write_metadata(folder: Folder, arrays: dict[str, Any]) -> Files:
@@ -196,7 +205,7 @@ def _encoded(new: xr.Dataset, cube: xr.Dataset) -> zarr.Group:
 def _check_description(location: Location, cube: xr.Dataset, template: xr.Dataset) -> None:
     """Refuse predictions of other targets or windows; a model may have been trained again."""
     before, now = (json.loads(ds.attrs[PREDICTION_ATTR]) for ds in (cube, template))
-    for name in (before.keys() & now.keys()) - {"version"}:
+    for name in (before.keys() & now.keys()) - {"version", *_OF_CALL}:
         if before[name] != now[name]:
             raise InvalidValueError(
                 f"append=True: {location} was predicted with {name} {before[name]!r}, and the new "

@@ -13,12 +13,13 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
 from zarr.storage import StorePath, WrapperStore
 
-from ml4cube.core.errors import StoreError
+from ml4cube.core.errors import StoreError, StoreExistsError
 from ml4cube.cube.opening import as_dataset
+from ml4cube.ledger.call import CallId
 from ml4cube.ledger.draft import StoreKind
 from ml4cube.ledger.folders import Files, Folder
-from ml4cube.ledger.locations import Location
-from ml4cube.ledger.manifest import find_foreign
+from ml4cube.ledger.locations import Location, folder_of
+from ml4cube.ledger.manifest import find_faults, find_foreign, read_manifest
 from ml4cube.prediction.output.digest import find_foreign_in_netcdf
 from ml4cube.prediction.template import PREDICTION_ATTR
 
@@ -33,11 +34,45 @@ def open_prediction(location: Location) -> xr.Dataset:
     return as_dataset(location)
 
 
+def with_record(template: xr.Dataset, call: CallId) -> xr.Dataset:
+    """Return a predicted cube that says which call made it."""
+    description = json.loads(template.attrs[PREDICTION_ATTR])
+    return template.assign_attrs({PREDICTION_ATTR: json.dumps({**description, **call.record})})
+
+
+def recorded_call(location: Location) -> dict[str, Any]:
+    """Return what a finished predicted cube says of the call that made it.
+
+    Raises StoreExistsError where something else is, or a file is missing or has another size.
+    """
+    try:
+        if not _is_file(folder_of(location)):
+            faults = find_faults(location, read_manifest(location), hashes=False)
+            if faults:
+                raise StoreError(next(iter(faults.values())))
+        with open_prediction(location) as cube:
+            description: dict[str, Any] = json.loads(cube.attrs[PREDICTION_ATTR])
+    except (StoreError, OSError, KeyError, ValueError) as error:
+        raise StoreExistsError(
+            f"{location} exists and is not a complete cube of predict_cube ({error}); choose "
+            "another path, or replace a predicted cube by overwrite=True"
+        ) from error
+    if "call" not in description:
+        raise StoreExistsError(
+            f"{location} exists, and does not say which call made it; choose another path or pass "
+            "overwrite=True"
+        )
+    return description
+
+
+def _is_file(folder: Folder) -> bool:
+    return Path(str(folder)).is_file()
+
+
 def _find_foreign(folder: Folder) -> Sequence[str]:
     """Return what in a folder is not, or no longer, as `predict_cube` wrote it."""
-    path = Path(str(folder))
-    if path.is_file():
-        return find_foreign_in_netcdf(path)
+    if _is_file(folder):
+        return find_foreign_in_netcdf(Path(str(folder)))
     foreign = find_foreign(folder)
     if not foreign and PREDICTION_ATTR not in read_json(folder, GROUP)["attributes"]:
         raise StoreError(f"{folder} is a store of another kind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, StoreExistsError
+from ml4cube.ledger.call import CallId
 from ml4cube.ledger.locations import Location, folder_of
 from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.ledger.opening import remove_work_folder
@@ -17,7 +19,7 @@ from ml4cube.ledger.overwriting import is_taken, may_write
 from ml4cube.ledger.targets import is_in_memory, target_of
 from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.prediction.output.appending import Extension, prepared
-from ml4cube.prediction.output.files import PREDICTIONS
+from ml4cube.prediction.output.files import PREDICTIONS, recorded_call
 from ml4cube.prediction.output.memory import Output
 from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
 from ml4cube.prediction.output.stored import StoreOutput
@@ -62,7 +64,7 @@ def check_output(
     with WriteErrors.of(location):
         is_free = may_write(folder_of(location), PREDICTIONS, overwrite)
     if not is_free and not append:
-        raise StoreExistsError(f"{location} exists; choose another path or pass overwrite=True")
+        recorded_call(location)  # refuses what is not complete
 
 
 def _check_template(location: Location, template: xr.Dataset) -> None:
@@ -87,12 +89,13 @@ def make_output(
     *,
     overwrite: bool = False,
     append: bool = False,
-    call_id: str | None = None,
+    call: CallId | None = None,
 ) -> Output:
     """Make the output at a location, or in memory.
 
-    `template` is the predicted cube without values, in chunks that no block divides. `call_id`
-    identifies what is predicted: blocks of a killed run of the same call are used. None: of none.
+    `template` is the predicted cube without values, in chunks that no block divides. `call`
+    identifies what is predicted: its finished cube is opened, and blocks of its killed run are
+    used. None: nothing is.
     """
     if location is None:
         return Output(template, targets, world)
@@ -102,27 +105,45 @@ def make_output(
             f"out={str(location)!r} can be written by one process only; with several ranks, write "
             "to a path or a URL"
         )
+    if len(set(world.gather_objects(call and call.id))) > 1:  # the ranks have other models
+        call = None
     exists = is_written = False
-    if append:
-        with WriteErrors.of(location):
+    with WriteErrors.of(location):
+        if append or not overwrite:
             exists = is_taken(folder_of(location), PREDICTIONS)
-            if not exists:
-                template = prepared(template)
-            is_written = exists and not Extension.of(location, storable(template), targets)
+        if append and not exists:
+            template = prepared(template)
+        if append and exists:
+            is_written = not Extension.of(location, storable(template), targets)
+        elif exists:
+            _check_finished(location, call, world)
+            is_written = True
     output = StoreOutput(
-        template,
-        targets,
-        world,
-        location,
-        overwrite=overwrite,
-        append=append and exists,
-        call_id=call_id,
+        template, targets, world, location, overwrite=overwrite, append=append and exists, call=call
     )
     output.is_written = is_written
     if is_written and world.is_main:
         # of a run that was killed after its last step
-        remove_work_folder(location, call_id or "", PREDICTIONS)
+        remove_work_folder(location, call.id if call else "", PREDICTIONS)
     return output
+
+
+def _check_finished(location: Location, call: CallId | None, world: World) -> None:
+    """Refuse a finished cube unless this call made it; say that it is only opened."""
+    record = recorded_call(location)
+    if call is None:
+        raise StoreExistsError(
+            f"{location} exists, and this call cannot be identified; choose another path or pass "
+            "overwrite=True"
+        )
+    call.check_made(location, record)
+    if world.is_main:
+        warnings.warn(
+            f"nothing was predicted: {location} exists already, complete and made by the same "
+            "call. overwrite=True predicts it again",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def _check_append(location: Location | None, overwrite: bool) -> None:

@@ -16,6 +16,7 @@ from zarr.errors import ZarrUserWarning
 from zarr.storage import MemoryStore
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
+from ml4cube.ledger.call import CallId
 from ml4cube.ledger.draft import Draft, record_task
 from ml4cube.ledger.folders import Files, Folder, size_and_hash
 from ml4cube.ledger.in_zarr import ZarrFolder
@@ -24,7 +25,7 @@ from ml4cube.ledger.manifest import MANIFEST, write_manifest
 from ml4cube.ledger.opening import open_draft
 from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.prediction.output.appending import Extension
-from ml4cube.prediction.output.files import PREDICTIONS, FolderStore, open_prediction
+from ml4cube.prediction.output.files import PREDICTIONS, FolderStore, open_prediction, with_record
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
 from ml4cube.prediction.template import storable
@@ -79,19 +80,20 @@ class StoreOutput(Output):
         *,
         overwrite: bool,
         append: bool,
-        call_id: str | None,
+        call: CallId | None,
     ) -> None:
+        if call is not None:
+            template = with_record(template, call)
         super().__init__(storable(template), targets, world)
-        self._target, self._call_id = target, call_id
+        self._target = target
+        # Blocks of a killed run are used by the same call; a session has none.
+        self._call = None if folder_of(target).is_session else call
         self._overwrite, self._append = overwrite, append
         self._write_errors = WriteErrors.of(target)
         self._draft: Draft | None = None
 
     def begin(self) -> Collection[int]:
         """Open the draft, with everything but the targets' values."""
-        ids = self._world.gather_objects(self._call_id)
-        if ids != ids[:1] * len(ids):  # the ranks do not have the same model
-            self._call_id = None
         done: set[int] = set()
         journal: Folder | None = None
         folder: Any = None
@@ -111,12 +113,14 @@ class StoreOutput(Output):
 
     def _open_draft(self) -> Draft:
         """Lock the location; start a draft, or find one of a killed run of the same call."""
-        id = self._call_id or uuid.uuid4().hex
+        id = uuid.uuid4().hex
+        if self._call is not None:
+            id = self._call.id
         if is_netcdf(self._target):
             self._draft = NetcdfDraft(Path(str(self._target)), id, self._targets)
         else:
             self._draft = open_draft(self._target, id, PREDICTIONS)
-        if self._call_id is not None:
+        if self._call is not None:
             self._draft.begin()
         if not self._draft.finished_tasks:
             self._draft.begin(resume=False)
@@ -169,7 +173,7 @@ class StoreOutput(Output):
         if self._draft is None:
             return
         try:
-            if self._call_id is None or isinstance(error, _NOT_RESUMED):
+            if self._call is None or isinstance(error, _NOT_RESUMED):
                 self._draft.discard()
             self._draft.close()
         except Exception as failure:  # file systems raise any exception

@@ -1,13 +1,14 @@
-"""Identify a prediction, so that the same call can go on where a killed run stopped."""
+"""Identify a prediction: a killed run of the same call goes on, and a finished one is opened."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import inspect
+import json
 import logging
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 import xarray as xr
 from torch.nn.parallel import DistributedDataParallel
 
-from ml4cube.ledger.locations import Location, folder_of, paths_of
+from ml4cube.ledger.call import HASHED, CallId
+from ml4cube.ledger.locations import Location, paths_of
 from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of, is_installed
 from ml4cube.sampling.identity.cube import SourceState, hash_of
 from ml4cube.sampling.identity.provenance import versions
@@ -33,44 +35,43 @@ def source_state(
     return SourceState.of(variables, frozenset(paths_of(location)))
 
 
-def call_id(
-    model: Any,
-    template: xr.Dataset,
-    settings: Any,
-    location: Location | None,
-    source: SourceState | None,
-) -> str | None:
-    """Return a hash of all that decides about the bytes of a predicted cube.
+def call_of(
+    model: Any, template: xr.Dataset, settings: Mapping[str, Any], source: SourceState
+) -> CallId | None:
+    """Collect all that decides about the bytes of a predicted cube.
 
     `source` is what is read; `settings` are picklable. The result is None where something cannot be
-    identified without reading the cube, and where no run is resumed.
+    identified without reading the cube.
     """
-    if source is None or location is None or folder_of(location).is_session:
-        return None
     try:
-        cells = source.identities
-        if None in cells.values():
-            raise UnknownCallbackError(f"only the cells identify {cells}")
-        return _hash_of_object(
+        if None in source.identities.values():
+            raise UnknownCallbackError(f"only the cells identify {source.identities}")
+        return CallId.of(
             {
-                "model": model,
-                "cells": dict(cells),
-                # As text, because ranks share other objects in it, which pickling shows.
-                "template": repr({str(n): _described(v) for n, v in template.variables.items()}),
-                "attrs": repr(template.attrs),
-                "settings": settings,
+                "model": {"weights and code": _hash_of_object(model)},
+                "source": {f"cells of {n!r}": cells for n, cells in source.identities.items()},
+                "result": {f"{n!r}": _described(v) for n, v in template.variables.items()},
+                "attributes": {str(name): repr(value) for name, value in template.attrs.items()},
+                "settings": {name: _plain_or_hash(value) for name, value in settings.items()},
                 "versions": {**versions(), "torch": torch.__version__},
             }
         )
     except Exception as error:  # pickling an object may raise any
-        logger.info("a killed run of this prediction could not be resumed: %s", error)
+        logger.info("this prediction cannot be compared with an earlier one: %s", error)
         return None
 
 
-def _described(variable: xr.Variable) -> list[Any]:
+def _described(variable: xr.Variable) -> str:
     """Return what identifies a variable of the template; targets have no values yet."""
     values = variable.shape if variable.chunks is not None else hash_of(variable.values)
-    return [variable.dims, str(variable.dtype), values, variable.attrs, variable.encoding]
+    return repr([variable.dims, str(variable.dtype), values, variable.attrs, variable.encoding])
+
+
+def _plain_or_hash(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return f"{HASHED}{_hash_of_object(value)}"
 
 
 def _unwrapped(model: torch.nn.Module) -> Any:
