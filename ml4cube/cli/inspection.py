@@ -153,7 +153,7 @@ def _step(coord: Any) -> str | None:
 
 
 def _describe_variable(ds: xr.Dataset, name: str) -> dict[str, Any]:
-    from ml4cube.sampling.request import source_chunks
+    from ml4cube.cube.chunks.blocks import source_chunks
 
     variable = ds[name].variable
     chunks = source_chunks(variable)

@@ -117,8 +117,8 @@ def check_client(client: object) -> None:
     # waiting for it here would keep its event loop from answering
     if getattr(client, "asynchronous", False):
         raise InvalidValueError(
-            f"client {client!r}, given as client= or active in this process, is asynchronous; "
-            "create it with Client(..., asynchronous=False), or close it"
+            f"client must not be asynchronous, got {client!r}; create it with Client(..., "
+            "asynchronous=False)"
         )
 
 
@@ -129,9 +129,18 @@ def _active_client() -> Any:
     if distributed is None or _is_in_task(distributed):
         return None
     try:
-        return distributed.Client.current(allow_global=True)
+        client = distributed.Client.current(allow_global=True)
     except ValueError:
         return None
+    # waiting for it here would keep its event loop from answering
+    if client.asynchronous:
+        logger.warning(
+            "working in this process, because the active client %r is asynchronous; create it with "
+            "Client(..., asynchronous=False) to use its workers",
+            client,
+        )
+        return None
+    return client
 
 
 def _is_in_task(distributed: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -29,13 +28,11 @@ Slices = Mapping[str, slice]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Source of the cells of one variable; picklable.
-
-    `is_shared` is True if all regions use the same source, which `narrow` returns unchanged.
-    """
+    """Source of the cells of one variable; picklable."""
 
     dims: tuple[str, ...]
     dtype: np.dtype[Any]
+    # Whether any process can read all cells from it. Of others, tasks are sent their own cells.
     is_shared: bool = True
 
     def read(self, slices: Slices) -> NDArray[Any]:
@@ -43,8 +40,10 @@ class Source:
         raise NotImplementedError
 
     def narrow(self, slices: Slices) -> Source:
-        """Return a source of only the cells inside `slices`, cheap to pickle."""
-        return self
+        """Return a source of only the cells inside `slices`, to be sent to a task."""
+        # a copy, so that pickling sends only these cells, not the array they are a view of
+        cells, origin = np.array(self.read(slices)), tuple(slices[d].start for d in self.dims)
+        return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +57,6 @@ class _MemorySource(Source):
     def read(self, slices: Slices) -> NDArray[Any]:
         cells: NDArray[Any] = self._part(slices)
         return cells
-
-    def narrow(self, slices: Slices) -> Source:
-        # a copy, so that pickling sends only these cells, not the array they are a view of
-        return replace(self, array=self._part(slices).copy(), origin=_starts(slices, self.dims))
 
     def _part(self, slices: Slices) -> Any:
         origins = zip(self.dims, self.origin, strict=True)
@@ -81,19 +76,15 @@ class _DaskSource(_MemorySource):
 
         # optimizing drops the other tasks of the graph, so that only a few KB are sent
         (part,) = optimize(self._part(slices))  # type: ignore[no-untyped-call]
-        return replace(self, array=part, origin=_starts(slices, self.dims))
+        return replace(self, array=part, origin=tuple(slices[d].start for d in self.dims))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _HeldSource(_DaskSource):
+class _HeldSource(_MemorySource):
     """Cells that a dask cluster holds, as after `persist`; fetched from there by this process."""
 
     def read(self, slices: Slices) -> NDArray[Any]:
         return np.asarray(self._part(slices).compute())
-
-    def narrow(self, slices: Slices) -> Source:
-        cells, origin = self.read(slices), _starts(slices, self.dims)
-        return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +98,6 @@ class _LazySource(Source):
 
         indexers = {dim: slices[dim] for dim in self.dims}
         return np.asarray(Variable(self.dims, self.array).isel(indexers).values)
-
-    def narrow(self, slices: Slices) -> Source:
-        if self.is_shared:
-            return self
-        # a store in the memory of this process would be empty in another one, and read as gaps
-        cells, origin = self.read(slices), _starts(slices, self.dims)
-        return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +132,6 @@ class ComputedSource(Source):
         return self.function(*(np.arange(slices[d].start, slices[d].stop) for d in self.dims))
 
 
-def _starts(slices: Slices, dims: Sequence[str]) -> tuple[int, ...]:
-    return tuple(slices[dim].start for dim in dims)
-
-
 def _source(variable: xr.Variable) -> Source:
     from dask.base import is_dask_collection
 
@@ -165,7 +145,7 @@ def _source(variable: xr.Variable) -> Source:
     if is_dask_collection(data):
         file = file_behind(data)
     if file is None:
-        kind = _DaskSource
+        kind: type[_MemorySource] = _DaskSource
         if _is_persisted(data):
             kind = _HeldSource
         return kind(dims=dims, dtype=dtype, array=data, origin=origin)
@@ -189,6 +169,7 @@ def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Sour
             first=tuple(first),
             is_single=tuple(is_single),
         )
+    # a store in the memory of this process would be empty in another one, and read as gaps
     return _LazySource(dims=dims, dtype=dtype, array=file, is_shared=not zarr.in_this_process)
 
 
@@ -222,7 +203,8 @@ class CubeReader:
     @classmethod
     def of(cls, ds: xr.Dataset, names: Iterable[str], dims: Sequence[str]) -> CubeReader:
         """Make a reader of some variables of a cube, as arrays with `dims`, those of the cube."""
-        return cls._of({name: ds[name].variable for name in names}, {d: ds.sizes[d] for d in dims})
+        variables = {name: ds[name].variable for name in names}
+        return cls.of_variables(variables, {dim: ds.sizes[dim] for dim in dims})
 
     @classmethod
     def of_variables(
@@ -235,23 +217,19 @@ class CubeReader:
         Arrays have the dims of `sizes`, by default those of the first variable.
         """
         present = {name: variable for name, variable in variables.items() if variable is not None}
-        if sizes is None:
-            sizes = next(iter(present.values())).sizes
-        return cls._of(present, {str(dim): n for dim, n in sizes.items()})
-
-    @classmethod
-    def _of(cls, variables: Mapping[str, xr.Variable], sizes: Mapping[str, int]) -> CubeReader:
-        for name, variable in variables.items():
+        for name, variable in present.items():
             if repeats_dim(variable):
                 raise InvalidValueError(
                     f"{name!r} must have every dim once, got {variable.dims}; rename one of the "
                     "two or leave the variable out"
                 )
-        sources = {name: _source(variable) for name, variable in variables.items()}
+        first = next(iter(present.values()), None)
         chunks: dict[str, int | tuple[int, ...]] = {}
-        for first in islice(variables.values(), 1):
-            chunks = chunks_behind(first)
-        return cls(tuple(sizes), tuple(sizes.values()), sources, chunks)
+        if first is not None:
+            chunks, sizes = chunks_behind(first), sizes or first.sizes
+        assert sizes is not None
+        sources = {name: _source(variable) for name, variable in present.items()}
+        return cls(tuple(map(str, sizes)), tuple(sizes.values()), sources, chunks)
 
     @property
     def is_in_memory(self) -> bool:
@@ -264,15 +242,18 @@ class CubeReader:
         return {name: source.dtype for name, source in self.sources.items()}
 
     def narrow(self, slices: Slices) -> Self:
-        """Return a reader of only one region, cheap to pickle."""
+        """Return a reader of only one region, to be sent to a task."""
         return replace(self, sources={n: s.narrow(slices) for n, s in self.sources.items()})
 
     def only(self, names: Iterable[str]) -> Self:
-        """Return a reader of some of the variables."""
-        return replace(self, sources={name: self.sources[name] for name in names})
+        """Return a reader of those of its variables that have some names."""
+        return replace(self, sources={n: self.sources[n] for n in names if n in self.sources})
 
     def split(self, shares_memory: bool) -> tuple[Self, Self]:
-        """Split into what is sent to all tasks once, and what a task gets only its cells of."""
+        """Split into what is sent once to all tasks of an engine, and what each gets cells of.
+
+        A task narrows the second to its cells; where it runs, the first is joined to it.
+        """
         shared, own = {}, {}
         for name, source in self.sources.items():
             if shares_memory or source.is_shared:
@@ -280,14 +261,6 @@ class CubeReader:
             else:
                 own[name] = source
         return replace(self, sources=shared), replace(self, sources=own)
-
-    def shared(self) -> Self:
-        """Return a reader of the sources that all regions share, to be sent only once."""
-        return self.split(shares_memory=False)[0]
-
-    def unshared(self, slices: Slices) -> Self:
-        """Return a reader of one region without the sources of `shared`."""
-        return self.split(shares_memory=False)[1].narrow(slices)
 
     def joined(self, shared: CubeReader) -> Self:
         """Add the sources of `shared`."""

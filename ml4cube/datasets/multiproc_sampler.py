@@ -45,7 +45,7 @@ from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_task
 from ml4cube.sampling.plan import SamplePlan, make_plan, refuse_empty
 from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
 from ml4cube.sampling.rescaling import entries_of
-from ml4cube.sampling.shards import ShardJob, make_shard
+from ml4cube.sampling.shards import Piece, ShardJob, make_shard
 from ml4cube.sampling.tiling import Callback, TiledRecipe
 from ml4cube.store.format import SAMPLES, StoreMetadata, open_store, write_axes, write_metadata
 from ml4cube.store.precision import Precision
@@ -591,6 +591,7 @@ class MultiProcSampler(Summarized):
                     draft.begin(self._options.resume)
             resumed = sum(len(draft.finished_tasks) for draft in drafts.values())
             chunk, precision, compressor = self._chunk, self._precision, self._compressor
+            shared_reader, own_reader = self.sampling.reader.split(engine.shares_memory)
             jobs = {
                 part: ShardJob(
                     tiled=tiled,
@@ -603,11 +604,24 @@ class MultiProcSampler(Summarized):
                     scaling=scaling,
                     is_shuffled=self._options.order == "shuffled",
                     precision=precision,
-                    shared_reader=self.sampling.reader.shared(),
+                    shared_reader=shared_reader,
                 )
                 for part, draft in drafts.items()
             }
-            self._write_shards(engine, jobs, plan, drafts)
+            order = self._options.order
+            tasks = itertools.chain.from_iterable(
+                shard_tasks(
+                    self.sampling,
+                    plan,
+                    part,
+                    job.layout,
+                    order,
+                    own_reader,
+                    drafts[part].finished_tasks,
+                )
+                for part, job in jobs.items()
+            )
+            self._write_shards(engine, jobs, tasks, drafts)
         try:
             call.source.check_unchanged(listed([str(draft.target) for draft in drafts.values()]))
         except SourceChangedError:
@@ -647,7 +661,7 @@ class MultiProcSampler(Summarized):
         self,
         engine: Engine,
         jobs: Mapping[str, ShardJob],
-        plan: SamplePlan,
+        tasks: Iterable[tuple[str, int, list[Piece]]],
         drafts: Mapping[str, Draft],
     ) -> None:
         recorded: deque[Future[None]] = deque()
@@ -658,13 +672,6 @@ class MultiProcSampler(Summarized):
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
         ):
             stage.update(sum(len(draft.finished_tasks) for draft in drafts.values()))
-            order = self._options.order
-            tasks = itertools.chain.from_iterable(
-                shard_tasks(
-                    self.sampling, plan, part, jobs[part].layout, order, draft.finished_tasks
-                )
-                for part, draft in drafts.items()
-            )
             for _, (part, shard, files) in engine.run(make_shard, jobs, tasks):
                 recorded.append(recorder.submit(_record, drafts[part], shard, files))
                 while recorded and recorded[0].done():

@@ -12,6 +12,7 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
+from ml4cube.cube.chunks.blocks import source_chunks
 from ml4cube.cube.engine import DaskCluster, Engine, check_client
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_variables
@@ -19,7 +20,6 @@ from ml4cube.prediction.block import BlockPredictor
 from ml4cube.prediction.layout import Expected
 from ml4cube.prediction.output.memory import Block, Output
 from ml4cube.progress import Stage
-from ml4cube.sampling.request import source_chunks
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.engine import RankEngine, all_ranks_or_none
 

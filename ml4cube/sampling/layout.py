@@ -12,6 +12,7 @@ from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.scaling import ENTRIES_ATTR, Scaling, encode_entries
 from ml4cube.core.statistics import scaled_attrs
+from ml4cube.cube.reader import CubeReader
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.sampling.cf_encoding import jsonable, without_epoch
 from ml4cube.sampling.plan import SamplePlan
@@ -97,11 +98,13 @@ def shard_tasks(
     part: str,
     layout: StoreLayout,
     order: str,
+    own_reader: CubeReader,
     done: Container[int] = (),
 ) -> Iterator[tuple[str, int, list[Piece]]]:
     """Yield the shards of a part that are not done, with the pieces of tiles they consist of.
 
     The samples of all tiles, one tile after the other in the store's order, are cut into shards.
+    `own_reader` reads what the shards do not share.
     """
     samples_in_tile = plan.tile_samples[:, plan.parts.index(part)]
     tiles = np.arange(len(samples_in_tile))
@@ -120,7 +123,8 @@ def shard_tasks(
             n = int(samples_in_tile[tile])
             tile_start = tile_end - n
             first, stop = max(shard_start - tile_start, 0), min(shard_end, tile_end) - tile_start
-            pieces.append(Piece(tile, first, stop, expected=n, reader=sampling.reader_of(tile)))
+            cells = sampling.tiled.bound.cells_of(sampling.tiled.tiles.block(tile))
+            pieces.append(Piece(tile, first, stop, expected=n, reader=own_reader.narrow(cells)))
         yield part, shard, pieces
 
 

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.engine import Engine
+from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT
@@ -178,10 +179,14 @@ def make_plan(
     names = deciding_variables(tiled, dtypes)
     if looks_at_samples:
         names[INPUT] = tuple(dict.fromkeys((*names[INPUT], *variables_read(recipe))))
-    # What all tasks need is sent once; `readers_of` adds what only one of them reads.
-    job = CountJob(tiled, sampling.reader.shared(), names, looks_at_samples)
+    shared_reader, own_reader = sampling.reader.split(engine.shares_memory)
+    job = CountJob(tiled, shared_reader, names, looks_at_samples)
     counts = _Counts(np.zeros((len(tiled.tiles), len(OUTCOMES)), np.int64))
-    tasks = _tasks(sampling, names, tiles_per_task)
+    own_readers = {role: own_reader.only(names[role]) for role in names}
+    tasks = (
+        [(id, _narrowed(own_readers, tiled, id)) for id in ids]
+        for ids in _divide(len(tiled.tiles), sampling, tiles_per_task)
+    )
     for results in engine.run_in_order(count_tiles, job, tasks):
         counts.add(results)
         note(len(results))
@@ -242,12 +247,12 @@ def warn_of_nothing_to_fill(recipe: Recipe, accounting: Mapping[str, int]) -> No
         )
 
 
-def _tasks(
-    sampling: Sampling, names: Mapping[str, Iterable[str]], tiles_per_task: int | None
-) -> Iterator[list[tuple[int, Any]]]:
-    """Yield the tiles of each task, with readers of some variables of each role."""
-    for ids in _divide(len(sampling.tiled.tiles), sampling, tiles_per_task):
-        yield [(id, sampling.readers_of(id, names)) for id in ids]
+def _narrowed(
+    readers: Mapping[str, CubeReader], tiled: TiledRecipe, tile: int
+) -> dict[str, CubeReader]:
+    """Return the readers of each role, narrowed to the cells of a tile."""
+    boxes = tiled.bound.boxes(tiled.tiles.block(tile))
+    return {role: readers[role].narrow(box) for role, box in boxes.items()}
 
 
 def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Iterator[range]:
@@ -273,11 +278,12 @@ def fill_statistics(
         for dim, windows, stride in zip(recipe.dims, tiles.tile, recipe.stride, strict=True)
     }
     boxes = Grid.blocks(shape, size)
+    shared_reader, own_reader = sampling.reader.split(engine.shares_memory)
     tasks = (
-        [(boxes.block(id), sampling.reader.unshared(boxes.block(id).slices)) for id in ids]
+        [(boxes.block(id), own_reader.narrow(boxes.block(id).slices)) for id in ids]
         for ids in _divide(len(boxes), sampling, boxes_per_task)
     )
-    shared = sampling.tiled, sampling.reader.shared()
+    shared = sampling.tiled, shared_reader
     results = engine.run_in_order(count_train_cells, shared, tasks)
     return functools.reduce(Statistics.merge, itertools.chain.from_iterable(results))
 

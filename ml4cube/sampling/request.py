@@ -41,7 +41,7 @@ from ml4cube.cube.absent_chunks import (
     find_absent_chunks,
     heed_absent_chunks,
 )
-from ml4cube.cube.chunks.blocks import file_chunks
+from ml4cube.cube.chunks.blocks import file_chunks, source_chunks
 from ml4cube.cube.classes import is_flagged
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
@@ -321,15 +321,6 @@ class Sampling:
                 "made; make it again"
             )
 
-    def reader_of(self, tile: int) -> CubeReader:
-        """Return a reader of one tile for a worker, which has the shared sources already."""
-        return self.reader.unshared(self.tiled.bound.cells_of(self.tiled.tiles.block(tile)))
-
-    def readers_of(self, tile: int, names: Mapping[str, Iterable[str]]) -> dict[str, CubeReader]:
-        """Return a reader of some variables of each role, as `reader_of` does."""
-        boxes = self.tiled.bound.boxes(self.tiled.tiles.block(tile))
-        return {role: self.reader.only(names[role]).unshared(box) for role, box in boxes.items()}
-
 
 def axis_values(ds: xr.Dataset, dims: Iterable[str]) -> dict[str, NDArray[Any]]:
     """Return the values of the coordinates along dims that have one."""
@@ -399,18 +390,6 @@ def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
                 f"decoded, above max_chunk_mb={limit_mb:g}, and a worker holds whole chunks in "
                 "memory; rechunk the cube, or raise max_chunk_mb"
             )
-
-
-def source_chunks(variable: xr.Variable) -> dict[str, int]:
-    """Return the largest chunk along each dim, of dask or the file; nothing if not known."""
-    if variable.chunks is not None:
-        return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
-    in_file = file_chunks(variable)
-    dims = [str(dim) for dim in variable.dims]
-    # if dims were renamed, it is not known which one a chunk size belongs to
-    if in_file.keys() >= set(dims):
-        return {dim: in_file[dim] for dim in dims}
-    return {}
 
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:

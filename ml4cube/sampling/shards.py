@@ -42,7 +42,7 @@ class Piece:
     stop: int
     # Samples of the part in the tile, as counted in pass 1.
     expected: int
-    # Reads the cells of the tile, but for the variables of `ShardJob.shared_reader`.
+    # Reads what `ShardJob.shared_reader` does not.
     reader: CubeReader
 
 

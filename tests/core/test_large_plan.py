@@ -74,7 +74,9 @@ layout = layout_of(
     Precision.parse(None, None), Compressor(),
 )
 shards, blocks_of_a_shard = 0, []
-for _, shard, pieces in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"):
+_, own_reader = sampler.sampling.reader.split(shares_memory=False)
+tasks = shard_tasks(sampler.sampling, plan, "train", layout, "shuffled", own_reader)
+for _, shard, pieces in tasks:
     shards += 1
     if shard + 1 < layout.shard_count:
         tiles = [sampler.sampling.tiled.tiles.block(piece.tile) for piece in pieces]

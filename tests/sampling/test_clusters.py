@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.cube.engine import Threads, choose_engine
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.preprocessing import get_statistics
 from ml4cube.store.format import open_store
 from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
@@ -56,20 +57,33 @@ def test_memory_is_seen_by_workers_of_this_process_only(client: Any, named: bool
         assert open_store(f"{place}/train.zarr", verify=True).sizes["samples"] == 36
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_an_asynchronous_client_is_refused(tmp_path: Path, named: bool) -> None:
+def beside_an_asynchronous_client(work: Callable[[Any], Any]) -> Any:
+    """Return what a function of an active asynchronous client returns."""
     from distributed import Client
 
-    async def work(address: str) -> None:
+    async def run(address: str) -> Any:
         async with Client(address, asynchronous=True) as client:
-            sampler(tmp_path, client=client if named else None).run()
+            return work(client)
 
-    with (
-        local_cluster() as cluster,
-        pytest.raises(InvalidValueError, match=r"asynchronous=False"),
-    ):
-        asyncio.run(asyncio.wait_for(work(cluster.scheduler_address), 30))
+    with local_cluster() as cluster:
+        return asyncio.run(asyncio.wait_for(run(cluster.scheduler_address), 30))
+
+
+def test_an_asynchronous_client_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"asynchronous=False"):
+        beside_an_asynchronous_client(lambda client: sampler(tmp_path, client=client))
     assert not list(tmp_path.iterdir())
+
+
+def test_work_beside_an_active_asynchronous_client_runs_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cube = cell_id_cube({"time": 8, "lat": 6}, dask_chunks={"time": 2}) * 2
+    statistics = beside_an_asynchronous_client(lambda _: get_statistics(cube))
+    assert "asynchronous=False" in caplog.text
+    assert statistics == get_statistics(cube)
+    beside_an_asynchronous_client(lambda _: sampler(tmp_path, ds=cube).run())
+    assert open_store(f"{tmp_path}/train.zarr").sizes["samples"] == 36
 
 
 @pytest.fixture

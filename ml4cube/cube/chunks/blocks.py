@@ -42,6 +42,18 @@ def _chunks_in_encoding(variable: xr.Variable) -> dict[str, int]:
     return {str(dim): int(np.max(sizes)) for dim, sizes in chunks.items()}
 
 
+def source_chunks(variable: xr.Variable) -> dict[str, int]:
+    """Return the largest chunk along each dim, of dask or the file; nothing if not known."""
+    if variable.chunks is not None:
+        return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
+    in_file = file_chunks(variable)
+    dims = [str(dim) for dim in variable.dims]
+    # if dims were renamed, it is not known which one a chunk size belongs to
+    if in_file.keys() >= set(dims):
+        return {dim: in_file[dim] for dim in dims}
+    return {}
+
+
 def chunk_sizes(variable: xr.Variable) -> dict[str, int]:
     """Return the largest chunk along each dim: of the file, else of dask; none in memory."""
     in_dask = {str(dim): max(chunks) for dim, chunks in variable.chunksizes.items()}
