@@ -1,4 +1,4 @@
-"""Fingerprints of tiles of cells, as sums: pieces of a tile may be added in any order.
+"""Fingerprints of tiles, and of arrays, as sums: their pieces may be added in any order.
 
 A cell's bits are mixed into a 64-bit word, multiplied with a random odd weight of its position in
 the tile, and summed modulo 2**64, twice with other weights (multilinear hashing: Carter and
@@ -81,6 +81,25 @@ def fingerprint_columns(
     highest_bits = np.where(is_value, mixed >> np.uint64(48), np.uint64(0))
     yield highest_bits
     yield highest_bits * highest_bits
+
+
+def identify_cells(values: NDArray[Any], starts: Sequence[int]) -> Words:
+    """Return two sums over the bits of a box of cells, which identify an array with others.
+
+    `starts` are the first cells of the box in the array. The sums of all boxes of an array add up
+    to the same numbers, however it is cut into boxes.
+    """
+    # Mixed bits, times a weight of the position along each axis: two arrays agree by chance once in
+    # about 2**120 cases (Schwartz 1980, J. ACM 27, on zeros of polynomials).
+    words = mix(values.view(f"u{values.dtype.itemsize}").astype(np.uint64))
+    sums = []
+    for salt in _SALTS:
+        total = words
+        for axis in reversed(range(values.ndim)):
+            offsets = np.arange(starts[axis], starts[axis] + values.shape[axis], dtype=np.uint64)
+            total = total @ (mix(offsets + mix(salt + np.full(1, axis, np.uint64))) | np.uint64(1))
+        sums.append(total)
+    return np.array(sums, np.uint64)
 
 
 def are_informative(table: Words) -> NDArray[np.bool_]:
