@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ml4cube.core.errors import InvalidValueError, parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.sources import SampleSource, SampleVariable
 from ml4cube.loading.views import Computed, View
+from ml4cube.recipe.bound import CoordinateChannel
 from ml4cube.recipe.roles import ArrayName
 
 if TYPE_CHECKING:
@@ -26,22 +27,17 @@ if TYPE_CHECKING:
 _TIME_FEATURES = ("dayofyear", "hour")
 
 
-class Table(NamedTuple):
-    """Values of a channel at every cell along one dim of the cube."""
-
-    dim: str
-    values: NDArray[np.float32]
-
-
 def coordinate_tables(
     names: str | Sequence[str] | None, axes: Mapping[str, xr.Variable]
-) -> dict[str, Table]:
+) -> dict[str, CoordinateChannel]:
     """Return the channels of coordinates, sine and cosine, from the axes of a cube."""
     tables = {}
     for name in parse_names("coord_features", names):
         dim, angles = _angles(name, axes)
         for function in (np.sin, np.cos):
-            tables[f"{function.__name__}({name})"] = Table(dim, function(angles).astype(np.float32))
+            tables[f"{function.__name__}({name})"] = CoordinateChannel(
+                dim, function(angles).astype(np.float32)
+            )
     return tables
 
 

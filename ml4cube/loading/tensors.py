@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,8 @@ from ml4cube.loading.views import (
     refuse_inexact_integers,
     repeat_along_missing_dims,
 )
-from ml4cube.recipe.roles import INPUT, TARGET, ArrayName
+from ml4cube.recipe.fitted import FittedRecipe
+from ml4cube.recipe.roles import INPUT, TARGET, ArrayName, DimLead
 from ml4cube.sampling.request import check_known
 from ml4cube.store.format import store_facts
 
@@ -267,6 +269,26 @@ class PTXrDataset(Summarized, Dataset[Any]):
                 sizes = {"channels": len(field.names), **sizes}
             shapes[name] = f"{shown(sizes) or 'one value'}, {field.dtype.name}"
         return shapes
+
+    @property
+    def fitted(self) -> FittedRecipe | None:
+        """How X and y of a single step are made; None for samples made by hand."""
+        if self.metadata is None:
+            return None
+        fitted, cube_dim = self.metadata.fitted, self._source.cube_dim
+        recipe = replace(fitted.recipe, features=self.features, targets=self.targets)
+        fitted = replace(
+            fitted, recipe=recipe, axes=self._source.axes, coord_features=self.coord_features
+        )
+        if not self.shifted:
+            return fitted
+        x, y, *_ = ({cube_dim(d): n for d, n in sizes.items()} for sizes in self.step_sizes)
+        lead = {}
+        for sample_dim, of_dim in self._source.lead.items():
+            dim = cube_dim(sample_dim)
+            lead[dim] = DimLead(of_dim.offset, x.get(dim, 1), y.get(dim, 1))
+        recipe = replace(recipe, window_dims=tuple(x))
+        return replace(fitted, recipe=recipe, lead=lead, target_dims=tuple(y))
 
     @property
     def statistics(self) -> Statistics | None:

@@ -1,145 +1,48 @@
-"""What a model takes and returns on one cube, from the arguments of `predict_cube`.
-
-Names, windows, lead time, scaling, mask and fill method are those of the sample store (or data set)
-that the model was trained on, unless they are given.
-"""
+"""The recipe of a training bound to the cube that is predicted, and checked against it."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, parse_names
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import check_mask
 from ml4cube.core.scaling import Scaling
-from ml4cube.core.statistics import check_decoded
+from ml4cube.core.statistics import Statistics, check_decoded, offset_and_scale
 from ml4cube.cube import variables as cube_variables
 from ml4cube.cube.classes import class_names, holds_classes
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR, check_codes
-from ml4cube.loading.coordinate_features import Table, coordinate_tables
-from ml4cube.prediction.placing import WindowOptions, place_windows
-from ml4cube.prediction.source import Source
+from ml4cube.loading.coordinate_features import coordinate_tables
 from ml4cube.prediction.windows import Windows
-from ml4cube.recipe.preparation import Preparation
-from ml4cube.training.inputs.rollout import Rollout
+from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.fitted import FittedRecipe, fills_of, scaling_of
 
 
-@dataclass(frozen=True)
-class PredictionSpec:
-    """Inputs and targets of a model on one cube: names, windows, preparation, mask."""
-
-    features: tuple[str, ...]
-    targets: tuple[str, ...]
-    # Whether the targets were named, and are not the features.
-    are_targets_named: bool
-    # Targets that are classes, which are not scaled, with the labels and names that are known.
-    classes: Mapping[str, Mapping[float, str]]
-    windows: Windows
-    # How results become inputs; None if the model is called once for a forecast.
-    rollout: Rollout | None
-    # Axes of the cube, that of a lead time with the dates of forecasts beyond its end.
-    axes: Mapping[str, xr.Variable]
-    # Channels of the inputs after the features.
-    tables: Mapping[str, Table]
-    # How training masked, filled and scaled the cells.
-    preparation: Preparation
-    # Variable of the cube with the cells to predict.
-    mask: str | None
-    # Name of the function that changed the samples of the training before they were scaled.
-    callback: str | None
-    # Attributes of the variables in the cube of the training.
-    source_attrs: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def channels(self) -> list[str]:
-        """Names of the channels of the inputs, in their order."""
-        return [*self.features, *self.tables]
-
-    @property
-    def read_variables(self) -> list[str]:
-        """Variables of the cube that are read."""
-        masks = filter(None, (self.mask, self.preparation.mask))
-        return list(dict.fromkeys((*self.features, *masks)))
-
-
-def bind(
-    cube: xr.Dataset,
-    source: Source,
-    features: str | Iterable[str] | None,
-    targets: str | Iterable[str] | None,
-    mask: str | None,
-    options: WindowOptions,
-) -> PredictionSpec:
-    """Take from the source what was not given, and check everything against the cube."""
-    feature_names, target_names = _names(cube, source, features, targets, mask)
-    names = tuple(dict.fromkeys((*feature_names, *target_names)))
-    _check_source(source, cube, names)
-    present = [name for name in feature_names if name in cube.variables]
-    forcings = [name for name in present if name not in (target_names or feature_names)]
-    forcing_dims = {str(dim) for name in forcings for dim in cube[name].dims}
-    windows, axes = place_windows(cube, source, options, forcing_dims)
-    rollout = None
-    if windows.rollout > 1 and source.data is not None:
-        rollout = Rollout.of(source.data)
-        windows = replace(windows, lead_axis=rollout.axis - 2)  # after samples and channels
-    scaling = source.scaling(_grid(windows, axes), names)
-    mask_of_results, mask_of_features = source.masks(cube)
-    if mask is None:
-        mask = mask_of_results
-    spec = PredictionSpec(
-        features=feature_names,
-        targets=target_names or feature_names,
-        are_targets_named=bool(target_names),
-        classes=_classes(cube, source, set(target_names) - set(scaling)),
-        windows=windows,
-        rollout=rollout,
-        axes=axes,
-        tables=coordinate_tables(source.coord_features, axes),
-        preparation=_preparation(cube, source, present, mask_of_features, scaling),
-        mask=mask,
-        callback=source.recipe.callback,
-        source_attrs=source.attrs,
-    )
-    _check_features(spec, cube)
-    _check_masks(spec, cube)
-    if spec.callback is None:  # which may change units
-        _warn_of_units(spec, cube)
-    _warn_of_direction(spec, cube, source.axes)
-    return spec
-
-
-def _preparation(
-    cube: xr.Dataset,
-    source: Source,
-    features: Iterable[str],
-    mask: str | None,
-    scaling: Mapping[str, Scaling],
-) -> Preparation:
-    """Return how training masked, filled and scaled the cells of features that the cube has."""
-    if source.metadata is None:
-        _refuse_unclear(cube, [name for name in features if name in scaling])
-    floats = [name for name in features if cube[name].dtype.kind == "f"]
-    shape = {dim: cube.sizes[dim] for dim in cube_variables.cube_dims(cube)}
-    return Preparation(shape, mask, source.fills(floats), scaling)
-
-
-def _names(
-    cube: xr.Dataset,
-    source: Source,
-    features: str | Iterable[str] | None,
-    targets: str | Iterable[str] | None,
-    mask: str | None,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of features and targets; no targets if they are the features."""
-    target_names = parse_names("targets", targets) or source.targets
-    feature_names = parse_names("features", features) or source.features(target_names)
-    return feature_names or _all_features(cube, target_names, mask), target_names
+def check_fits(cube: xr.Dataset, fitted: FittedRecipe, mask: str | None) -> FittedRecipe:
+    """Refuse samples that a cube cannot give; name the features where they are not known."""
+    recipe, dims = fitted.recipe, cube_variables.cube_dims(cube)
+    if not recipe.features:
+        features = _all_features(cube, recipe.targets, mask)
+        recipe = replace(recipe, features=features)
+    if fitted.variables is not None:
+        names = dict.fromkeys((*(recipe.features or ()), *recipe.targets))
+        if unknown := [name for name in names if name not in fitted.variables]:
+            raise InvalidValueError(
+                f"unknown variables {unknown}; the store has {list(fitted.variables)}; rename "
+                "variables of the cube, or give statistics"
+            )
+        if set(recipe.dims) != set(dims):
+            raise InvalidValueError(
+                f"the dims of the cube must be those of the store, {recipe.dims}, got {dims}; "
+                "rename them"
+            )
+    return replace(fitted, recipe=recipe)
 
 
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
@@ -158,21 +61,69 @@ def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) 
     return features
 
 
-def _check_source(source: Source, cube: xr.Dataset, names: Iterable[str]) -> None:
-    """Refuse a store without one of the variables, or with other dims than the cube."""
-    metadata, dims = source.metadata, cube_variables.cube_dims(cube)
-    if metadata is None:
-        return
-    if unknown := [name for name in names if name not in metadata.variables]:
+def bind(
+    cube: xr.Dataset, fitted: FittedRecipe, windows: Windows, mask: str | None
+) -> tuple[BoundRecipe, str | None]:
+    """Return the recipe on a cube, and the mask of the results: `mask`, or that of the recipe."""
+    recipe = fitted.recipe
+    if recipe.filter_var not in cube.variables:
+        recipe = replace(recipe, filter_var=None)
+    if mask is None and recipe.apply_mask:
+        mask = recipe.filter_var
+    features = recipe.features or ()
+    present = [name for name in features if name in cube.variables]
+    scaling = _scaling(fitted, dict.fromkeys((*features, *recipe.targets)), windows)
+    if fitted.variables is None:
+        _refuse_unclear(cube, [name for name in present if name in scaling])
+    floats = [name for name in present if cube[name].dtype.kind == "f"]
+    bound = BoundRecipe(
+        recipe,
+        tuple(cube.sizes[dim] for dim in recipe.dims),
+        fills=fills_of(recipe, floats, fitted.fill),
+        scaling=scaling,
+        coordinates=coordinate_tables(fitted.coord_features, windows.coords),
+    )
+    for name in features:
+        _check_variable(cube, windows, "features", name)
+    for name in features:
+        if cube[name].dtype.kind not in "fiub":
+            raise InvalidTypeError(
+                f"features must be numbers, got {name!r} of dtype {cube[name].dtype}"
+            )
+        check_decoded(name, cube[name])
+    for name in filter(None, (mask, bound.mask)):
+        _check_variable(cube, windows, "mask", name)
+        check_mask("mask", cube[name].dtype)
+    if recipe.callback is None:  # which may change units
+        _warn_of_units(cube, fitted)
+    _warn_of_direction(cube, fitted, windows)
+    return bound, mask
+
+
+def _scaling(fitted: FittedRecipe, names: Iterable[str], windows: Windows) -> dict[str, Scaling]:
+    """Return offset and scale of the scaled variables, in every cell and later ones of forecasts.
+
+    Statistics of other variables need not match the cube.
+    """
+    statistics, scale_fn = fitted.statistics, fitted.recipe.scale_fn
+    if scale_fn is None:
+        return {}
+    used = {name: statistics[name] for name in names if name in statistics}
+    if statistics and not used:
         raise InvalidValueError(
-            f"unknown variables {unknown}; the store has {list(metadata.variables)}; rename "
-            "variables of the cube, or give statistics"
+            f"store_or_stats has statistics of {list(statistics)}, but not of the features or "
+            f"targets {list(names)}"
         )
-    if set(metadata.recipe.dims) != set(dims):
-        raise InvalidValueError(
-            f"the dims of the cube must be those of the store, {metadata.recipe.dims}, got "
-            f"{dims}; rename them"
-        )
+    if isinstance(statistics, Statistics):
+        sizes = {dim: of_dim.cells for dim, of_dim in windows.dims.items()}
+        sizes |= {dim: len(axis) for dim, axis in windows.coords.items()}
+        coords = {dim: axis.to_index().values for dim, axis in windows.coords.items()}
+        return scaling_of(Statistics(used, statistics.part), scale_fn, sizes, coords)
+    scaling = {}
+    for name, pair in used.items():
+        numbers = offset_and_scale(f"store_or_stats[{name!r}]", pair, scale_fn)
+        scaling[name] = Scaling(name, *numbers)
+    return scaling
 
 
 def _refuse_unclear(cube: xr.Dataset, scaled: Iterable[str]) -> None:
@@ -186,44 +137,27 @@ def _refuse_unclear(cube: xr.Dataset, scaled: Iterable[str]) -> None:
         )
 
 
-def _check_features(spec: PredictionSpec, cube: xr.Dataset) -> None:
-    for name in spec.features:
-        _check_variable(spec, cube, "features", name)
-    for name in spec.features:
-        if cube[name].dtype.kind not in "fiub":
-            raise InvalidTypeError(
-                f"features must be numbers, got {name!r} of dtype {cube[name].dtype}"
-            )
-        check_decoded(name, cube[name])
-
-
-def _check_masks(spec: PredictionSpec, cube: xr.Dataset) -> None:
-    for name in filter(None, (spec.mask, spec.preparation.mask)):
-        _check_variable(spec, cube, "mask", name)
-        check_mask("mask", cube[name].dtype)
-
-
-def _check_variable(spec: PredictionSpec, cube: xr.Dataset, argument: str, name: str) -> None:
+def _check_variable(cube: xr.Dataset, windows: Windows, argument: str, name: str) -> None:
     """Refuse a variable that the cube lacks, or has along other dims."""
     if name not in cube.variables:
         raise InvalidValueError(
             f"{argument}: unknown variable {name!r}; the cube has {list(cube.data_vars)}"
         )
-    if not set(cube[name].dims) <= set(spec.windows.dims):
+    if not set(cube[name].dims) <= set(windows.dims):
         reason = ""
         if kind := cube_variables.not_data(cube).get(name):
             reason = f", which is {kind}"
         raise InvalidValueError(
-            f"{argument} must lie along {tuple(spec.windows.dims)}, got {name!r} with "
+            f"{argument} must lie along {tuple(windows.dims)}, got {name!r} with "
             f"dims {cube[name].dims}{reason}"
         )
 
 
-def _warn_of_units(spec: PredictionSpec, cube: xr.Dataset) -> None:
+def _warn_of_units(cube: xr.Dataset, fitted: FittedRecipe) -> None:
     """Warn if a feature has other units than in training."""
-    for name in spec.features:
+    for name in fitted.recipe.features or ():
         now = cube[name].attrs.get("units")
-        then = spec.source_attrs.get(name, {}).get("units")
+        then = fitted.attrs_of(name).get("units")
         if now is not None and then is not None and str(now).strip() != str(then).strip():
             warnings.warn(
                 f"features: {name!r} has units {now!r} in this cube and had {then!r} in "
@@ -233,15 +167,13 @@ def _warn_of_units(spec: PredictionSpec, cube: xr.Dataset) -> None:
             )
 
 
-def _warn_of_direction(
-    spec: PredictionSpec, cube: xr.Dataset, axes: Mapping[str, xr.Variable]
-) -> None:
+def _warn_of_direction(cube: xr.Dataset, fitted: FittedRecipe, windows: Windows) -> None:
     """Warn if windows have another direction than in training, as from north to south."""
     words = {True: "rises", False: "falls"}
-    for dim in spec.windows.input_order:
-        if dim not in axes or dim not in cube.coords:
+    for dim in windows.input_order:
+        if dim not in fitted.axes or dim not in cube.coords:
             continue
-        now, then = _rises(cube[dim].values), _rises(axes[dim].values)
+        now, then = _rises(cube[dim].values), _rises(fitted.axes[dim].values)
         if now is not None and then is not None and now != then:
             warnings.warn(
                 f"ds: {dim!r} {words[now]} in this cube and {words[then]} in training, so the "
@@ -258,26 +190,21 @@ def _rises(coordinate: NDArray[Any]) -> bool | None:
     return None if up == down else up > down
 
 
-def _classes(
-    cube: xr.Dataset, source: Source, targets: Iterable[str]
+def classes_of_targets(
+    cube: xr.Dataset, fitted: FittedRecipe, scaled: Iterable[str]
 ) -> dict[str, dict[float, str]]:
-    """Return the targets that hold classes in the cube, or else in that of the training."""
+    """Return the targets that hold classes in the cube, or else in that of the training.
+
+    Of each, the labels and names that are known.
+    """
     classes = {}
-    for name in sorted(targets):
+    for name in sorted({*fitted.recipe.targets}.difference(scaled)):
         if name in cube.data_vars:
             variable = cube[name].variable
         else:
-            trained = source.variables.get(name, {})
+            trained = (fitted.variables or {}).get(name, {})
             dtype = trained.get("dtype", "f4")
             variable = xr.Variable((), np.zeros((), dtype), trained.get("attrs"))
         if holds_classes(variable):
             classes[name] = class_names(variable)
     return classes
-
-
-def _grid(windows: Windows, axes: Mapping[str, xr.Variable]) -> xr.Dataset:
-    """Return a Dataset with the cells of a cube, and the later ones of forecasts."""
-    sizes = {dim: of_dim.cells for dim, of_dim in windows.dims.items()}
-    sizes |= {dim: len(axis) for dim, axis in axes.items()}
-    cells = np.broadcast_to(np.zeros(()), tuple(sizes.values()))
-    return xr.Dataset({"": (tuple(sizes), cells)}, axes)

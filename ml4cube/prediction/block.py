@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,10 +18,10 @@ from ml4cube.core.grid import Block, Grid
 from ml4cube.core.missing import bool_mask, find_gaps
 from ml4cube.core.statistics import unscale_values
 from ml4cube.cube.reader import CubeReader
-from ml4cube.prediction.binding import PredictionSpec
 from ml4cube.prediction.layout import Expected, Layout, Variable, join_channels
 from ml4cube.prediction.models import Members, Result
-from ml4cube.prediction.windows import Tile
+from ml4cube.prediction.windows import Tile, Windows
+from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.recipe.placer import Placer
 from ml4cube.recipe.preparation import Arrays, PreparedCells, cut, mask_cells, prepare
 from ml4cube.recipe.windows import Index, every_window
@@ -36,9 +36,12 @@ class BlockPredictor:
     """A model, its inputs, and the layout of its results."""
 
     members: Members
-    spec: PredictionSpec
+    bound: BoundRecipe
+    windows: Windows
     layout: Layout
     reader: CubeReader
+    # Variable of the cube with the cells to predict.
+    mask: str | None
     keep_gaps: bool
     reduce: str | None
     batch_size: int
@@ -53,33 +56,34 @@ class BlockPredictor:
     def find_layout(self, blocks: Grid, expected: Expected) -> BlockPredictor:
         """Return a predictor with the layout of the first result, if there are not only gaps."""
         for block in map(blocks.block, range(len(blocks))):
-            tile = Tile(self.spec.windows, block)
+            tile = Tile(self.windows, block)
             if tile.is_empty:
                 continue
             inputs = self._inputs(tile)
             for batch, index in self._batches(tile, inputs.result_gaps(self.keep_gaps)):
                 x = inputs.batch(index)
-                if self.spec.rollout is not None:
-                    x = self.spec.rollout.input_of(torch.from_numpy(x), 0).numpy()
+                feedback = self.windows.feedback
+                if feedback is not None:
+                    x = feedback.input_of(torch.from_numpy(x), 0).numpy()
                 result = self._run(x, (block.id, batch), 0)
                 layout = Layout.of(result, expected, x.shape)
-                spec = replace(self.spec, windows=self.spec.windows.collapsed(layout.lacking))
+                windows = self.windows.collapsed(layout.lacking)
                 probe_results: dict[tuple[int, ...], Result] = {}
-                if not layout.lacking and self.spec.rollout is None:  # else it is no whole result
+                if not layout.lacking and feedback is None:  # else it is no whole result
                     probe_results[block.id, batch] = result
-                return replace(self, layout=layout, spec=spec, probe_results=probe_results)
+                return replace(self, layout=layout, windows=windows, probe_results=probe_results)
         return self
 
     def cells_of(self, block: Block) -> dict[str, slice]:
         """Return the cells of the cube that are read for a block."""
-        return Tile(self.spec.windows, block).cells_read
+        return Tile(self.windows, block).cells_read
 
     def predict(self, block: Block) -> dict[str, tuple[dict[str, slice], xr.Variable]]:
         """Return the variables of the result in a block, in physical units, and its slices."""
-        tile = Tile(self.spec.windows, block)
+        tile = Tile(self.windows, block)
         means, gaps = self._blended(tile)
-        variables = to_variables(means, gaps, self.spec, self.layout, block, self.reduce)
-        unused = self.spec.windows.unused_dims
+        variables = to_variables(means, gaps, self, block)
+        unused = self.windows.unused_dims
         slices = {axis: entries for axis, entries in block.slices.items() if axis not in unused}
         return {name: (slices, values) for name, values in variables.items()}
 
@@ -90,11 +94,11 @@ class BlockPredictor:
         """
         n_members, shape = len(self.members), tile.block.shape.values()
         if tile.is_empty:
-            gaps = np.ones((len(self.spec.targets), *shape), bool)
+            gaps = np.ones((len(self.bound.recipe.predicted), *shape), bool)
             return np.full((n_members, self.channels, *shape), np.nan), gaps
         inputs = self._inputs(tile)
         gaps = inputs.result_gaps(self.keep_gaps)
-        overlap = [axis.overlap for axis in self.spec.windows.axes]
+        overlap = [axis.overlap for axis in self.windows.axes]
         placer = Placer(tile.results, overlap, n_members * self.channels)
         for batch, index in self._batches(tile, gaps):
             x, key = inputs.batch(index), (tile.block.id, batch)
@@ -105,7 +109,7 @@ class BlockPredictor:
 
     def _inputs(self, tile: Tile) -> TileInputs:
         """Read the inputs of a tile."""
-        return TileInputs(self.spec, self.reader, tile, self.members.input_dtype)
+        return TileInputs(self, tile)
 
     def _batches(self, tile: Tile, gaps: Flags) -> Iterator[tuple[int, Index]]:
         """Yield batches of windows with an entry to predict: their number and their index."""
@@ -129,8 +133,8 @@ class BlockPredictor:
         member: int,
     ) -> NDArray[Any]:
         """Return the channels of some windows, shape (windows, channels, entries)."""
-        rollout, windows = self.spec.rollout, self.spec.windows
-        if rollout is None:
+        feedback, windows = self.windows.feedback, self.windows
+        if feedback is None:
             return self.layout.channels(self._run(x, key, member), x.shape)
 
         def call(cells: torch.Tensor, step: int) -> torch.Tensor:
@@ -140,10 +144,10 @@ class BlockPredictor:
             return torch.from_numpy(y.reshape(*y.shape[:2], *windows.target_window.values()))
 
         keep = torch.from_numpy(inputs.always_missing(index))
-        steps = list(rollout.forecast(call, torch.from_numpy(x), windows.rollout, keep))
-        if not rollout.output_has_axis:
-            steps = [step.unsqueeze(rollout.axis) for step in steps]
-        return torch.cat(steps, rollout.axis).flatten(2).numpy()
+        steps = list(feedback.forecast(call, torch.from_numpy(x), windows.rollout, keep))
+        if not feedback.output_has_axis:
+            steps = [step.unsqueeze(feedback.axis) for step in steps]
+        return torch.cat(steps, feedback.axis).flatten(2).numpy()
 
     def _run(self, x: NDArray[Any], key: tuple[int, ...], member: int) -> Result:
         """Run a member on a batch of inputs."""
@@ -152,10 +156,10 @@ class BlockPredictor:
         try:
             return self.members(x, key, member)
         except Exception as error:
-            window = self.spec.windows.input_window
+            window = self.windows.input_window
             error.add_note(
                 f"the model was given X of shape {x.shape}: features "
-                f"{self.spec.channels}, windows "
+                f"{self.bound.channels}, windows "
                 f"{window or 'of a single point (sample_size= makes larger ones)'}"
             )
             raise
@@ -164,13 +168,12 @@ class BlockPredictor:
 class TileInputs:
     """The cells of a tile's windows, and the inputs that a model is given of them."""
 
-    def __init__(
-        self, spec: PredictionSpec, reader: CubeReader, tile: Tile, dtype: np.dtype[Any]
-    ) -> None:
-        self._spec, self._tile, self._dtype = spec, tile, dtype
-        cells = _read(reader, tile)
-        self._in_mask = None if spec.mask is None else bool_mask(cells[spec.mask])
-        self._masked = mask_cells(cells, spec.features, spec.preparation.mask)
+    def __init__(self, predictor: BlockPredictor, tile: Tile) -> None:
+        self._bound, self._windows, self._tile = predictor.bound, predictor.windows, tile
+        self._dtype = predictor.members.input_dtype
+        cells = _read(predictor.reader, tile)
+        self._in_mask = None if predictor.mask is None else bool_mask(cells[predictor.mask])
+        self._masked = mask_cells(cells, self._bound.features, self._bound.mask)
         self._gaps = {name: find_gaps(values) for name, values in self._masked.items()}
 
     def result_gaps(self, keep_gaps: bool) -> Flags:
@@ -179,7 +182,7 @@ class TileInputs:
         An entry that belongs to several cells of a window is one if all of them are: those at the
         known steps of a forecast, or the targets of a window that becomes one number.
         """
-        targets = self._spec.targets
+        targets = self._bound.recipe.predicted
         outside: Flags = np.zeros(self._tile.inputs.box, bool)
         if self._in_mask is not None:
             outside = ~self._in_mask
@@ -191,7 +194,7 @@ class TileInputs:
 
     def _to_result(self, flags: Flags) -> Flags:
         """Return flags of the cells of the box by entry of the result."""
-        tile, windows = self._tile, self._spec.windows
+        tile, windows = self._tile, self._windows
         for position, (dim, of_dim) in enumerate(windows.dims.items()):
             if not of_dim.is_per_window:
                 entries, start = tile.result_box[dim], tile.box[dim].start
@@ -209,7 +212,7 @@ class TileInputs:
 
     def batch(self, index: Index) -> NDArray[Any]:
         """Return the inputs of some windows, shape (windows, channels, *window)."""
-        if self._spec.callback is not None:
+        if self._bound.recipe.callback is not None:
             self._refuse_filled(index)
         channels, prepared = self._prepared
         windows = self._tile.inputs
@@ -218,7 +221,7 @@ class TileInputs:
             unknown = None
             if name in self._fed_back:
                 unknown = self._steps(later=True)
-            channel = self._spec.features.index(name)
+            channel = self._bound.features.index(name)
             x[:, channel] = cut(prepared, name, windows, index, unknown)
         return x
 
@@ -228,15 +231,15 @@ class TileInputs:
         Shape (windows, targets, *window with as many steps as the results of all calls).
         """
         no_gaps = np.zeros(self._tile.inputs.box, bool)
-        gaps = np.stack([self._gaps.get(name, no_gaps) for name in self._spec.targets])
+        gaps = np.stack([self._gaps.get(name, no_gaps) for name in self._bound.recipe.predicted])
         input_steps = (slice(None), slice(None), *self._steps(later=False))
         axis = len(input_steps) - 1
         at_all = self._tile.inputs.cut(gaps, index)[input_steps].all(axis=axis, keepdims=True)
-        return np.repeat(at_all, self._spec.windows.n_leads, axis=axis)
+        return np.repeat(at_all, self._windows.n_leads, axis=axis)
 
     def _steps(self, *, later: bool) -> tuple[slice, ...]:
         """Return the slices of a window with its input steps, or with the later ones."""
-        windows = self._spec.windows
+        windows = self._windows
         assert windows.lead_dim is not None
         size = windows.dims[windows.lead_dim].known_size
         steps = slice(size, None) if later else slice(size)
@@ -245,27 +248,26 @@ class TileInputs:
     @cached_property
     def _fed_back(self) -> set[str]:
         """Features with gaps that a rollout predicts; what the cube has later must not be seen."""
-        if self._spec.windows.rollout == 1:
+        if self._windows.rollout == 1:
             return set()
-        return {
-            name for name in self._spec.targets if name in self._gaps and self._gaps[name].any()
-        }
+        names = self._bound.recipe.predicted
+        return {name for name in names if name in self._gaps and self._gaps[name].any()}
 
     @cached_property
     def _prepared(self) -> tuple[NDArray[Any], PreparedCells]:
         """Inputs in every cell of the box, shape (channels, *box), and as `cut` takes them."""
-        spec, tile = self._spec, self._tile
-        channels = np.empty((len(spec.channels), *tile.inputs.box), self._dtype)
-        out = dict(zip(spec.features, channels, strict=False))
+        bound, tile = self._bound, self._tile
+        channels = np.empty((len(bound.channels), *tile.inputs.box), self._dtype)
+        out = dict(zip(bound.features, channels, strict=False))
         by_window = set(self._fed_back)
-        for name, fill in spec.preparation.fills.items():
+        for name, fill in bound.fills.items():
             if fill.needs_window and self._gaps[name].any():
                 by_window.add(name)
-        prepared = prepare(self._masked, tile.box, spec.preparation, out, by_window)
-        tables = spec.tables.values()
-        for channel, table in zip(channels[len(spec.features) :], tables, strict=True):
-            last = len(tile.box) - 1 - list(tile.box).index(table.dim)
-            channel[...] = table.values[tile.box[table.dim]].reshape(-1, *[1] * last)
+        prepared = prepare(self._masked, tile.box, bound, out, by_window)
+        of_coords = channels[len(bound.features) :]
+        for channel, coord in zip(of_coords, bound.coordinates.values(), strict=True):
+            last = len(tile.box) - 1 - list(tile.box).index(coord.dim)
+            channel[...] = coord.values[tile.box[coord.dim]].reshape(-1, *[1] * last)
         return channels, prepared
 
     def _refuse_filled(self, index: Index) -> None:
@@ -273,7 +275,8 @@ class TileInputs:
 
         A sample's own mean has its units, but a sample of only gaps was filled with the train mean.
         """
-        for name, fill in self._spec.preparation.fills.items():
+        callback = self._bound.recipe.callback
+        for name, fill in self._bound.fills.items():
             gaps = self._tile.inputs.cut_one(self._gaps[name], index)
             if name in self._fed_back:
                 gaps = gaps[(slice(None), *self._steps(later=False))]
@@ -284,7 +287,7 @@ class TileInputs:
             if is_refused:
                 raise InvalidValueError(
                     f"{name!r} has gaps, which training filled ({fill.method!r}) before the "
-                    f"callback {self._spec.callback!r}; fill them in ds before you apply the "
+                    f"callback {callback!r}; fill them in ds before you apply the "
                     "callback to it, and give mask= to make them gaps again"
                 )
 
@@ -302,27 +305,26 @@ def _read(reader: CubeReader, tile: Tile) -> Arrays:
 def to_variables(
     means: NDArray[np.float64],
     gaps: NDArray[np.bool_],
-    spec: PredictionSpec,
-    layout: Layout,
+    predictor: BlockPredictor,
     block: Block,
-    reduce: str | None,
 ) -> dict[str, xr.Variable]:
     """Return the variables of a block from its blended results.
 
     `means` has the shape (members, channels, *block), `gaps` (targets, *block).
     """
-    axes = tuple(spec.windows.result_shape)
+    bound, windows = predictor.bound, predictor.windows
+    axes = tuple(windows.result_shape)
     variables, first = {}, 0
-    for variable in layout.variables:
+    for variable in predictor.layout.variables:
         values = means[:, first : first + variable.channels]
         first += variable.channels
         is_gap = gaps.all(axis=0)
         if variable.target is not None:
-            values = _in_units(values, variable, spec, block)
-            is_gap = gaps[spec.targets.index(variable.target)]
+            values = _in_units(values, variable, bound, windows.target_cells(block.slices))
+            is_gap = gaps[bound.recipe.predicted.index(variable.target)]
         np.copyto(values, np.nan, where=is_gap)
         mean = values.mean(axis=0)
-        if variable.is_probability and reduce == "argmax":
+        if variable.is_probability and predictor.reduce == "argmax":
             variables[variable.name] = xr.Variable(axes, _most_likely(mean, variable))
             continue
         dims = (_CHANNEL, *axes)
@@ -331,7 +333,7 @@ def to_variables(
         variables[variable.name] = xr.Variable(dims, mean)
         if len(values) > 1:
             variables[f"{variable.name}_spread"] = xr.Variable(dims, values.std(axis=0))
-    only_entry = dict.fromkeys((_CHANNEL, *spec.windows.unused_dims), 0)
+    only_entry = dict.fromkeys((_CHANNEL, *windows.unused_dims), 0)
     return {
         name: variable.isel(only_entry, missing_dims="ignore")
         for name, variable in variables.items()
@@ -339,13 +341,16 @@ def to_variables(
 
 
 def _in_units(
-    values: NDArray[np.float64], variable: Variable, spec: PredictionSpec, block: Block
+    values: NDArray[np.float64],
+    variable: Variable,
+    bound: BoundRecipe,
+    cells: Mapping[str, NDArray[np.intp]],
 ) -> NDArray[np.float64]:
     """Undo the scaling of a target; probabilities of its classes have none."""
-    scaling = spec.preparation.scaling.get(variable.target or "")
+    scaling = bound.scaling.get(variable.target or "")
     if scaling is None or variable.is_probability:
         return values
-    offset, scale = scaling.at(spec.windows.target_cells(block.slices))
+    offset, scale = scaling.at(cells)
     if variable.has_offset:
         return np.asarray(unscale_values(values, offset, scale))
     return np.asarray(values * np.asarray(scale) ** variable.power)

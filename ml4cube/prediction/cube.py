@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import xarray as xr
 
 from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import InvalidValueError, check_choice, check_flags
+from ml4cube.core.errors import InvalidValueError, check_choice, check_flags, check_whole
 from ml4cube.core.grid import SizesLike
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims
-from ml4cube.prediction.binding import bind
+from ml4cube.prediction.binding import bind, check_fits, classes_of_targets
 from ml4cube.prediction.layout import expected_results
 from ml4cube.prediction.models import (
     Model,
@@ -23,9 +24,10 @@ from ml4cube.prediction.models import (
     parse_models,
     refuse_method,
 )
-from ml4cube.prediction.placing import WindowOptions
+from ml4cube.prediction.placing import place_windows, window_cells
 from ml4cube.prediction.run import RunOptions, run
-from ml4cube.prediction.source import Source
+from ml4cube.prediction.source import fitted_recipe
+from ml4cube.training.inputs.rollout import Rollout
 
 _MASK = "_ml4cube_mask"  # name of a mask that is given as an array
 
@@ -211,18 +213,24 @@ def predict_cube(
     if isinstance(mask, xr.DataArray):
         check_aligned("mask", mask, cube)
         cube, mask = cube.assign({_MASK: mask.variable}), _MASK
-    windows = WindowOptions(
-        sample_size=sample_size, overlap=overlap, init_times=init_times, rollout=rollout
-    )
-    source = Source.of(store_or_stats, {dim: cube.sizes[dim] for dim in cube_dims(cube)})
-    spec = bind(cube, source, features, targets, mask, windows)
-    expected = expected_results(spec, models, outputs, reduce)
+    check_whole("rollout", rollout, 1)
+    shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
+    fitted = fitted_recipe(store_or_stats, shape, features, targets)
+    fitted = check_fits(cube, fitted, mask)
+    size, shared = window_cells(fitted, shape, sample_size, overlap)
+    windows = place_windows(cube, fitted, size, shared, init_times, rollout)
+    if rollout > 1:
+        windows = replace(windows, feedback=Rollout.of(store_or_stats))
+    bound, mask = bind(cube, fitted, windows, mask)
+    classes = classes_of_targets(cube, fitted, bound.scaling)
+    expected = expected_results(bound.recipe, windows, classes, models, outputs, reduce)
     for member in models:
         refuse_method(member)
     for member in filter(is_estimator, models):
-        check_columns(member, spec.channels, math.prod(spec.windows.input_window.values()))
+        check_columns(member, bound.channels, math.prod(windows.input_window.values()))
     options = RunOptions(
         out=out,
+        mask=mask,
         keep_gaps=keep_gaps,
         batch_size=batch_size,
         device=device,
@@ -235,4 +243,4 @@ def predict_cube(
         client=client,
         missing_chunks=missing_chunks,
     )
-    return run(models, cube, spec, expected, options)
+    return run(models, cube, fitted, bound, windows, expected, options)

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
-from ml4cube.prediction.binding import PredictionSpec
 from ml4cube.prediction.models import Model, Result, classes_of
+from ml4cube.prediction.windows import Windows
+from ml4cube.recipe.recipe import Recipe
 
 #: Dim of the outputs that are probabilities of classes.
 CLASS = "class"
@@ -300,24 +301,29 @@ class Layout:
 
 
 def expected_results(
-    spec: PredictionSpec, models: Sequence[Model], outputs: Any, reduce: str | None
+    recipe: Recipe,
+    windows: Windows,
+    flags_of_classes: Mapping[str, Mapping[float, str]],
+    models: Sequence[Model],
+    outputs: Any,
+    reduce: str | None,
 ) -> Expected:
     """Return what is known of the results of a model."""
-    named = Outputs.parse(outputs, spec.windows.result_shape)
+    named = Outputs.parse(outputs, windows.result_shape)
     labels = _labels_of(models)
     classes: dict[str, tuple[Any, ...] | None] = {}
     numbers = {}
-    for target, flags in spec.classes.items():
+    for target, flags in flags_of_classes.items():
         classes[target] = tuple(map(int_if_whole, flags)) or None
         numbers[target] = {name: label for label, name in flags.items()}
     if labels:  # of fitted models; they come before those that the flags of the targets list
-        classes = dict.fromkeys(spec.targets, labels)
+        classes = dict.fromkeys(recipe.predicted, labels)
     if reduce == "argmax" and not classes and named.dim != CLASS:
         raise InvalidValueError(
             "reduce='argmax' needs targets that are classes: integers, or outputs={'class': ...}"
         )
-    window = spec.windows.target_window
-    return Expected(spec.targets, spec.are_targets_named, window, classes, named, numbers)
+    window, are_named = windows.target_window, bool(recipe.targets)
+    return Expected(recipe.predicted, are_named, window, classes, named, numbers)
 
 
 def _labels_of(models: Sequence[Model]) -> tuple[Any, ...] | None:

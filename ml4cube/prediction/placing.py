@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -12,17 +11,15 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidValueError, check_whole
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.time_steps import WindowsOverTime
 from ml4cube.cube.coordinates import INIT, LEAD, find_time_dim, role_of
-from ml4cube.cube.variables import cube_dims
-from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.loading.lead_time import warn_of_uneven_steps
-from ml4cube.prediction.source import Source
 from ml4cube.prediction.windows import DimWindows, Windows
+from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.recipe.recipe import Recipe
-from ml4cube.recipe.roles import DimLead
+from ml4cube.recipe.roles import DimLead, Lead
 from ml4cube.recipe.windows import Ints
 
 _INIT_ATTRS = {"standard_name": "forecast_reference_time", "long_name": "last step of the inputs"}
@@ -31,107 +28,100 @@ _LEAD_ATTRS = {"standard_name": "forecast_period", "long_name": "time since the 
 _SOME = 5  # dates in a message
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowOptions:
-    """Arguments of `predict_cube` about windows; it documents them."""
+def window_cells(
+    fitted: FittedRecipe,
+    shape: Mapping[str, int],
+    sample_size: SizesLike | None,
+    overlap: SizesLike | float | None,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the cells of a window of inputs, and those that neighbouring targets share.
 
-    sample_size: SizesLike | None
-    overlap: SizesLike | float | None
-    init_times: Any
-    rollout: int
-
-    def __post_init__(self) -> None:
-        """Check the arguments that need no cube."""
-        check_whole("rollout", self.rollout, 1)
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """Windows that a model was trained on, by dim of the cube; along others they have one cell."""
-
-    # Cells of a window of inputs, and cells that neighbours share.
-    size: Mapping[str, int]
-    overlap: Mapping[str, int]
-    # First target cell in a window and number of target cells, where these differ from the inputs.
-    targets: Mapping[str, tuple[int, int]]
-    # Dims of a window of inputs and of targets, in the model's order.
-    input_order: tuple[str, ...]
-    target_order: tuple[str, ...]
-
-    @classmethod
-    def of(cls, shape: Mapping[str, int], source: Source) -> _Trained:
-        """Return the windows of a data set or store; without one, single points."""
-        recipe = source.recipe
-        if source.data is not None and source.data.shifted:
-            return cls._of_shifted(source.data, recipe)
-        size = dict(zip(recipe.dims, recipe.size, strict=True))
-        overlap = dict(zip(recipe.dims, recipe.overlap, strict=True))
-        return cls(size, overlap, {}, recipe.window_dims, recipe.window_dims)
-
-    @classmethod
-    def _of_shifted(cls, data: PTXrDataset, recipe: Recipe) -> _Trained:
-        """Return the windows of a data set whose targets lie elsewhere than the inputs."""
-        assert data.lead is not None
-        cube_dim = data._source.cube_dim
-        x, y, *_ = data.step_sizes
-        inputs = {cube_dim(dim): n for dim, n in x.items()}
-        target_window = {cube_dim(dim): n for dim, n in y.items()}
-        targets = {}
-        for sample_dim, (offset, _) in data.lead.items():
-            dim = cube_dim(sample_dim)
-            n = target_window.get(dim, 1)
-            if (offset, n) != (0, inputs.get(dim, 1)):
-                targets[dim] = (offset, n)
-        overlap = dict(zip(recipe.dims, recipe.overlap, strict=True))
-        overlap = {dim: n for dim, n in overlap.items() if dim not in targets}
-        size = {dim: inputs.get(dim, 1) for dim in recipe.dims}
-        return cls(size, overlap, targets, tuple(inputs), tuple(target_window))
+    `shape` is that of the cube. What a user does not give is as in training.
+    """
+    trained, shifted = fitted.window, fitted.shifted
+    size = {dim: trained[dim] for dim in shape}
+    if sample_size is None:
+        too_long = {dim: n for dim, n in trained.items() if n > shape[dim]}
+        if too_long:
+            raise InvalidValueError(
+                f"windows of the store have {too_long} cells, the cube only {dict(shape)}; predict "
+                "a larger cube, or give sample_size if the model takes smaller windows"
+            )
+        if overlap is None:
+            recipe = fitted.recipe
+            shared = dict(zip(recipe.dims, recipe.overlap, strict=True))
+            return size, {dim: 0 if dim in shifted else shared[dim] for dim in shape}
+    else:
+        sizes = parse_sizes("sample_size", sample_size, shape)
+        for dim, n in sizes.items():
+            if dim in shifted and n != size[dim]:
+                raise InvalidValueError(
+                    f"sample_size along {dim!r}, where targets have an offset, must be that of the "
+                    f"training, {size[dim]}, got {n}"
+                )
+        size |= {dim: sizes.get(dim, 1) for dim in shape if dim not in shifted}
+    target_size = size | {dim: of_dim.target_size for dim, of_dim in shifted.items()}
+    return size, parse_overlap("overlap", overlap, target_size)
 
 
 def place_windows(
-    cube: xr.Dataset, source: Source, options: WindowOptions, forcing_dims: Collection[str]
-) -> tuple[Windows, dict[str, xr.Variable]]:
-    """Return windows over a cube, and its axes, that of a lead time with later dates.
-
-    `forcing_dims` are the dims of features that a rollout cannot predict.
-    """
-    shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
-    trained = _Trained.of(shape, source)
-    size, overlap = _sizes(shape, trained, options)
-    axes = {dim: cube[dim].variable for dim in shape if dim in cube.coords}
-    lead_dim = _lead_dim(trained, size, axes)
+    cube: xr.Dataset,
+    fitted: FittedRecipe,
+    size: Mapping[str, int],
+    shared: Mapping[str, int],
+    init_times: Any,
+    rollout: int,
+) -> Windows:
+    """Return windows over a cube, of which targets share some cells, or that start at dates."""
+    coords = {dim: cube[dim].variable for dim in size if dim in cube.coords}
+    lead_dim = _lead_dim(fitted.shifted, coords)
     if lead_dim is None:
-        _refuse_forecast(options)
+        _refuse_forecast(init_times, rollout)
     else:
-        _check_is_time(lead_dim, cube, shape)
+        _check_is_time(lead_dim, cube, size)
     dims = {}
-    for dim, n in shape.items():
-        offset, target_size = trained.targets.get(dim, (0, size[dim]))
+    for dim, cells in size.items():
+        n, lead = cube.sizes[dim], fitted.shifted.get(dim, DimLead(0, cells, cells))
         if dim != lead_dim:
-            dims[dim] = DimWindows.covering(n, size[dim], overlap[dim], offset, target_size)
+            dims[dim] = DimWindows.covering(n, lead, shared[dim])
             continue
-        axis, lead = axis_of(cube, dim), DimLead(offset, size[dim], target_size)
+        axis = _axis_of(cube, dim)
         warn_of_uneven_steps({dim: lead}, {dim: axis})
-        dims[dim] = _lead_windows(axis, lead, options, dim in forcing_dims)
-        last = int(dims[dim].starts[-1]) + offset + dims[dim].target_size
-        axes[dim] = extended(axis, last - n)
+        last = n - 1
+        if dim in _dims_of_forcings(cube, fitted.recipe):
+            last -= (rollout - 1) * lead.target_size
+        inits = _choose_inits(axis, init_times, lead.input_size - 1, last)
+        dims[dim] = DimWindows.starting(n, lead, inits, rollout)
+        coords[dim] = extended(axis, dims[dim].cells_beyond)
     input_steps = {dim: (windows.starts, windows.known_size) for dim, windows in dims.items()}
-    WindowsOverTime.of(input_steps, {dim: axis.values for dim, axis in axes.items()}).warn()
-    windows = Windows(dims, *_orders(trained, size), rollout=options.rollout)
-    return windows.single(_only_targets(windows)), axes
+    WindowsOverTime.of(input_steps, {dim: axis.values for dim, axis in coords.items()}).warn()
+    windows = Windows(dims, *_orders(fitted, size), coords, rollout)
+    return windows.single(_only_targets(windows))
 
 
-def _orders(trained: _Trained, size: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _dims_of_forcings(cube: xr.Dataset, recipe: Recipe) -> set[str]:
+    """Return the dims of features that a rollout cannot predict."""
+    names = [name for name in recipe.features or () if name not in recipe.predicted]
+    return {str(dim) for name in names if name in cube.variables for dim in cube[name].dims}
+
+
+def _orders(
+    fitted: FittedRecipe, size: Mapping[str, int]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the dims of a window of inputs and of targets, in the model's order.
 
     That is the order of the store, also of dims that it keeps with one cell.
     """
-    kept = {dim for dim in trained.input_order if trained.size[dim] == 1}
-    dims = dict.fromkeys((*trained.input_order, *size))
+    trained = fitted.recipe.window_dims
+    kept = {dim for dim in trained if fitted.window[dim] == 1}
+    dims = dict.fromkeys((*trained, *size))
     input_order = tuple(dim for dim in dims if size[dim] > 1 or dim in kept)
-    of_targets = {dim for dim in trained.target_order if dim in trained.targets}
-    of_targets |= {dim for dim in input_order if dim not in trained.targets}
-    dims = dict.fromkeys((*trained.target_order, *input_order))
+    if not fitted.lead:
+        return input_order, input_order
+    shifted = fitted.shifted
+    of_targets = {dim for dim in fitted.target_dims if dim in shifted}
+    of_targets |= {dim for dim in input_order if dim not in shifted}
+    dims = dict.fromkeys((*fitted.target_dims, *input_order))
     return input_order, tuple(dim for dim in dims if dim in of_targets)
 
 
@@ -145,42 +135,12 @@ def _only_targets(windows: Windows) -> list[str]:
     return only
 
 
-def _sizes(
-    shape: Mapping[str, int], trained: _Trained, options: WindowOptions
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the cells of a window of inputs, and those that neighbouring targets share."""
-    size = {dim: trained.size[dim] for dim in shape}
-    if options.sample_size is None:
-        too_long = {dim: n for dim, n in trained.size.items() if n > shape[dim]}
-        if too_long:
-            raise InvalidValueError(
-                f"windows of the store have {too_long} cells, the cube only {dict(shape)}; predict "
-                "a larger cube, or give sample_size if the model takes smaller windows"
-            )
-        if options.overlap is None:
-            return size, {dim: trained.overlap.get(dim, 0) for dim in shape}
-    else:
-        sample_size = parse_sizes("sample_size", options.sample_size, shape)
-        for dim, n in sample_size.items():
-            if dim in trained.targets and n != trained.size[dim]:
-                raise InvalidValueError(
-                    f"sample_size along {dim!r}, where targets have an offset, must be that of the "
-                    f"training, {trained.size[dim]}, got {n}"
-                )
-        size |= {dim: sample_size.get(dim, 1) for dim in shape if dim not in trained.targets}
-    target_size = dict(size)
-    target_size |= {dim: n for dim, (_, n) in trained.targets.items()}
-    return size, parse_overlap("overlap", options.overlap, target_size)
-
-
-def _lead_dim(
-    trained: _Trained, size: Mapping[str, int], axes: Mapping[str, xr.Variable]
-) -> str | None:
+def _lead_dim(shifted: Lead, coords: Mapping[str, xr.Variable]) -> str | None:
     """Return the dim along which targets have a lead time; along others they lie in the window."""
     dims = []
-    for dim, (offset, n) in trained.targets.items():
-        is_dated = dim in axes and is_time(axes[dim].values)
-        if offset + n > size[dim] or is_dated:
+    for dim, lead in shifted.items():
+        is_dated = dim in coords and is_time(coords[dim].values)
+        if lead.cells_past_input or is_dated:
             dims.append(dim)
     if len(dims) > 1:
         raise InvalidValueError(
@@ -189,22 +149,22 @@ def _lead_dim(
     return dims[0] if dims else None
 
 
-def _refuse_forecast(options: WindowOptions) -> None:
+def _refuse_forecast(init_times: Any, rollout: int) -> None:
     """Refuse what only a data set with a lead time can do."""
-    if options.init_times is not None:
+    if init_times is not None:
         raise InvalidValueError(
             "init_times needs a data set with target_offset along time, got none"
         )
-    if options.rollout > 1:
+    if rollout > 1:
         raise InvalidValueError(
-            f"rollout={options.rollout} needs a data set with target_offset along time, got none"
+            f"rollout={rollout} needs a data set with target_offset along time, got none"
         )
 
 
-def _check_is_time(lead_dim: str, cube: xr.Dataset, shape: Mapping[str, int]) -> None:
+def _check_is_time(lead_dim: str, cube: xr.Dataset, dims: Iterable[str]) -> None:
     """Refuse targets that lie beyond the inputs in space."""
     coords = list(cube.coords.values())
-    time_dim = find_time_dim(coords, tuple(shape))
+    time_dim = find_time_dim(coords, tuple(dims))
     if lead_dim == time_dim:
         return
     is_place = any(lead_dim in c.dims and role_of(c) in ("latitude", "longitude") for c in coords)
@@ -215,27 +175,7 @@ def _check_is_time(lead_dim: str, cube: xr.Dataset, shape: Mapping[str, int]) ->
         )
 
 
-def _lead_windows(
-    axis: xr.Variable, lead: DimLead, options: WindowOptions, has_forcings: bool
-) -> DimWindows:
-    """Return windows of a forecast: one for each start that is asked for."""
-    further = (options.rollout - 1) * lead.target_size
-    last = len(axis) - 1
-    if has_forcings:
-        last -= further
-    inits = choose_inits(axis, options.init_times, lead.input_size - 1, last)
-    return DimWindows(
-        len(axis),
-        lead.input_size + further,
-        inits - (lead.input_size - 1),
-        lead.offset,
-        lead.target_size + further,
-        n_later=further,
-        is_lead=True,
-    )
-
-
-def axis_of(cube: xr.Dataset, dim: str) -> xr.Variable:
+def _axis_of(cube: xr.Dataset, dim: str) -> xr.Variable:
     """Return the coordinate along a dim, or numbers of cells."""
     if dim in cube.coords:
         return cube[dim].variable
@@ -341,7 +281,7 @@ def _in_month(date: Any, month: int, place: str) -> Any:
     return start + min(into, length - _days(1, date))
 
 
-def choose_inits(axis: xr.Variable, wanted: Any, first: int, last: int) -> Ints:
+def _choose_inits(axis: xr.Variable, wanted: Any, first: int, last: int) -> Ints:
     """Return the steps at which forecasts start, as positions of their last inputs.
 
     `first` and `last` are the first and the last such step for which a forecast can be made.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import xarray as xr
 from ml4cube.core.errors import check_whole
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.reader import CubeReader
-from ml4cube.prediction.binding import PredictionSpec
 from ml4cube.prediction.block import BlockPredictor
 from ml4cube.prediction.layout import Expected, Layout
 from ml4cube.prediction.models import Model, device_of, input_dtype, running
@@ -22,6 +21,9 @@ from ml4cube.prediction.output.opening import check_output, make_output, output_
 from ml4cube.prediction.output.same_call import call_of, source_state
 from ml4cube.prediction.sharing import check_cluster, choose_blocks, predict_blocks, probe
 from ml4cube.prediction.template import make_template
+from ml4cube.prediction.windows import Windows
+from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.training.ranks.dist import World
 
 # Bytes of inputs in a batch of default size: what a core's cache holds, and what keeps a GPU busy.
@@ -33,6 +35,7 @@ class RunOptions:
     """Arguments of `predict_cube` about how a model is run, and where its results go."""
 
     out: Any
+    mask: str | None
     keep_gaps: bool
     batch_size: int | None
     device: str | torch.device | None
@@ -49,35 +52,42 @@ class RunOptions:
 def run(
     models: Sequence[Model],
     cube: xr.Dataset,
-    spec: PredictionSpec,
+    fitted: FittedRecipe,
+    bound: BoundRecipe,
+    windows: Windows,
     expected: Expected,
     options: RunOptions,
 ) -> xr.Dataset:
     """Predict a cube; `expected` is what is known of the models' results before the first one."""
-    has_doubles = any(cube[name].dtype == np.float64 for name in spec.features)
+    has_doubles = any(cube[name].dtype == np.float64 for name in bound.features)
     dtype = input_dtype(models, has_doubles)
     batch_size = options.batch_size
     if batch_size is None:
-        batch_size = _windows_per_call(spec, dtype, device_of(models[0], options.device))
+        device = device_of(models[0], options.device)
+        batch_size = _windows_per_call(bound, windows, dtype, device)
     check_whole("batch_size", batch_size, 1)
     location = output_location(options.out)
-    dtypes = {name: cube[name].dtype for name in spec.targets if name in cube.data_vars}
-    names = (*spec.targets, *spec.windows.dims, *map(str, cube.coords))
+    targets = bound.recipe.predicted
+    dtypes = {name: cube[name].dtype for name in targets if name in cube.data_vars}
+    names = (*targets, *windows.dims, *map(str, cube.coords))
     replacing = {"overwrite": options.overwrite, "append": options.append}
     check_output(location, names, dtypes, **replacing)
 
-    read, mask = spec.read_variables, spec.mask or spec.preparation.mask
+    mask = options.mask or bound.mask
+    read = list(dict.fromkeys((*bound.features, *filter(None, (options.mask, bound.mask)))))
     heeded = heed_absent_chunks(cube, read, options.missing_chunks, mask=mask)
     source = source_state(cube, read, location)
     world = World.current("cpu")  # blocks travel in main memory
     check_cluster(options.client, world)
     random = options.samples, options.seed
-    with running(models, options.device, dtype, *random, spec.channels) as members:
+    with running(models, options.device, dtype, *random, bound.channels) as members:
         predictor = BlockPredictor(
             members,
-            spec,
+            bound,
+            windows,
             Layout.plain(expected),
-            CubeReader.of(heeded.cube, read, tuple(spec.windows.dims)),
+            CubeReader.of(heeded.cube, read, tuple(windows.dims)),
+            options.mask,
             options.keep_gaps,
             options.reduce,
             members.fixed_batch or batch_size,
@@ -86,18 +96,26 @@ def run(
         blocks = choose_blocks(predictor, cube)
         template = make_template(
             cube,
-            predictor.spec,
+            fitted,
+            predictor.windows,
             predictor.layout,
             dict(zip(blocks.dims, blocks.tile, strict=True)),
             members.input_dtype,
-            _description(models, spec),
+            _description(models, bound, windows),
             with_spread=len(members) > 1,
             reduce=options.reduce,
         )
         names = tuple(str(name) for name, v in template.data_vars.items() if v.chunks is not None)
         # The template has the layout of the results.
         settings = {
-            **{field.name: getattr(spec, field.name) for field in fields(spec)},
+            "features": bound.channels,
+            "targets": targets,
+            "mask": options.mask,
+            "mask of features": bound.mask,
+            "fill": bound.fills,
+            "scaling": bound.scaling,
+            "coordinates": bound.coordinates,
+            "windows": windows,
             "keep_gaps": options.keep_gaps,
             "reduce": options.reduce,
             "batch_size": predictor.batch_size,
@@ -123,22 +141,23 @@ def run(
         )
 
 
-def _windows_per_call(spec: PredictionSpec, dtype: torch.dtype, device: torch.device) -> int:
+def _windows_per_call(
+    bound: BoundRecipe, windows: Windows, dtype: torch.dtype, device: torch.device
+) -> int:
     """Return the default number of windows per call of the model."""
-    values = math.prod(spec.windows.input_window.values()) * len(spec.channels)
+    values = math.prod(windows.input_window.values()) * len(bound.channels)
     window_bytes = values * dtype.itemsize
     budget = _CPU_BATCH_BYTES if device.type == "cpu" else _GPU_BATCH_BYTES
     return max(1, budget // window_bytes)
 
 
-def _description(models: Sequence[Model], spec: PredictionSpec) -> dict[str, Any]:
+def _description(models: Sequence[Model], bound: BoundRecipe, windows: Windows) -> dict[str, Any]:
     """Describe model and windows in JSON values, for the attributes of the predicted cube."""
     named = type(models[0]) if not hasattr(models[0], "__name__") else models[0]
-    windows = spec.windows
     description: dict[str, Any] = {
         "model": getattr(named, "__name__", type(models[0]).__name__),
-        "features": spec.channels,
-        "targets": spec.targets,
+        "features": bound.channels,
+        "targets": bound.recipe.predicted,
         "window": {dim: of_dim.known_size for dim, of_dim in windows.dims.items()},
         "overlap": {dim: of_dim.overlap for dim, of_dim in windows.dims.items()},
     }

@@ -41,13 +41,13 @@ def probe(
                 _check_layout(probed)
             if choose_blocks(probed, cube) != blocks:  # whose first batch has other windows
                 probed.probe_results.clear()
-    layout, windows = world.broadcast((probed.layout, probed.spec.windows))
-    return replace(probed, layout=layout, spec=replace(probed.spec, windows=windows))
+    layout, windows = world.broadcast((probed.layout, probed.windows))
+    return replace(probed, layout=layout, windows=windows)
 
 
 def _check_layout(predictor: BlockPredictor) -> None:
     """Refuse results that cannot become the cube that was asked for."""
-    layout, windows = predictor.layout, predictor.spec.windows
+    layout, windows = predictor.layout, predictor.windows
     lacking = {dim for dim in layout.lacking if windows.dims[dim].is_single}
     if windows.lead_dim in lacking:
         raise InvalidValueError(
@@ -72,7 +72,7 @@ def _check_layout(predictor: BlockPredictor) -> None:
 def _refuse_unscalable(predictor: BlockPredictor, lacking: set[str]) -> None:
     """Refuse one value for a whole window along a dim along which the scaling differs."""
     for variable in predictor.layout.variables:
-        scaling = predictor.spec.preparation.scaling.get(variable.target or "")
+        scaling = predictor.bound.scaling.get(variable.target or "")
         if scaling is not None and (both := lacking & set(scaling.dims)):
             raise InvalidValueError(
                 f"{variable.target!r} was scaled per {sorted(both)}, and the model returns one "
@@ -83,7 +83,7 @@ def _refuse_unscalable(predictor: BlockPredictor, lacking: set[str]) -> None:
 def _refuse_means_of_labels(predictor: BlockPredictor) -> None:
     """Refuse labels of classes where a cell has several results."""
     labels = [variable.name for variable in predictor.layout.variables if variable.is_label]
-    overlap = any(axis.has_overlaps for axis in predictor.spec.windows.axes)
+    overlap = any(axis.has_overlaps for axis in predictor.windows.axes)
     if labels and (overlap or len(predictor.members) > 1):
         raise InvalidValueError(
             f"the model must return a number for each class of {labels}, got labels, which would "
@@ -93,12 +93,12 @@ def _refuse_means_of_labels(predictor: BlockPredictor) -> None:
 
 def choose_blocks(predictor: BlockPredictor, cube: xr.Dataset) -> Grid:
     """Choose the blocks that are predicted and written, near the cube's chunks."""
-    windows = predictor.spec.windows
+    windows = predictor.windows
     fewest, most = _BLOCK_CELLS
     # Inputs as read and scaled, with flags of gaps; sums, weights and means of results.
     n_leads = max(windows.n_leads, 1)
     n_inputs = math.prod(windows.dims[dim].size for dim in windows.lost_dims)
-    n_bytes = 9 * n_inputs * len(predictor.spec.features)
+    n_bytes = 9 * n_inputs * len(predictor.bound.features)
     n_bytes += 24 * len(predictor.members) * predictor.channels * n_leads
     # Of all leads together.
     cells = math.prod(windows.result_shape.values()) // n_leads

@@ -17,11 +17,11 @@ from ml4cube.core.statistics import NODATA
 from ml4cube.cube.classes import FLAGS
 from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.cube.variables import cube_dims, names_in
-from ml4cube.prediction.binding import PredictionSpec
 from ml4cube.prediction.layout import Layout, Variable, int_if_whole
 from ml4cube.prediction.placing import forecast_coords
-from ml4cube.prediction.windows import DimWindows
+from ml4cube.prediction.windows import DimWindows, Windows
 from ml4cube.preprocessing.counts import is_count
+from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.sampling.cf_encoding import as_json, as_texts, in_numpy_dtype
 
 CONVENTIONS = "CF-1.11"
@@ -48,7 +48,8 @@ _ATTRS_BY_NAME = {
 
 def make_template(
     cube: xr.Dataset,
-    spec: PredictionSpec,
+    fitted: FittedRecipe,
+    windows: Windows,
     layout: Layout,
     block_size: Mapping[str, int],
     default: np.dtype[Any],
@@ -61,9 +62,8 @@ def make_template(
 
     `block_size` has the entries of a block along each axis of the result.
     """
-    windows = spec.windows
     sizes = {d: n for d, n in windows.result_shape.items() if d not in windows.unused_dims}
-    variables, coords = {}, _coords(spec)
+    variables, coords = {}, _coords(windows)
     names = [variable.name for variable in layout.variables]
     for variable in layout.variables:
         is_label = variable.is_probability and reduce == "argmax"
@@ -84,7 +84,7 @@ def make_template(
             own_chunks[variable.dim] = variable.channels
             coords[variable.dim] = xr.Variable(variable.dim, np.array(variable.labels))
         dtype = _dtype(cube, variable, default)
-        attrs = _attrs(cube, spec, variable, is_label=is_label)
+        attrs = _attrs(cube, fitted, variable, is_label=is_label)
         variables[variable.name] = gaps_like(own, own_chunks, dtype, attrs)
         if with_spread and not is_label:
             spread = {**attrs, "long_name": f"standard deviation of {variable.name} over members"}
@@ -117,12 +117,12 @@ def _dtype(cube: xr.Dataset, variable: Variable, default: np.dtype[Any]) -> np.d
 
 
 def _attrs(
-    cube: xr.Dataset, spec: PredictionSpec, variable: Variable, *, is_label: bool
+    cube: xr.Dataset, fitted: FittedRecipe, variable: Variable, *, is_label: bool
 ) -> dict[str, Any]:
     """Return the attributes of a variable: those of its target, as far as they hold for it."""
     if variable.target is None:
         return {"long_name": "embedding", "units": "1"}
-    attrs = target_attrs(cube, variable.target, spec.source_attrs.get(variable.target, {}))
+    attrs = target_attrs(cube, variable.target, fitted.attrs_of(variable.target))
     if is_label:
         attrs.pop("units", None)  # of what the labels were computed from
         return _with_flags(attrs, variable)
@@ -152,18 +152,18 @@ def _with_flags(attrs: dict[str, Any], variable: Variable) -> dict[str, Any]:
     return attrs
 
 
-def _coords(spec: PredictionSpec) -> dict[str, xr.Variable]:
+def _coords(windows: Windows) -> dict[str, xr.Variable]:
     """Return coordinates of the result that the cube does not have."""
     coords: dict[str, xr.Variable] = {}
-    for dim, windows in spec.windows.dims.items():
-        axis = spec.axes.get(dim)
-        if windows.is_lead:
+    for dim, of_dim in windows.dims.items():
+        axis = windows.coords.get(dim)
+        if of_dim.is_lead:
             assert axis is not None
-            inits = windows.starts + windows.known_size - 1
-            leads = windows.offset - windows.known_size + 1 + np.arange(windows.target_size)
+            inits = of_dim.starts + of_dim.known_size - 1
+            leads = of_dim.offset - of_dim.known_size + 1 + np.arange(of_dim.target_size)
             coords |= forecast_coords(axis, inits, leads)
-        elif windows.is_single and axis is not None:
-            coords |= _coord_of_windows(dim, axis, windows)
+        elif of_dim.is_single and axis is not None:
+            coords |= _coord_of_windows(dim, axis, of_dim)
     return coords
 
 

@@ -14,11 +14,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block
 from ml4cube.cube.coordinates import INIT, LEAD
+from ml4cube.recipe.roles import DimLead
 from ml4cube.recipe.windows import BoxWindows, Index, Ints
+from ml4cube.training.inputs.rollout import Rollout
 
 # Least strides of a block along an overlapping axis, so that few windows are computed twice.
 _FEWEST_STRIDES = 4
@@ -47,18 +50,27 @@ class DimWindows:
     is_single: bool = False
 
     @classmethod
-    def covering(
-        cls, cells: int, size: int, overlap: int, offset: int = 0, target_size: int | None = None
-    ) -> DimWindows:
+    def covering(cls, cells: int, lead: DimLead, overlap: int) -> DimWindows:
         """Return windows whose targets lie side by side, but for `overlap`.
 
         The last one is shifted inward, so that all are whole.
         """
-        target_size = size if target_size is None else target_size
-        last = cells - size
-        regular = np.arange(0, last + 1, target_size - overlap, dtype=np.intp)
+        last = cells - lead.input_size
+        regular = np.arange(0, last + 1, lead.target_size - overlap, dtype=np.intp)
         starts = regular if regular[-1] == last else np.append(regular, last)
-        return cls(cells, size, starts, offset, target_size, overlap)
+        return cls(cells, lead.input_size, starts, lead.offset, lead.target_size, overlap)
+
+    @classmethod
+    def starting(cls, cells: int, lead: DimLead, inits: Ints, rollout: int) -> DimWindows:
+        """Return windows of forecasts, by the last steps of their inputs."""
+        later, starts = (rollout - 1) * lead.target_size, inits - (lead.input_size - 1)
+        size, target_size = lead.input_size + later, lead.target_size + later
+        return cls(cells, size, starts, lead.offset, target_size, n_later=later, is_lead=True)
+
+    @property
+    def cells_beyond(self) -> int:
+        """Cells by which the last targets extend past the end of the cube."""
+        return int(self.starts[-1]) + self.offset + self.target_size - self.cells
 
     @property
     def is_per_window(self) -> bool:
@@ -133,10 +145,11 @@ class Windows:
     # Dims of a window of inputs and of targets, in the model's order; along others it has one cell.
     input_order: tuple[str, ...]
     target_order: tuple[str, ...]
-    # Calls of the model for one forecast, each from the results of the one before.
+    # Coordinates of the cube, along a lead time with the dates of forecasts beyond its end.
+    coords: Mapping[str, xr.Variable]
+    # Calls of the model for one forecast, and how each gets its inputs from the one before.
     rollout: int = 1
-    # Position of the dim of the lead time among those of a window with several calls.
-    lead_axis: int = 0
+    feedback: Rollout | None = None
 
     @cached_property
     def axes(self) -> tuple[ResultAxis, ...]:
@@ -183,9 +196,10 @@ class Windows:
 
     def _with_lead(self, order: tuple[str, ...]) -> tuple[str, ...]:
         """Add the dim of the lead time, which windows of one step may lack, to those of several."""
-        if self.rollout == 1 or self.lead_dim is None or self.lead_dim in order:
+        if self.feedback is None or self.lead_dim is None or self.lead_dim in order:
             return order
-        return (*order[: self.lead_axis], self.lead_dim, *order[self.lead_axis :])
+        position = self.feedback.axis - 2  # after samples and channels
+        return (*order[:position], self.lead_dim, *order[position:])
 
     @property
     def result_shape(self) -> dict[str, int]:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block, Grid
+from ml4cube.core.scaling import Scaling
+from ml4cube.recipe.fitted import Fill
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT, TARGET, DimLead, Lead
 from ml4cube.recipe.windows import BoxWindows
 
 
+class CoordinateChannel(NamedTuple):
+    """Values of a channel at every cell along one dim of the cube."""
+
+    dim: str
+    values: NDArray[np.float32]
+
+
 @dataclass(frozen=True)
 class BoundRecipe:
-    """A recipe and the cells of one cube along each of its dims; picklable."""
+    """A recipe on one cube: its cells along each dim of the recipe, how they are prepared."""
 
     recipe: Recipe
     shape: tuple[int, ...]
@@ -27,17 +36,38 @@ class BoundRecipe:
     targets: BoundRecipe | None = None
     # Of targets, cells from the first one of the inputs along each dim.
     offset: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse windows that do not fit the cube."""
-        _ = self.windows
+    # By variable, for those of floats whose gaps are filled.
+    fills: Mapping[str, Fill] = field(default_factory=dict, compare=False)
+    # Offset and scale of every cell by variable, for those that are scaled.
+    scaling: Mapping[str, Scaling] = field(default_factory=dict, compare=False)
+    # Channels of inputs after the features.
+    coordinates: Mapping[str, CoordinateChannel] = field(default_factory=dict, compare=False)
 
     @classmethod
     def parse(
         cls, sizes: Mapping[str, int], variables: Sequence[str], **arguments: Any
     ) -> BoundRecipe:
         """Make a recipe from a user's arguments, those of `Recipe.parse`, and bind it to a cube."""
-        return cls(Recipe.parse(sizes, variables, **arguments), tuple(sizes.values()))
+        bound = cls(Recipe.parse(sizes, variables, **arguments), tuple(sizes.values()))
+        _ = bound.windows  # refuses windows that do not fit the cube
+        return bound
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Variables of inputs."""
+        return self.recipe.features or ()
+
+    @property
+    def channels(self) -> list[str]:
+        """Names of the channels of inputs, in their order."""
+        return [*self.features, *self.coordinates]
+
+    @property
+    def mask(self) -> str | None:
+        """Variable outside which floats and dates are gaps."""
+        if self.recipe.mask_makes_gaps:
+            return self.recipe.filter_var
+        return None
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -15,83 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.grid import cell_ids
-from ml4cube.core.missing import bool_mask, fill_gaps, set_gaps
-from ml4cube.core.scaling import Scaling
-from ml4cube.core.statistics import VariableStatistics, scale_values
-from ml4cube.recipe.recipe import Recipe
+from ml4cube.core.missing import bool_mask, set_gaps
+from ml4cube.core.statistics import scale_values
+from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.recipe.windows import BoxWindows, Index
 
 Arrays = dict[str, NDArray[Any]]
 Box = Mapping[str, slice]
 
 
-@dataclass(frozen=True)
-class Fill:
-    """How the gaps of a variable are filled."""
-
-    method: str
-    # Of the train cells, for all methods but "constant".
-    stats: VariableStatistics | None = None
-    const: float | None = None
-    seed: int = 0
-
-    @property
-    def needs_window(self) -> bool:
-        """Whether what a gap is filled with depends on the other cells of its window."""
-        return self.method == "sample_mean"
-
-    @property
-    def needs_positions(self) -> bool:
-        """Whether what a gap is filled with depends on where its cell lies in the cube."""
-        return self.method == "noise"
-
-    def filled(
-        self, name: str, samples: NDArray[Any], positions: NDArray[np.uint64] | None = None
-    ) -> NDArray[Any]:
-        """Return samples (samples, *window) without gaps; `positions` number the cells."""
-        return fill_gaps(
-            samples,
-            self.method,
-            train_stats=self.stats,
-            const=self.const,
-            seed=self.seed,
-            positions=positions,
-            variable=name,
-        )
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What is done with the cells of a cube before a model is given them; picklable."""
-
-    # Cells of the cube along each dim.
-    shape: Mapping[str, int]
-    # Variable outside which floats and dates are gaps.
-    mask: str | None
-    # By variable, for those of floats whose gaps are filled.
-    fills: Mapping[str, Fill]
-    # By variable, for those that are scaled.
-    scaling: Mapping[str, Scaling]
-
-
-def fills_of(
-    recipe: Recipe, floats: Iterable[str], train_cells: Mapping[str, VariableStatistics] | None
-) -> dict[str, Fill]:
-    """Return how a recipe fills the gaps of variables of floats."""
-    stats = train_cells or {}
-    fills = {}
-    for name in floats:
-        method = recipe.fill_of(name)
-        if method is not None:
-            fills[name] = Fill(method, stats.get(name), recipe.const, recipe.seed)
-    return fills
-
-
 @dataclass(frozen=True, eq=False)
 class PreparedCells:
     """The cells of a box, ready for windows to be cut."""
 
-    preparation: Preparation
+    bound: BoundRecipe
     box: Box
     # By variable: with its gaps, as `prepare` was given it.
     masked: Arrays
@@ -113,13 +50,13 @@ def mask_cells(cells: Mapping[str, NDArray[Any]], names: Iterable[str], mask: st
     return masked
 
 
-def wait_for_cut(masked: Arrays, box: Box, preparation: Preparation) -> PreparedCells:
+def wait_for_cut(masked: Arrays, box: Box, bound: BoundRecipe) -> PreparedCells:
     """Return cells that `cut` fills and scales window by window, where few of them are cut."""
-    return PreparedCells(preparation, box, masked, {}, masked.keys(), {})
+    return PreparedCells(bound, box, masked, {}, masked.keys(), {})
 
 
 def prepare(
-    masked: Arrays, box: Box, preparation: Preparation, out: Arrays, by_window: Collection[str] = ()
+    masked: Arrays, box: Box, bound: BoundRecipe, out: Arrays, by_window: Collection[str] = ()
 ) -> PreparedCells:
     """Fill and scale the cells of a box into `out`, which has an array for each variable.
 
@@ -127,24 +64,24 @@ def prepare(
     """
     # The values show whether any cell lacks statistics, which is refused.
     scaling = {
-        name: preparation.scaling[name].in_box(box, values)
+        name: bound.scaling[name].in_box(box, values)
         for name, values in masked.items()
-        if name in preparation.scaling
+        if name in bound.scaling
     }
     for name, values in masked.items():
         if name in by_window:
             continue
-        fill = preparation.fills.get(name)
+        fill = bound.fills.get(name)
         if fill is not None:
             # As one sample, because every cell is filled by itself.
             ids = None
             if fill.needs_positions:
-                ids = cell_ids(preparation.shape, box)[None]
+                ids = cell_ids(bound.sizes, box)[None]
             values = fill.filled(name, values[None], ids)[0]
         if name in scaling:
             values = scale_values(values, *scaling[name], out[name].dtype)
         out[name][...] = values
-    return PreparedCells(preparation, box, masked, out, by_window, scaling)
+    return PreparedCells(bound, box, masked, out, by_window, scaling)
 
 
 def cut(
@@ -163,11 +100,11 @@ def cut(
     samples = windows.cut_one(prepared.masked[name], index)
     if unknown is not None:
         samples[(slice(None), *unknown)] = np.nan
-    fill = prepared.preparation.fills.get(name)
+    fill = prepared.bound.fills.get(name)
     if fill is not None:
         ids = None
         if fill.needs_positions:
-            ids = windows.cut_one(cell_ids(prepared.preparation.shape, prepared.box), index)
+            ids = windows.cut_one(cell_ids(prepared.bound.sizes, prepared.box), index)
         samples = fill.filled(name, samples, ids)
     if name not in prepared.scaling:
         return samples

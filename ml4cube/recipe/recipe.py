@@ -137,10 +137,6 @@ class Recipe:
             window_dims, array_dims = _stored_dims(size, None)
             object.__setattr__(self, "window_dims", window_dims)
             object.__setattr__(self, "array_dims", array_dims)
-        if both := set(self.targets) & set(self.features or ()):
-            raise InvalidValueError(
-                f"features and targets (to_pred) must differ, got {sorted(both)} in both"
-            )
 
     def _check_const(self) -> None:
         if "constant" in self._fills.values():
@@ -215,6 +211,10 @@ class Recipe:
         window_dims, stored_dims = _stored_dims(size, array_dims)
         feature_names = parse_names("features", features)
         targets = parse_names("to_pred", to_pred)
+        if both := set(targets) & set(feature_names):
+            raise InvalidValueError(
+                f"features and targets (to_pred) must differ, got {sorted(both)} in both"
+            )
         if isinstance(fill_method, str):
             check_choice("fill_method", fill_method, FILL_METHODS)
             left_out = {*targets, *unfilled}
@@ -272,6 +272,11 @@ class Recipe:
         """
         floats = [name for name, dtype in dtypes.items() if np.dtype(dtype).kind == "f"]
         return [name for name in floats if name not in self.classes]
+
+    @property
+    def predicted(self) -> tuple[str, ...]:
+        """Variables that a model returns: the targets, or else the features, as they are."""
+        return self.targets or self.features or ()
 
     @property
     def fills_from_train(self) -> bool:

@@ -58,9 +58,10 @@ from ml4cube.preprocessing.cubes import present_mask
 from ml4cube.preprocessing.rescaling import warn_of_erased
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.fitted import scaling_of
 from ml4cube.recipe.recipe import FillLike, Recipe
 from ml4cube.sampling.cf_encoding import axis_of, origin_name
-from ml4cube.sampling.rescaling import scaling_of, select_statistics
+from ml4cube.sampling.rescaling import select_statistics
 from ml4cube.sampling.samples import Schema
 from ml4cube.sampling.tiling import Callback, TiledRecipe, UsedBlocks, block_order, name_of, tiling
 from ml4cube.splits import assign_block_split
@@ -295,7 +296,9 @@ class Sampling:
     def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
         """Return the scaling of every variable, in every cell of the cube."""
         recipe = self.recipe
-        scaling = scaling_of(statistics, recipe.scale_fn, self.ds, recipe.dims)
+        sizes = self.tiled.bound.sizes
+        coords = {dim: self.ds.indexes[dim].values for dim in sizes if dim in self.ds.indexes}
+        scaling = scaling_of(statistics, recipe.scale_fn, sizes, coords)
         if schema is None:
             return scaling
         size = dict(zip(recipe.dims, recipe.size, strict=True))

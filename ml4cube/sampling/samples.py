@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,8 @@ from ml4cube.core.grid import Block
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS, holds_dtype
-from ml4cube.recipe.preparation import (
-    Arrays,
-    Preparation,
-    cut,
-    fills_of,
-    mask_cells,
-    wait_for_cut,
-)
+from ml4cube.recipe.fitted import fills_of
+from ml4cube.recipe.preparation import Arrays, cut, mask_cells, wait_for_cut
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT
 from ml4cube.sampling.tiling import Callback, TiledRecipe
@@ -44,16 +39,12 @@ def make_samples(
     """Make samples of the windows of a role in `keep`, of some variables; not scaled yet."""
     bound = tiled.bound.by_role[role]
     recipe = bound.recipe
-    mask = None
-    if recipe.mask_makes_gaps:
-        mask = recipe.filter_var
-    masked = mask_cells(cells, recipe.variables if names is None else names, mask)
+    masked = mask_cells(cells, recipe.variables if names is None else names, bound.mask)
     floats = [name for name, values in masked.items() if values.dtype.kind == "f"]
     # Samples are scaled when the statistics are known, and after the callback.
-    fills = fills_of(recipe, floats, tiled.fill)
-    preparation = Preparation(bound.sizes, mask, fills, scaling={})
+    bound = replace(bound, fills=fills_of(recipe, floats, tiled.fill))
     # Most windows may be dropped, and their cells need no statistics to fill them by.
-    prepared = wait_for_cut(masked, bound.cells_of(tile), preparation)
+    prepared = wait_for_cut(masked, bound.cells_of(tile), bound)
     windows = bound.windows_in(tile)
     index = np.unravel_index(keep, tuple(tile.shape.values()))
     samples = {name: cut(prepared, name, windows, index) for name in masked}

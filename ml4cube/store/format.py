@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +52,7 @@ from ml4cube.ledger.manifest import (
     write_manifest,
 )
 from ml4cube.recipe.bound import BoundRecipe
+from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.store.shard_encoding import Compressor, encode_shard
 
@@ -463,6 +464,14 @@ class StoreMetadata(Summarized):
     def recipe(self) -> Recipe:
         """How samples were cut, which holds for other cubes too."""
         return self.bound.recipe
+
+    @property
+    def fitted(self) -> FittedRecipe:
+        """Recipe and statistics of the samples, by which other cubes become the same inputs."""
+        described = self.provenance.get("variables", {})
+        variables = {name: described.get(name, {}) for name in self.variables}
+        recipe = replace(self.recipe, features=self.features)
+        return FittedRecipe(recipe, self.statistics, self.fill, variables)
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -209,7 +209,7 @@ def test_a_finished_cube_is_opened_by_the_same_call_and_refused_to_another(tmp_p
         "cells": "source: cells of 't'",
         "coordinates": "source: cells of 't'; result: 'time'",
         "attributes": "attributes: title was None and is \"'new'\"",
-        "scaling": "settings: preparation",
+        "scaling": "settings: scaling",
         "batches": "settings: batch_size was",
     }
     assert named.keys() == CHANGES.keys()

@@ -67,7 +67,7 @@ def test_windows_are_those_that_fit(bound: BoundRecipe) -> None:
 def test_windows_larger_than_the_cube_are_refused() -> None:
     recipe = Recipe.parse(SHAPE, ["a"], sample_size={"lat": 8})
     with pytest.raises(InvalidValueError, match="7"):
-        BoundRecipe(recipe, (10, 7, 9))
+        _ = BoundRecipe(recipe, (10, 7, 9)).windows
 
 
 @pytest.mark.parametrize(
