@@ -15,7 +15,7 @@ from ml4cube.training.advanced import AdvancedTrainer
 from ml4cube.training.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.exact_validation import exact_loader
+from ml4cube.training.ranks.shared_data import exact_loader
 from tests.training_parts import (
     At,
     assert_end_alike,

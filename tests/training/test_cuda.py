@@ -16,7 +16,7 @@ from torch import nn
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.prediction import predict_cube
 from ml4cube.training.pytorch import Trainer
-from ml4cube.training.ranks.clock import StepClock
+from ml4cube.training.run.epoch_times import StepClock
 from ml4cube.training.ranks.dist import World, ddp_cleanup, ddp_init
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

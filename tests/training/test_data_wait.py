@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ml4cube.training.ranks import device_time
-from ml4cube.training.run.data_wait import DataWait
+from ml4cube.training.run import epoch_times
+from ml4cube.training.run.epoch_times import DataWait
 
 
 class Machine:
@@ -47,7 +47,7 @@ class Event:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     Event.machine = machine = Machine()
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(device_time.time, "perf_counter", lambda: machine.host)
+    monkeypatch.setattr(epoch_times.time, "perf_counter", lambda: machine.host)
     return machine
 
 

@@ -23,7 +23,7 @@ from ml4cube.training import pytorch, pytorch_distributed, sklearn
 from ml4cube.training.advanced import AdvancedTrainer
 from ml4cube.training.inputs.rollout import Rollout
 from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.run import activations
+from ml4cube.training.run import rolled_out
 from ml4cube.training.trainer import Trainer as StepTrainer
 from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks
 from tests.training_parts import At, losses, resumed_alike, weights
@@ -444,23 +444,23 @@ def test_a_run_resumes_inside_its_schedule(tmp_path: Path) -> None:
 def test_too_little_memory_for_the_gradient_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     data = forecasts(weather(), 4)
     # Per sample and cell: X of 3 channels, tanh and its input of 4 channels, at most.
-    monkeypatch.setattr(activations, "free_memory", lambda device: 3 * 4 * LAT * LON * 4 * 3 - 1)
+    monkeypatch.setattr(rolled_out, "free_memory", lambda device: 3 * 4 * LAT * LON * 4 * 3 - 1)
     with pytest.warns(UserWarning, match="the gradient of rollout=4 steps needs about .* GB"):
         trainer(data, rollout=4, loss=nn.MSELoss()).train()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer(data, rollout=4, rollout_gradient=1).train()
-        monkeypatch.setattr(activations, "free_memory", lambda device: None)
+        monkeypatch.setattr(rolled_out, "free_memory", lambda device: None)
         trainer(data, rollout=4).train()
 
 
 def test_what_a_call_keeps_for_its_gradient() -> None:
     model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 1))
-    saved = activations.SavedForGradient()
+    saved = rolled_out.SavedForGradient()
     with saved:
         model(torch.zeros(8, 10))
     assert saved.nbytes == 8 * 10 * 4 + 8 * 20 * 4  # the input, and the result of tanh
-    assert activations.free_memory(torch.device("cpu")) > 0
+    assert rolled_out.free_memory(torch.device("cpu")) > 0
 
 
 @pytest.mark.parametrize(

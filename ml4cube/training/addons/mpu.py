@@ -23,7 +23,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch
 from ml4cube.training.ranks.environment import count_gpus, pick_of
-from ml4cube.training.ranks.exact_validation import with_sampler
+from ml4cube.training.ranks.shared_data import with_sampler
 
 logger = logging.getLogger(__name__)
 

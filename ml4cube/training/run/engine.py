@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import caller_level, listed
+from ml4cube.core.errors import RunError, caller_level, listed
 from ml4cube.loading.handover import BatchCopy
 from ml4cube.training.inputs.batches import describe_batch
 from ml4cube.training.inputs.checks import bad_loss, check_trainable
@@ -32,7 +32,6 @@ from ml4cube.training.inputs.outside_model import (
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.ranks.fsdp import make_strategy
 from ml4cube.training.ranks.world import World
-from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.run_state import RunState
 
@@ -283,3 +282,28 @@ class Engine:
         if self._autocast_dtype is None:
             return _NO_CONTEXT
         return torch.autocast(self.world.device.type, dtype=self._autocast_dtype)
+
+
+def compiled(
+    model: nn.Module, setting: bool | str | Mapping[str, Any], device: torch.device
+) -> nn.Module:
+    """Return a model that computes the same through `torch.compile`."""
+    if setting is False:
+        return model
+    arguments: Mapping[str, Any] = {}
+    if isinstance(setting, str):
+        arguments = {"backend": setting}
+    elif isinstance(setting, Mapping):
+        arguments = setting
+    try:
+        # Without this trial, a missing compiler is an error deep inside the first step, after all
+        # loaders have started.
+        torch.compile(lambda x: x * 2, **arguments)(torch.ones(2, device=device))
+    except Exception as error:
+        # Backends and what they call raise all kinds of errors.
+        reason = str(error).strip().split("\n")[0]
+        raise RunError(
+            f"compile={setting!r}: torch.compile fails here ({type(error).__name__}: {reason}); "
+            "install a C++ compiler (on GPUs Triton), or leave compile out"
+        ) from error
+    return cast(nn.Module, torch.compile(model, **arguments))

@@ -1,14 +1,164 @@
-"""How this rank spends the training of an epoch."""
+"""How this rank spends an epoch: computing, waiting for batches, waiting for other ranks.
+
+In a backward pass, gradients are reduced while others are still computed. The time from the last
+gradient of this rank to the end of the pass is spent waiting for communication and other ranks. It
+is measured on every 50th step, from the third on, by hooks that exist only in these steps. A GPU
+tells times by events in its queue; nothing waits for them within the epoch.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
-from ml4cube.training.ranks.clock import StepClock
+import torch
+from torch import nn
+
 from ml4cube.training.ranks.world import World
-from ml4cube.training.run.data_wait import DataWait
+
+_PERIOD = 50  # steps
+_FIRST = 2  # the first two steps include setup
+
+# When a span began and ended.
+Span = tuple[Any, Any]
+
+
+class DeviceTime:
+    """Moments of a device: seconds, or events of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.uses_events = device.type == "cuda"
+
+    def now(self) -> Any:
+        """Return this moment."""
+        if not self.uses_events:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def is_over(self, moment: Any) -> bool:
+        """Return True if the device has passed a moment."""
+        return not self.uses_events or bool(moment.query())
+
+    def seconds(self, span: Span) -> float:
+        """Return the length of a span; waits until the device has passed it."""
+        start, end = span
+        if self.uses_events:
+            end.synchronize()
+            return float(start.elapsed_time(end)) / 1000
+        return float(end - start)
+
+
+class DataWait:
+    """The time, in with blocks, for which a device computes nothing as a batch is not there yet.
+
+    A GPU computes while the host fetches the next batch. So events in its queue, which it passes
+    when it has computed what came before, tell how long it waits; nothing waits for them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._time = DeviceTime(device)
+        self._began: Any = None
+        self._seconds = 0.0
+        # Of waits that the GPU has not passed yet, as many as steps that it has not computed.
+        self._under_way: deque[Span] = deque()
+
+    def __enter__(self) -> None:
+        """Begin to count."""
+        self._began = self._time.now()
+
+    def __exit__(self, *_: object) -> None:
+        span = (self._began, self._time.now())
+        if not self._time.uses_events:  # no need to wait until the device has passed it
+            self._seconds += self._time.seconds(span)
+            return
+        self._under_way.append(span)
+        while self._under_way and self._time.is_over(self._under_way[0][1]):
+            self._add_first()
+
+    @property
+    def seconds(self) -> float:
+        """The time that was counted; waits until the device has passed all of it."""
+        while self._under_way:
+            self._add_first()
+        return self._seconds
+
+    def _add_first(self) -> None:
+        self._seconds += self._time.seconds(self._under_way.popleft())
+
+
+class StepClock:
+    """The fraction of its steps that this rank spends waiting for others."""
+
+    def __init__(self, world: World, *, active: bool = True) -> None:
+        self._world, self._active = world, active
+        self._time = DeviceTime(world.device)
+        self._in_timed_step = False
+        self._is_forward = False  # the model has been called for the batch under way
+        self._wait_start: Any = None  # when this rank last computed a gradient
+        self._steps: list[Span] = []
+        self._waits: list[Span] = []
+
+    def timed(self, model: nn.Module, steps: int) -> AbstractContextManager[None]:
+        """Time the step in the body, if that is due after so many steps."""
+        due = steps % _PERIOD == _FIRST and self._world.size > 1 and self._active
+        if due:
+            return self._timing(model)
+        return nullcontext()
+
+    def end_backward(self) -> None:
+        """End the waiting time, after a backward pass."""
+        self._is_forward = False
+        if self._in_timed_step:
+            self._end_wait()
+
+    def waiting_fraction(self) -> float | None:
+        """Return the fraction of the timed steps spent waiting; None if none was timed."""
+        if self._world.size == 1:
+            return 0.0
+        total = sum(map(self._time.seconds, self._steps))
+        waited = sum(map(self._time.seconds, self._waits))
+        if not total:
+            return None
+        return min(waited / total, 1.0)
+
+    @contextmanager
+    def _timing(self, model: nn.Module) -> Iterator[None]:
+        hooks: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._restart_wait)  # type: ignore[no-untyped-call]
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        step_start = self._wait_start = self._time.now()
+        if next(model.buffers(), None) is not None:
+            # DDP broadcasts buffers before the forward pass of the model.
+            hooks.append(model.register_forward_pre_hook(self._begin_forward))
+        self._in_timed_step = True
+        try:
+            yield
+        finally:
+            self._in_timed_step = False
+            for hook in hooks:
+                hook.remove()
+        self._steps.append((step_start, self._time.now()))
+
+    def _begin_forward(self, *_: Any) -> None:
+        # A batch may call the model several times, and waits only before the first.
+        if not self._is_forward:
+            self._end_wait()
+        self._is_forward = True
+
+    def _restart_wait(self, parameter: torch.Tensor) -> None:
+        self._wait_start = self._time.now()
+
+    def _end_wait(self) -> None:
+        now = self._time.now()
+        self._waits.append((self._wait_start, now))
+        self._wait_start = now
 
 
 class EpochTimes:

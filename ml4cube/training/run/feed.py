@@ -21,7 +21,7 @@ from ml4cube.training.inputs.batches import (
     set_epoch,
 )
 from ml4cube.training.inputs.steps import Portion, Weight
-from ml4cube.training.ranks.unshared_data import share_out
+from ml4cube.training.ranks.shared_data import share_out
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.run_state import RunState
 from ml4cube.training.state import TrainState, capture_rng, restore_rng

@@ -20,7 +20,7 @@ from ml4cube.training.inputs.batches import (
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.measure.validation import ValidationMeasures, refuse_non_finite
-from ml4cube.training.ranks.exact_validation import exact_loader
+from ml4cube.training.ranks.shared_data import exact_loader
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.state import kept_rng
 
