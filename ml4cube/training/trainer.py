@@ -1,7 +1,7 @@
 """A Trainer whose steps you write: `train_step` and `test_step`.
 
-Every call of `Trainer.run` makes a `Loop` that calls these steps (`trainer_runs`). What one loop
-has reached is kept in the Trainer (`TrainerState`), and the next loop continues from there.
+Every call of `Trainer.run` makes a `Loop` that calls these steps. What one loop has reached is kept
+in the Trainer (`TrainerState`), and the next loop continues from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
 from ml4cube.training.ranks.dist import join
-from ml4cube.training.run import trainer_runs
 from ml4cube.training.run.trainer_state import ProgressChecker, TrainerState
 from ml4cube.training.state import History
 
@@ -181,10 +180,10 @@ class Trainer(TrainerState):
         )
         self.check_step(f"{self.mode}_step")
         if self.mode == "train":
-            trainer_runs.check_optimizer(self)
+            self._check_optimizer()
         self.log_bar = log_bar
         self._callbacks = [
-            trainer_runs.follow(self),
+            self._best,
             *reporters(log_bar and progress, loggers, web),
             *as_callbacks(callbacks),
         ]
@@ -193,10 +192,6 @@ class Trainer(TrainerState):
         self._may_return_output = self._overrides("test_step")
         if not self.is_sharded:  # A sharded model may be too large for one device.
             self.model.to(world.device)
-
-    def _summary(self) -> Any:
-        """Return how far training is, the next call, and what is trained with what."""
-        return trainer_runs.summary_of(self)
 
     # ------------------------------------------------- methods that subclasses define
 
@@ -312,7 +307,7 @@ class Trainer(TrainerState):
         """
         check_count("n_epoch", n_epoch)
         if self.mode == "train":
-            trainer_runs.train(self, n_epoch, loader, valid_loader, ("run_epoch", "run_batch"))
+            self._train(n_epoch, loader, valid_loader, ("run_epoch", "run_batch"))
             return self.history
         if valid_loader is not None:
             raise InvalidTypeError("mode='test' tests on loader; leave valid_loader out")
@@ -344,7 +339,7 @@ class Trainer(TrainerState):
             return loop_method(loader)
         if self.mode == "test":
             return self._test(loader)
-        trainer_runs.train(self, 1, loader, None, ("run_batch",))
+        self._train(1, loader, None, ("run_batch",))
         last_row = {name: values[-1] for name, values in self.history.to_dict().items()}
         return {name: value for name, value in last_row.items() if value is not None}
 
@@ -367,8 +362,8 @@ class Trainer(TrainerState):
         if loop_method is not None:
             return loop_method(batch)
         if self.mode == "train":
-            return trainer_runs.train_batch(self, batch)
-        row = trainer_runs.evaluate(self, [batch], wrapped=())
+            return self._train_batch(batch)
+        row = self._evaluate([batch], wrapped=())
         return {name.removeprefix("val_"): value for name, value in row.items()}
 
     def evaluate(self, loader: Any) -> dict[str, Any]:
@@ -390,7 +385,7 @@ class Trainer(TrainerState):
             If it gives no sample.
         """
         self.check_step("test_step")
-        return trainer_runs.evaluate(self, loader) | self.user_metrics()
+        return self._evaluate(loader) | self.user_metrics()
 
     def inference(self, loader: Iterable[Any]) -> Any:
         """Return the model's predictions for every sample of a loader, in its order.
@@ -413,7 +408,7 @@ class Trainer(TrainerState):
         InvalidValueError
             If its samples hold several steps of a forecast, and no step of your own predicts them.
         """
-        return trainer_runs.predict(self, loader)
+        return self._predict(loader)
 
     @property
     def device(self) -> torch.device:

@@ -16,8 +16,8 @@ from torch import nn
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.prediction import predict_cube
 from ml4cube.training.pytorch import Trainer
-from ml4cube.training.run.epoch_times import StepClock
 from ml4cube.training.ranks.dist import World, ddp_cleanup, ddp_init
+from ml4cube.training.run.epoch_times import StepClock
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = "cuda:0"

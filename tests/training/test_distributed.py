@@ -41,8 +41,7 @@ from ml4cube.training.pytorch_distributed import dist_train
 from ml4cube.training.ranks import dist as ranks_dist
 from ml4cube.training.ranks import requests, world
 from ml4cube.training.ranks.dist import World, ddp_init, pick_device
-from ml4cube.training.ranks.shared_data import exact_loader
-from ml4cube.training.ranks.shared_data import find_unshared
+from ml4cube.training.ranks.shared_data import exact_loader, find_unshared
 from ml4cube.training.trainer import Trainer as AddonTrainer
 from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks, on_ranks
 from tests.samplestores import write_store

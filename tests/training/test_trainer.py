@@ -655,7 +655,7 @@ def test_weights_loaded_after_an_interrupt_are_not_replaced_by_those_of_the_snap
         make(model=network(seed=5)).save_model(tmp_path / "other.pt")
         run.load_model(tmp_path / "other.pt")
     else:
-        run.best_weights = network(seed=5).state_dict()
+        run._best.weights = network(seed=5).state_dict()
         run.apply_weights()
     run.optimizer.param_groups[0]["lr"] = 0.0
     epochs = run.progress_checker.epoch

@@ -83,15 +83,12 @@ class _State(TrainerBase):  # type: ignore[misc]
         for name, part in parts.items():
             if part is not None:
                 part.load_state_dict(state[name])
-        self.best_epoch, self.best_loss, self._best_step = state["best"]
+        epoch, value, self._best_step = state["best"]
+        best = {"epoch": epoch, "value": value, "weights": None, "outside": None}
         # By the step, because the best may be a validation inside an epoch.
-        is_best = self._best_step == state["step"]
-        self.best_weights = None
-        if is_best:
-            self.best_weights = state["model"]
-        self.best_outside = None
-        if is_best:
-            self.best_outside = state.get("outside")
+        if self._best_step == state["step"]:
+            best |= {"weights": state["model"], "outside": state.get("outside")}
+        self._best.load_state_dict(best)
         self.start_at(TrainState(epoch=state["epoch"], step=state["step"]))
         return int(state["epoch"])
 

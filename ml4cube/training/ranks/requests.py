@@ -27,7 +27,8 @@ _SIGNALS = [getattr(signal, n) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal
 class Signals:
     """A context that records SIGTERM (save and stop) and SIGUSR1 (save and continue)."""
 
-    # They are handled between steps. Python allows signal handlers only in the main thread; elsewhere nothing is recorded.
+    # They are handled between steps. Python allows signal handlers only in the main thread;
+    # elsewhere nothing is recorded.
 
     def __init__(self, *, active: bool = True) -> None:
         self.must_save = self.must_stop = False

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from ml4cube.core.errors import InvalidTypeError, check_whole
-from ml4cube.training.events import Callback, TrainingLoop, monitored
+from ml4cube.training.callbacks import BestModel
+from ml4cube.training.events import TrainingLoop, monitored
 from ml4cube.training.inputs.batches import count_samples
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Step, StepResult
 from ml4cube.training.run.supervised_step import Supervised
-from ml4cube.training.run.trainer_state import TrainerState
 from ml4cube.training.state import capture_rng, restore_rng
 
 _FOR_METRICS = ("output", "target")
@@ -30,7 +30,7 @@ class UserStep(Step):
     function which `Trainer.pending` holds for it.
     """
 
-    def __init__(self, trainer: TrainerState, wrapped: tuple[str, ...]) -> None:
+    def __init__(self, trainer: Any, wrapped: tuple[str, ...]) -> None:
         self._trainer = trainer
         self._overridden = [name for name in wrapped if trainer._overrides(name)]
         self.counts_itself = trainer._overrides("count_samples")
@@ -75,7 +75,8 @@ class UserStep(Step):
     @property
     def modules(self) -> dict[str, nn.Module]:
         """Modules that the user's methods may use."""
-        return self._trainer._modules()
+        modules: dict[str, nn.Module] = self._trainer._modules()
+        return modules
 
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
         """Return the weight of a batch's loss; None is its number of samples."""
@@ -137,12 +138,12 @@ class UserStep(Step):
 
     def _default_step(self, training: bool) -> Supervised | None:
         """Return the step made of the Trainer's loss, if the user defines none."""
-        if self._trainer.loss_step is not None:
-            self._trainer.loss_step.epoch = self.epoch
-        overridden = self._trainer._overrides("train_step" if training else "test_step")
-        if overridden:
+        default_step: Supervised | None = self._trainer.loss_step
+        if default_step is not None:
+            default_step.epoch = self.epoch
+        if self._trainer._overrides("train_step" if training else "test_step"):
             return None
-        return self._trainer.loss_step
+        return default_step
 
     def _to_result(self, name: str, values: Any) -> StepResult:
         """Check and log what a user's step returned, and return it as a StepResult."""
@@ -167,18 +168,13 @@ class UserStep(Step):
         return StepResult(values["loss"], values.get("output"), values.get("target"), logs)
 
 
-class FollowTrainer(Callback):
+class FollowTrainer(BestModel):
     """Keep a Trainer's logs, progress and best weights up to date with the loop."""
 
-    def __init__(self, trainer: TrainerState) -> None:
+    def __init__(self, trainer: Any, mode: str) -> None:
+        super().__init__(mode=mode)  # the column is that of each run
         self._trainer = trainer
-        self.mode = trainer._options.mode
         self._rng: dict[str, Any] | None = None
-
-    @property
-    def monitor(self) -> str:
-        """The column that chooses the best epoch of the run under way."""
-        return "" if self._trainer._loop is None else self._trainer._loop.monitor
 
     def on_train_start(self, loop: TrainingLoop) -> None:
         """Continue with the random state at the end of the run before."""
@@ -201,37 +197,20 @@ class FollowTrainer(Callback):
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Update the counts, and keep the weights if they are the best."""
         self._trainer.progress_checker.follow(loop.state)
-        self._trainer.check_better(row["epoch"], monitored(row, loop.monitor))
+        self._trainer.check_better(row["epoch"], monitored(row, self.monitor))
 
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Update the counts, also if nothing was validated."""
         self._trainer.progress_checker.follow(loop.state)
 
     def on_train_end(self, loop: TrainingLoop) -> None:
-        """Remember the random state."""
+        """Remember the random state; the model keeps the weights of the last epoch."""
         self._rng = capture_rng(loop.world.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best weights so far, and their epoch and value."""
-        trainer = self._trainer
-        return {
-            "epoch": trainer.best_epoch,
-            "loss": trainer.best_loss,
-            "weights": trainer.best_weights,
-            "outside": trainer.best_outside,
-        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the best weights; a snapshot restores the random state itself."""
-        trainer = self._trainer
-        trainer.best_epoch, trainer.best_loss = state["epoch"], state["loss"]
-        trainer.best_weights = state["weights"]
-        trainer.best_outside = state.get("outside")
+        super().load_state_dict(state)
         self._rng = None
-
-    def forget(self) -> None:
-        """Forget the best epoch."""
-        self.load_state_dict({"epoch": None, "loss": None, "weights": None})
 
 
 def _is_number(value: Any) -> bool:
