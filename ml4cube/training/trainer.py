@@ -28,7 +28,8 @@ from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
 from ml4cube.training.ranks.dist import join
-from ml4cube.training.run.trainer_state import ProgressChecker, TrainerState
+from ml4cube.training.run.trainer_runs import TrainerRuns
+from ml4cube.training.run.trainer_state import ProgressChecker
 from ml4cube.training.state import History
 
 __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint", "ProgressChecker", "Trainer"]
@@ -36,7 +37,7 @@ __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint", "ProgressCheck
 DeviceOrDevices = str | torch.device | Sequence[str | torch.device] | None
 
 
-class Trainer(TrainerState):
+class Trainer(TrainerRuns):
     """Train with steps of your own: subclass it, or give a `loss`.
 
     A subclass defines ``train_step(batch)`` and ``test_step(batch)``, which call ``self.model``

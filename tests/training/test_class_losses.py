@@ -15,7 +15,7 @@ from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.prediction import predict_cube
 from ml4cube.training.losses import CrossEntropy, MaskedLoss, area_weights, balanced_weights
-from ml4cube.training.measure.means import BatchMean
+from ml4cube.training.measure.scores import BatchMean
 from ml4cube.training.pytorch import Trainer
 
 LABELS = (30, 10, 20)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.training.inputs.steps import StepResult
 from ml4cube.training.losses import MaskedLoss, area_weights, masked
-from ml4cube.training.measure.scores import Meter, Scores, check_metrics
-from ml4cube.training.ranks.dist import World
+from ml4cube.training.measure.means import Meter, Meters
+from ml4cube.training.measure.scores import Scores, check_metrics
 from ml4cube.training.run.supervised_step import Supervised
 from tests.distributed_runner import on_ranks
 from tests.oracle import band_areas, quadrilateral_areas
@@ -329,19 +330,18 @@ def test_batches_and_ranks_give_the_loss_of_all_at_once(loss, reduction, given):
         truth = loss(pred, target) / (n if reduction == "sum" else 1)
         (slope,) = torch.autograd.grad(truth, pred)
         step, meters, parts = Supervised(loss), [Meter(), Meter(), Meter()], []
-        scores = Scores({"score": loss}, torch.device("cpu"))
+        scores, means = Scores({"score": loss}, torch.device("cpu")), Meters()
         for rank, cut in cut_and_dealt(n, g):
             batch = pred[cut], target[cut]
             result, weight = step(nn.Identity(), batch), step.weigh(batch)
             parts.append((result.loss, len(batch[1]) if weight is None else weight))
             meters[rank].add(result.loss.detach(), len(batch[1]), weight)
-            scores.update(*(part.detach() for part in batch), len(batch[1]))
-        for meter in meters:
-            meter.flush()
-        below = sum(meter.weight for meter in meters)
-        found = sum(meter.total for meter in meters) / below
+            detached = StepResult(result.loss, *(part.detach() for part in batch))
+            scores.update(detached, len(batch[1]), means)
+        below = sum(meter.sums().weight for meter in meters)
+        found = sum(meter.sums().total for meter in meters) / below
         assert found == pytest.approx(truth.item(), rel=1e-5)
-        assert scores.compute(World.single("cpu"))["score"] == pytest.approx(found, rel=1e-6)
+        assert means.sums()["score"].mean == pytest.approx(found, rel=1e-6)
         joint = sum(part * (weight / below) for part, weight in parts)
         torch.testing.assert_close(torch.autograd.grad(joint, pred)[0], slope)
 
@@ -433,8 +433,9 @@ def test_a_prediction_that_would_be_broadcast_is_refused(loss):
             Supervised(loss)(nn.Identity(), (pred, target))
         assert str(tuple(pred.shape)) in str(caught.value)
         assert str(tuple(target.shape)) in str(caught.value)
+        result = StepResult(torch.zeros(()), pred, target)
         with pytest.raises(InvalidValueError, match=r"metrics\['m'\]|^loss="):
-            Scores({"m": loss}, torch.device("cpu")).update(pred, target, 5)
+            Scores({"m": loss}, torch.device("cpu")).update(result, 5, Meters())
 
 
 @pytest.mark.parametrize(

@@ -1,107 +1,190 @@
-"""Weights of batch means, so that means over batches and ranks are exact."""
+"""Means of losses and metrics over batches, exact on any number of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, partial
-from typing import Any
+import math
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from ml4cube.training.inputs.loss_functions import (
-    ClassWeights,
-    ShapeChecked,
-    as_labels,
-    is_over_classes,
-    reduced,
-    setting,
-)
-from ml4cube.training.losses import MaskedLoss
+from ml4cube.core.errors import EmptyPartError, RunError
+from ml4cube.training.inputs.steps import StepResult, Weight
+from ml4cube.training.ranks.world import World
+
+_BUFFER_SIZE = 512  # batches whose means are on the device before they are summed on the host
 
 
-class BatchMean:
-    """A loss or metric as a mean over a batch, and the weight of the batch."""
+class NonFiniteLoss(NamedTuple):
+    """The first batch or step whose loss is NaN or infinite."""
 
-    # The sum of ``mean * weight`` over batches, divided by the sum of ``weight``, equals the loss
-    # of all of them in one batch. A loss of torch over classes divides by the weights of the
-    # classes that are not ignored, so this is its weight. A loss of a user may have a method
-    # `weigh`. The weight of any other loss is its number of samples. A loss that sums is divided by
-    # its samples here. With weights of samples or cells, the loss is a `MaskedLoss`.
+    number: int  # from 0
+    loss: float
+    target_has_gaps: bool
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._given, reduction = function, setting(function, "reduction")
-        self._weigh = getattr(function, "weigh", None)
-        self._is_sum = reduction == "sum"
-        self._function = ShapeChecked(name, function)
-        self._class_weights: ClassWeights | None = None
-        if reduction == "mean" and is_over_classes(function):
-            self._class_weights = ClassWeights(function)
-            self._sum = ShapeChecked(name, reduced(function, "sum"))
 
-    def __call__(
-        self, pred: Any, target: Any, samples: int, weights: torch.Tensor | None = None
-    ) -> Any:
-        """Return the mean of one batch."""
-        if weights is not None:
-            return self._masked(pred, target, weights)
-        if self._class_weights is not None:
-            target, _ = as_labels(target, None, self._class_weights.ignored, pred)
-        class_weights = None
-        if self._class_weights is not None:
-            class_weights = self._class_weights(target)
-        if class_weights is None:
-            value = self._function(pred, target)
-            if self._is_sum:
-                return value / samples
-            return value
-        # Of a batch in which all targets are ignored, the sum is 0, but the mean would be NaN.
-        smallest = torch.finfo(class_weights.dtype).tiny
-        return self._sum(pred, target) / class_weights.sum().clamp_min(smallest)
+class Sums(NamedTuple):
+    """The sums of a weighted mean on one rank: ``total`` is the sum of value times weight."""
+
+    samples: int = 0
+    total: float = 0.0
+    weight: float = 0.0
 
     @property
-    def has_weights(self) -> bool:
-        """True if batches weigh otherwise than by their number of samples."""
-        return self._weigh is not None or self._class_weights is not None
-
-    def weigh(self, target: Any, weights: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Return the weight of a batch; None means its number of samples."""
-        if weights is not None:
-            return self._masked.weigh(target, weights)
-        if self._weigh is not None:
-            weight: torch.Tensor = self._weigh(target)
-            return weight
-        if self._class_weights is not None:
-            target, _ = as_labels(target, None, self._class_weights.ignored)
-        class_weights = None
-        if self._class_weights is not None:
-            class_weights = self._class_weights(target)
-        if class_weights is None:
+    def mean(self) -> float | None:
+        """The mean; None without samples that count."""
+        if not self.weight:
             return None
-        return class_weights.sum()
+        return self.total / self.weight
 
-    def leaves_gaps_out(self, target: torch.Tensor) -> bool:
-        """Return True if cells whose target is NaN do not count."""
-        if self._class_weights is not None:
-            return as_labels(target, None, self._class_weights.ignored)[0] is not target
-        return isinstance(self._given, MaskedLoss)
 
-    @cached_property
-    def has_cell_values(self) -> bool:
-        """True if the function is known to have a value per cell, which can be weighted."""
-        if isinstance(self._given, MaskedLoss):
-            return True
-        function = self._given
-        if isinstance(self._given, partial):
-            function = self._given.func
-        origin = function
-        if isinstance(function, nn.Module):
-            origin = type(function)
-        is_of_torch = getattr(origin, "__module__", "").startswith("torch.nn.")
-        return is_of_torch and setting(self._given, "reduction") is not None
+class Meter:
+    """A weighted mean of batch means."""
 
-    @cached_property  # made at the first batch with weights, because it copies the user's loss
-    def _masked(self) -> MaskedLoss:
-        if isinstance(self._given, MaskedLoss):
-            return self._given
-        return MaskedLoss(self._given)
+    # Values stay on the device until `flush`, because reading one makes the host wait.
+
+    def __init__(self, sums: Iterable[Any] = Sums()) -> None:
+        self._samples, self._total, self._weight = sums
+        self._batches_summed = 0
+        self._bad: NonFiniteLoss | None = None
+        # Mean and weight of a batch, and NaN (or another number) if its target has gaps (or not).
+        self._buffer: list[tuple[torch.Tensor, Weight, torch.Tensor | None]] = []
+
+    def add(
+        self,
+        value: torch.Tensor,
+        samples: int,
+        weight: Weight | None = None,
+        gaps: torch.Tensor | None = None,
+    ) -> None:
+        """Add the mean of one batch, whose weight is by default its number of samples."""
+        self._samples += samples
+        self._buffer.append((value, samples if weight is None else weight, gaps))
+        if len(self._buffer) >= _BUFFER_SIZE:
+            self.flush()
+
+    def flush(self) -> NonFiniteLoss | None:
+        """Sum the buffered batches; return the first batch whose mean is not finite."""
+        if self._buffer:
+            values, weights, gaps = zip(*self._buffer, strict=True)
+            for value, weight, gap in zip(_to_host(values), _to_host(weights), gaps, strict=True):
+                self._total += value * weight
+                self._weight += weight
+                if self._bad is None and not math.isfinite(value):
+                    has_gaps = gap is not None and bool(gap.isnan())
+                    self._bad = NonFiniteLoss(self._batches_summed, value, has_gaps)
+                self._batches_summed += 1
+            self._buffer.clear()
+        return self._bad
+
+    def sums(self) -> Sums:
+        """Return the sums."""
+        self.flush()
+        return Sums(self._samples, self._total, self._weight)
+
+
+class Meters:
+    """Weighted means of several quantities, by column."""
+
+    def __init__(self, sums: Mapping[str, Iterable[Any]] | None = None) -> None:
+        self._meters = {name: Meter(saved) for name, saved in (sums or {}).items()}
+
+    def __getitem__(self, name: str) -> Meter:
+        return self._meters.setdefault(name, Meter())
+
+    def sums(self) -> dict[str, Sums]:
+        """Return the sums of this rank."""
+        return {name: meter.sums() for name, meter in self._meters.items()}
+
+    def add_logs(self, prefix: str, result: StepResult, samples: int) -> None:
+        """Add what a step logs of a batch, in columns with a prefix."""
+        for name, value in result.logs.items():
+            self[prefix + name].add(torch.as_tensor(value).detach(), samples)
+
+    def columns(self, world: World, loss: str, data: str) -> dict[str, float]:
+        """Return the means over all ranks, whose quantities may differ; every rank.
+
+        `loss` is the column of the loss, which must have samples; `data` names the argument that
+        gave them, for an error.
+        """
+        ranks_by_name: dict[str, list[Sums]] = {loss: []}
+        for rank_sums in world.gather_objects(self.sums()):
+            for name, sums in rank_sums.items():
+                ranks_by_name.setdefault(name, []).append(sums)
+        columns = {}
+        for name, ranks in ranks_by_name.items():
+            total = Sums(*map(sum, zip(*ranks, strict=True)))
+            if name == loss:
+                _check_counted(total, data)
+            columns[name] = math.nan if total.mean is None else total.mean
+        return columns
+
+
+def _check_counted(sums: Sums, data: str) -> None:
+    """Refuse data of which no sample, or no cell, counts in the loss."""
+    if not sums.samples and data == "train_data":
+        raise EmptyPartError(
+            "train_data gave no batch; it is empty, or drop_last dropped its only batch: use a "
+            "smaller batch_size"
+        )
+    if not sums.samples:
+        raise EmptyPartError(f"{data} gave no sample; give a part that is not empty, or None")
+    if not sums.weight > 0:
+        raise EmptyPartError(
+            f"{data} gave samples, but not one value that counts in the loss; check the gaps of "
+            "the target and the weights"
+        )
+
+
+def refuse_non_finite(
+    world: World, bad: NonFiniteLoss | None, what: str, epoch: int, unit: str
+) -> None:
+    """Raise on all ranks when a loss is not finite on any; every rank must call this."""
+    for rank, of_rank in enumerate(world.gather_objects(bad)):
+        if of_rank is None:
+            continue
+        advice = "Look for gaps in that batch, or lower the learning rate"
+        if of_rank.target_has_gaps:
+            advice = (
+                "The targets of that batch have gaps (NaN); MaskedLoss of "
+                "ml4cube.training.losses leaves them out: loss=MaskedLoss(your_loss)"
+            )
+        raise RunError(
+            f"the {what} loss is {of_rank.loss} on rank {rank}, epoch {epoch}, {unit} "
+            f"{of_rank.number + 1}; training stopped, the best model is as it was. {advice}"
+        )
+
+
+def rank_columns(
+    world: World, train: Meter, val: Meter | None, times: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """Return the seconds of the slowest rank, and the table of ranks; every rank must call this.
+
+    `times` are the columns of the table that say how this rank spent the epoch.
+    """
+    train_sums, val_sums = train.sums(), Sums()
+    if val is not None:
+        val_sums = val.sums()
+    rank_row: dict[str, Any] = {
+        "rank": world.rank,
+        "device": str(world.device),
+        "host": socket.gethostname(),
+        "train_n": train_sums.samples,
+        "train_loss": train_sums.mean,
+        "val_n": val_sums.samples,
+        "val_loss": val_sums.mean,
+        **times,
+    }
+    rank_rows = world.gather_objects(rank_row)
+    return {"seconds": max(row["seconds"] for row in rank_rows), "ranks": rank_rows}
+
+
+def _to_host(values: Sequence[float | torch.Tensor]) -> list[float]:
+    """Return numbers as they are, or scalar tensors after reading all at once from the device."""
+    if not isinstance(values[0], torch.Tensor):
+        return [float(value) for value in values]
+    stacked = torch.stack([torch.as_tensor(value) for value in values])
+    # In two steps, because some devices have no float64.
+    numbers: list[float] = stacked.cpu().double().tolist()
+    return numbers

@@ -1,8 +1,7 @@
-"""Sums of losses and metrics, exact on any number of ranks.
+"""Losses and metrics of batches, weighted so that means over batches and ranks are exact.
 
-`Meter` is the mean of one quantity, `Meters` are those of several by name, `Norms` are those of
-gradients, and `Scores` are the metrics of a validation pass: functions as means, objects (such as
-those of torchmetrics) by their own reduction.
+`BatchMean` is the mean of a function and its weight. `Scores` are the metrics of a validation pass:
+functions as means, objects (such as those of torchmetrics) by their own reduction.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,166 +19,107 @@ from torch import nn
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.loading.handover import to_device
 from ml4cube.training.inputs.checks import refuse_class
-from ml4cube.training.inputs.loss_functions import warn_if_unknown
-from ml4cube.training.inputs.steps import Weight
-from ml4cube.training.measure.means import BatchMean
-from ml4cube.training.ranks.dist import World
+from ml4cube.training.inputs.loss_functions import (
+    ClassWeights,
+    ShapeChecked,
+    as_labels,
+    is_over_classes,
+    reduced,
+    setting,
+    warn_if_unknown,
+)
+from ml4cube.training.inputs.steps import StepResult
+from ml4cube.training.losses import MaskedLoss
+from ml4cube.training.measure.means import Meters
+from ml4cube.training.ranks.world import World
 from ml4cube.training.state import COLUMNS
 
 logger = logging.getLogger(__name__)
 
-_BUFFER_SIZE = 512  # batches whose means are on the device before they are summed on the host
 
+class BatchMean:
+    """A loss or metric as a mean over a batch, and the weight of the batch."""
 
-class NonFiniteLoss(NamedTuple):
-    """The first batch or step whose loss is NaN or infinite."""
+    # The sum of ``mean * weight`` over batches, divided by the sum of ``weight``, equals the loss
+    # of all of them in one batch. A loss of torch over classes divides by the weights of the
+    # classes that are not ignored, so this is its weight. A loss of a user may have a method
+    # `weigh`. The weight of any other loss is its number of samples. A loss that sums is divided by
+    # its samples here. With weights of samples or cells, the loss is a `MaskedLoss`.
 
-    number: int  # from 0
-    loss: float
-    target_has_gaps: bool
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._given, reduction = function, setting(function, "reduction")
+        self._weigh = getattr(function, "weigh", None)
+        self._is_sum = reduction == "sum"
+        self._function = ShapeChecked(name, function)
+        self._class_weights: ClassWeights | None = None
+        if reduction == "mean" and is_over_classes(function):
+            self._class_weights = ClassWeights(function)
+            self._sum = ShapeChecked(name, reduced(function, "sum"))
 
-
-class Sums(NamedTuple):
-    """The sums of a weighted mean on one rank: ``total`` is the sum of value times weight."""
-
-    samples: int = 0
-    total: float = 0.0
-    weight: float = 0.0
+    def __call__(
+        self, pred: Any, target: Any, samples: int, weights: torch.Tensor | None = None
+    ) -> Any:
+        """Return the mean of one batch."""
+        if weights is not None:
+            return self._masked(pred, target, weights)
+        target, class_weights = self._as_classes(target, pred)
+        if class_weights is None:
+            value = self._function(pred, target)
+            if self._is_sum:
+                return value / samples
+            return value
+        # Of a batch in which all targets are ignored, the sum is 0, but the mean would be NaN.
+        smallest = torch.finfo(class_weights.dtype).tiny
+        return self._sum(pred, target) / class_weights.sum().clamp_min(smallest)
 
     @property
-    def mean(self) -> float | None:
-        """The mean; None without samples that count."""
-        if not self.weight:
+    def has_weights(self) -> bool:
+        """True if batches weigh otherwise than by their number of samples."""
+        return self._weigh is not None or self._class_weights is not None
+
+    def weigh(self, target: Any, weights: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Return the weight of a batch; None means its number of samples."""
+        if weights is not None:
+            return self._masked.weigh(target, weights)
+        if self._weigh is not None:
+            weight: torch.Tensor = self._weigh(target)
+            return weight
+        _, class_weights = self._as_classes(target)
+        if class_weights is None:
             return None
-        return self.total / self.weight
+        return class_weights.sum()
 
+    def leaves_gaps_out(self, target: torch.Tensor) -> bool:
+        """Return True if cells whose target is NaN do not count."""
+        labels, _ = self._as_classes(target)
+        return labels is not target or isinstance(self._given, MaskedLoss)
 
-def add_up(ranks: Iterable[Sums]) -> Sums:
-    """Return the sums of several ranks together."""
-    return Sums(*map(sum, zip(*ranks, strict=True)))
+    def _as_classes(self, target: Any, pred: Any = None) -> tuple[Any, torch.Tensor | None]:
+        """Return the target as a loss over classes takes it, and the class weights of its cells."""
+        if self._class_weights is None:
+            return target, None
+        labels, _ = as_labels(target, None, self._class_weights.ignored, pred)
+        return labels, self._class_weights(labels)
 
+    @cached_property
+    def has_cell_values(self) -> bool:
+        """True if the function is known to have a value per cell, which can be weighted."""
+        if isinstance(self._given, MaskedLoss):
+            return True
+        function = self._given
+        if isinstance(self._given, partial):
+            function = self._given.func
+        origin = function
+        if isinstance(function, nn.Module):
+            origin = type(function)
+        is_of_torch = getattr(origin, "__module__", "").startswith("torch.nn.")
+        return is_of_torch and setting(self._given, "reduction") is not None
 
-class Meter:
-    """A weighted mean of batch means."""
-
-    # Values stay on the device until `flush`, because reading one makes the host wait.
-
-    def __init__(self) -> None:
-        self.total = self.weight = 0.0
-        self.samples = 0
-        self._batches_summed = 0
-        self._bad: NonFiniteLoss | None = None
-        # Mean and weight of a batch, and NaN (or another number) if its target has gaps (or not).
-        self._buffer: list[tuple[torch.Tensor, Weight, torch.Tensor | None]] = []
-
-    def add(
-        self,
-        value: torch.Tensor,
-        samples: int,
-        weight: Weight | None = None,
-        gaps: torch.Tensor | None = None,
-    ) -> None:
-        """Add the mean of one batch, whose weight is by default its number of samples."""
-        self.samples += samples
-        self._buffer.append((value, samples if weight is None else weight, gaps))
-        if len(self._buffer) >= _BUFFER_SIZE:
-            self.flush()
-
-    def flush(self) -> NonFiniteLoss | None:
-        """Sum the buffered batches; return the first batch whose mean is not finite."""
-        if self._buffer:
-            values, weights, gaps = zip(*self._buffer, strict=True)
-            for value, weight, gap in zip(_to_host(values), _to_host(weights), gaps, strict=True):
-                self.total += value * weight
-                self.weight += weight
-                if self._bad is None and not math.isfinite(value):
-                    has_gaps = gap is not None and bool(gap.isnan())
-                    self._bad = NonFiniteLoss(self._batches_summed, value, has_gaps)
-                self._batches_summed += 1
-            self._buffer.clear()
-        return self._bad
-
-    def sums(self) -> Sums:
-        """Return the sums."""
-        self.flush()
-        return Sums(self.samples, self.total, self.weight)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums by name."""
-        return self.sums()._asdict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums."""
-        self.samples, self.total, self.weight = Sums(**state)
-
-
-class Meters:
-    """Weighted means of several quantities, by name."""
-
-    def __init__(self, prefix: str = "") -> None:
-        self._prefix = prefix
-        self._meters: dict[str, Meter] = {}
-
-    def add(
-        self, name: str, value: torch.Tensor, samples: int, weight: torch.Tensor | None = None
-    ) -> None:
-        """Add the mean of one quantity over a batch."""
-        self._meters.setdefault(name, Meter()).add(value, samples, weight)
-
-    def compute(self, world: World) -> dict[str, float]:
-        """Reduce over all ranks, whose quantities may differ; every rank must call this."""
-        sums_by_name: dict[str, list[Sums]] = {}
-        own_sums = {name: meter.sums() for name, meter in self._meters.items()}
-        for rank_sums in world.gather_objects(own_sums):
-            for name, sums in rank_sums.items():
-                sums_by_name.setdefault(name, []).append(sums)
-        means = {}
-        for name, ranks in sums_by_name.items():
-            mean = add_up(ranks).mean
-            if mean is None:
-                mean = math.nan
-            means[self._prefix + name] = mean
-        return means
-
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the sums, by name."""
-        return {name: meter.state_dict() for name, meter in self._meters.items()}
-
-    def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Restore the sums."""
-        for name, sums in state.items():
-            self._meters.setdefault(name, Meter()).load_state_dict(sums)
-
-
-class Norms:
-    """Mean and maximum of the gradient norms of an epoch."""
-
-    def __init__(self) -> None:
-        self._mean = Meter()
-        self._maximum: float | torch.Tensor = 0.0  # stays on the device, as in a Meter
-
-    def add(self, norm: torch.Tensor) -> None:
-        """Add the norm of one step, unless it is not finite: fp16 skips such steps."""
-        finite = norm.nan_to_num(0.0, 0.0, 0.0)
-        self._mean.add(finite, 1, norm.isfinite())
-        self._maximum = finite.clamp_min(self._maximum)
-
-    def columns(self) -> dict[str, float | None]:
-        """Return the columns for the History."""
-        mean = self._mean.sums().mean
-        maximum = None
-        if mean is not None:
-            maximum = float(self._maximum)
-        return {"grad_norm": mean, "grad_norm_max": maximum}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums and the maximum."""
-        return {"mean": self._mean.state_dict(), "highest": float(self._maximum)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums and the maximum."""
-        self._mean.load_state_dict(state["mean"])
-        self._maximum = state["highest"]
+    @cached_property  # made at the first batch with weights, because it copies the user's loss
+    def _masked(self) -> MaskedLoss:
+        if isinstance(self._given, MaskedLoss):
+            return self._given
+        return MaskedLoss(self._given)
 
 
 class Scores:
@@ -191,24 +131,22 @@ class Scores:
             for name, m in metrics.items()
             if not _is_object(m)
         }
-        self._means = Meters()  # of the functions
         # Copies, so that the user's own objects are not changed.
         self._objects = {n: _reset_copy(m, device) for n, m in metrics.items() if _is_object(m)}
         self._has_batches = False
 
-    def update(
-        self, pred: Any, target: Any, samples: int, weights: torch.Tensor | None = None
-    ) -> None:
-        """Add one batch, and the weights of its samples or cells."""
+    def update(self, result: StepResult, samples: int, meters: Meters) -> None:
+        """Add one batch; means of functions go to `meters`."""
+        pred, target = _without_half(result.pred), _without_half(result.target)
         if not self._has_batches:
             self._warn_of_logits(pred)
         self._has_batches = True
         for name, function in self._functions.items():
             used = None
             if function.has_cell_values:
-                used = weights
+                used = result.weights
             mean = _batch_mean(name, function(pred, target, samples, used))
-            self._means.add(name, mean, samples, function.weigh(target, used))
+            meters[name].add(mean, samples, function.weigh(target, used))
         for name, metric in self._objects.items():
             if hasattr(metric, "merge"):
                 metric.update(_to_numpy(name, pred), _to_numpy(name, target))
@@ -216,8 +154,8 @@ class Scores:
                 metric.update(pred, target)
 
     def compute(self, world: World) -> dict[str, float]:
-        """Reduce over all ranks; every rank must call this."""
-        columns = self._means.compute(world)
+        """Return what the objects compute over all ranks; every rank must call this."""
+        columns: dict[str, float] = {}
         for name, metric in self._objects.items():
             result = _by_index(_compute_over_ranks(metric, self._has_batches, world))
             if isinstance(result, Mapping):
@@ -260,16 +198,6 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(metrics)
 
 
-def _to_host(values: Sequence[float | torch.Tensor]) -> list[float]:
-    """Return numbers as they are, or scalar tensors after reading all at once from the device."""
-    if not isinstance(values[0], torch.Tensor):
-        return [float(value) for value in values]
-    stacked = torch.stack([torch.as_tensor(value) for value in values])
-    # In two steps, because some devices have no float64.
-    numbers: list[float] = stacked.cpu().double().tolist()
-    return numbers
-
-
 def _batch_mean(name: str, value: Any) -> torch.Tensor:
     """Return what a function gave for a batch, which must be one number, as a scalar tensor."""
     try:
@@ -284,6 +212,13 @@ def _batch_mean(name: str, value: Any) -> torch.Tensor:
             f"{tuple(tensor.shape)}"
         )
     return tensor.reshape(())
+
+
+def _without_half(value: Any) -> Any:
+    """Convert half precision to float32, in which metrics are computed."""
+    if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+        return value.float()
+    return value
 
 
 def _to_numpy(name: str, value: Any) -> Any:

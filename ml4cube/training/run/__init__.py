@@ -2,6 +2,6 @@
 
 A `loop` has an `engine`, which takes optimizer steps, and one `run_state`, which says how far the
 run is. `feed` gives training batches, `validation` passes over validation data, `supervised_step`
-is the usual step, `snapshot` saves and resumes (`run_id`: the same run?). `trainer_state`
-and `user_steps` serve `training.trainer`, `estimators` `training.sklearn`.
+is the usual step, `snapshot` saves and resumes (`run_id`: the same run?). `trainer_runs`,
+`trainer_state` and `user_steps` serve `training.trainer`, `estimators` `training.sklearn`.
 """

@@ -259,7 +259,7 @@ class Engine:
         parameters = trained_parameters(self.model, self.optimizer)
         norm = self.strategy.clip(parameters, limit or math.inf)
         if self.options.log_grad_norm:
-            self.run_state.measures.norms.add(norm.detach())
+            self.run_state.measures.add_norm(norm.detach())
 
     def _backward(self, batch: Any, portion: Portion, total: Weight) -> StepResult:
         """Add the gradients of a batch by its weight, and measure its loss."""

@@ -24,13 +24,13 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
 from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import sets_by_argument
 from ml4cube.training.inputs.checks import check_loaders
-from ml4cube.training.measure.validation import ValidationMeasures, rank_columns, refuse_non_finite
+from ml4cube.training.measure.means import rank_columns, refuse_non_finite
 from ml4cube.training.ranks.failures import reporting_errors
 from ml4cube.training.ranks.requests import Requests
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.feed import Feed
 from ml4cube.training.run.snapshot import Snapshot
-from ml4cube.training.run.validation import Validation
+from ml4cube.training.run.validation import Validation, ValidationMeasures
 from ml4cube.training.state import History, TrainState, kept_rng
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,59 @@ from typing import Any
 
 import torch
 
-from ml4cube.training.measure.validation import TrainMeasures
+from ml4cube.training.inputs.steps import Portion, StepResult
+from ml4cube.training.measure.means import Meter, Meters, NonFiniteLoss, Sums
 from ml4cube.training.ranks.world import World
 from ml4cube.training.run.epoch_times import EpochTimes
 from ml4cube.training.state import History, TrainState
+
+
+class TrainMeasures:
+    """Loss, logged values and gradient norms of a training epoch on this rank."""
+
+    def __init__(self, state: TrainState) -> None:
+        sums = state.sums
+        self._meters = Meters(sums.get("means"))
+        self._norms = Meter(sums.get("norms", Sums()))
+        self.loss = self._meters["train_loss"]
+        # The largest norm stays on the device, as values do in a Meter.
+        self._largest: float | torch.Tensor = sums.get("largest", 0.0)
+        self._first_step = state.step
+
+    def add(self, result: StepResult, portion: Portion) -> None:
+        """Add one batch."""
+        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
+        self._meters.add_logs("train_", result, portion.samples)
+
+    def add_norm(self, norm: torch.Tensor) -> None:
+        """Add the gradient norm of a step, unless it is not finite: fp16 skips such steps."""
+        finite = norm.nan_to_num(0.0, 0.0, 0.0)
+        self._norms.add(finite, 1, norm.isfinite())
+        self._largest = finite.clamp_min(self._largest)
+
+    def bad_step(self, batches_per_step: int) -> NonFiniteLoss | None:
+        """Return the first step of the run with a loss that is not finite, if there is one."""
+        bad_batch = self.loss.flush()
+        if bad_batch is None:
+            return None
+        step = self._first_step + bad_batch.number // batches_per_step
+        return bad_batch._replace(number=step)
+
+    def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
+        """Reduce to columns of the History over all ranks; every rank must call this."""
+        columns: dict[str, Any] = self._meters.columns(world, "train_loss", "train_data")
+        if log_grad_norm:
+            mean = self._norms.sums().mean
+            largest = None
+            if mean is not None:
+                largest = float(self._largest)
+            columns |= {"grad_norm": mean, "grad_norm_max": largest}
+        return columns
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums."""
+        sums = {"means": self._meters.sums(), "norms": self._norms.sums()}
+        return {**sums, "largest": float(self._largest)}
 
 
 @dataclass

@@ -14,7 +14,7 @@ from ml4cube.training.inputs.loss_functions import warn_if_unknown
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.outside_model import modules_in
 from ml4cube.training.inputs.steps import Step, StepResult
-from ml4cube.training.measure.means import BatchMean
+from ml4cube.training.measure.scores import BatchMean
 from ml4cube.training.run.rolled_out import RolledOut, find_rollout
 
 

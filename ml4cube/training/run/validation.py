@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -17,12 +17,43 @@ from ml4cube.training.inputs.batches import (
     named_sets,
     sets_by_argument,
 )
-from ml4cube.training.inputs.steps import Portion
-from ml4cube.training.measure.scores import check_metrics
-from ml4cube.training.measure.validation import ValidationMeasures, refuse_non_finite
+from ml4cube.training.inputs.steps import Portion, StepResult
+from ml4cube.training.measure.means import Meters, refuse_non_finite
+from ml4cube.training.measure.scores import Scores, check_metrics
 from ml4cube.training.ranks.shared_data import exact_loader
+from ml4cube.training.ranks.world import World
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.state import kept_rng
+
+
+class ValidationMeasures:
+    """Loss, metrics and logged values of a validation pass, also of each named set."""
+
+    def __init__(
+        self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
+    ) -> None:
+        self._meters, self._scores = Meters(), Scores(metrics, device)
+        self.loss = self._meters["val_loss"]
+        self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
+
+    def add(self, result: StepResult, portion: Portion, set_name: str = "") -> None:
+        """Add one batch, of a named set if there are several."""
+        if set_name:
+            self._sets[set_name].add(result, portion)
+        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
+        self._scores.update(result, portion.samples, self._meters)
+        self._meters.add_logs("val_", result, portion.samples)
+
+    def columns(self, world: World, data: str = "test_data") -> dict[str, float]:
+        """Reduce to columns of the History over all ranks; every rank must call this.
+
+        `data` names the argument that gave the batches, for an error.
+        """
+        columns = self._meters.columns(world, "val_loss", data) | self._scores.compute(world)
+        for name, measures in self._sets.items():
+            set_columns = measures.columns(world, f"{data}[{name!r}]")
+            columns |= {f"{column}/{name}": value for column, value in set_columns.items()}
+        return columns
 
 
 class Validation:
