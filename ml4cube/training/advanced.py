@@ -20,7 +20,7 @@ from ml4cube.training.measure.summary import run_facts, summary_of_run
 from ml4cube.training.ranks.dist import join
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.loop import Loop
-from ml4cube.training.run.supervised_step import Supervised
+from ml4cube.training.run.steps import Supervised
 from ml4cube.training.state import History, best_row, default_monitor
 
 __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint"]

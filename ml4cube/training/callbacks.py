@@ -26,7 +26,7 @@ from ml4cube.training.events import (
 )
 from ml4cube.training.files.checkpoint import read_entry, refuse_foreign, write_bytes, write_file
 from ml4cube.training.files.paths import absolute_path, check_writable
-from ml4cube.training.inputs.options import above_zero, check_count
+from ml4cube.training.inputs.checks import above_zero, check_count
 from ml4cube.training.inputs.outside_model import state_of
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
 from ml4cube.training.state import copy_weights

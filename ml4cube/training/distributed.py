@@ -18,8 +18,7 @@ from ml4cube.core.display import PrintedAsCall, Summarized, Summary
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.files.checkpoint import read_file, write_file
-from ml4cube.training.inputs.checks import bad_loss, check_model
-from ml4cube.training.inputs.options import above_zero, check_count
+from ml4cube.training.inputs.checks import above_zero, bad_loss, check_count, check_model
 from ml4cube.training.inputs.outside_model import (
     held_parameters,
     load_outside,

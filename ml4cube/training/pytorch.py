@@ -29,7 +29,7 @@ from ml4cube.training.measure.summary import data_text, run_facts, summary_of_ru
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.loop import Loop, default_column
-from ml4cube.training.run.supervised_step import Supervised
+from ml4cube.training.run.steps import Supervised
 from ml4cube.training.state import History
 
 PathLike = str | Path

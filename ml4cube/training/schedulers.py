@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ml4cube.core.display import PrintedAsCall
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.training.inputs.options import above_zero, check_count
+from ml4cube.training.inputs.checks import above_zero, check_count
 
 __all__ = ["CosineAnnealingScheduler", "WarmUpScheduler"]
 

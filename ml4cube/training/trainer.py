@@ -25,8 +25,8 @@ from ml4cube.training.callbacks import (
     reporters,
 )
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
-from ml4cube.training.inputs.checks import check_model
-from ml4cube.training.inputs.options import Options, check_count, pick_precision
+from ml4cube.training.inputs.checks import check_count, check_model
+from ml4cube.training.inputs.options import Options, pick_precision
 from ml4cube.training.ranks.dist import join
 from ml4cube.training.run.trainer_runs import TrainerRuns
 from ml4cube.training.run.trainer_state import ProgressChecker

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
-from ml4cube.training.inputs.steps import StepResult
+from ml4cube.training.inputs.batches import StepResult
 from ml4cube.training.losses import MaskedLoss, area_weights, masked
 from ml4cube.training.measure.means import Meter, Meters
 from ml4cube.training.measure.scores import Scores, check_metrics
-from ml4cube.training.run.supervised_step import Supervised
+from ml4cube.training.run.steps import Supervised
 from tests.distributed_runner import on_ranks
 from tests.oracle import band_areas, quadrilateral_areas
 from tests.training_parts import dataset, network, trained, trainer, weights

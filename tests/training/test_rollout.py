@@ -21,9 +21,9 @@ from ml4cube.core.errors import CubeError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.training import pytorch, pytorch_distributed, sklearn
 from ml4cube.training.advanced import AdvancedTrainer
+from ml4cube.training.inputs import rollout as rolled_out
 from ml4cube.training.inputs.rollout import Rollout
 from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.run import rolled_out
 from ml4cube.training.trainer import Trainer as StepTrainer
 from tests.distributed_runner import TwoRanks, assert_same_on_all_ranks
 from tests.training_parts import At, losses, resumed_alike, weights

@@ -1,11 +1,11 @@
-"""What batches and loaders hold: features, target and weights; sizes, generators, statistics."""
+"""What batches and loaders hold, and what a step makes of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,35 @@ from ml4cube.core.errors import InvalidTypeError
 
 # Of samples of torchgeo, what a model gets and what it is to give.
 _PAIR_OF_NAMES = ("image", "mask")
+
+Weight = float | torch.Tensor
+
+
+class StepResult(NamedTuple):
+    """The result of one forward pass."""
+
+    # The mean over the batch's samples: a scalar that requires grad in training.
+    loss: torch.Tensor
+    pred: Any = None
+    target: Any = None
+    # Further means over the batch's samples. Each adds columns to the History: ``train_<name>``
+    # and ``val_<name>``.
+    logs: Mapping[str, Any] = {}
+    # NaN where the target has a gap that the loss does not leave out. It is read only to explain a
+    # loss that is NaN.
+    gaps: torch.Tensor | None = None
+    # Those that the batch brings, for metrics.
+    weights: torch.Tensor | None = None
+
+
+class Portion(NamedTuple):
+    """One of the batches of a step, and the weight of its mean loss."""
+
+    # In the form that the loader gave it, on the device of the run.
+    batch: Any
+    samples: int
+    # What `Step.weigh` returned, or else the number of samples.
+    weight: Weight
 
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:

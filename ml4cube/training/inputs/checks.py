@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
@@ -20,8 +21,25 @@ from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.loading.loaders import EpochLoader
 from ml4cube.training.files.checkpoint import to_plain
 from ml4cube.training.inputs.batches import sets_by_argument
-from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.outside_model import held_parameters
+
+COUNT = "an int of 1 or more"
+
+
+def above_zero(value: Any) -> bool:
+    """Return True for a number above zero."""
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
+
+
+def is_count(value: Any) -> bool:
+    """Return True for an integer of 1 or more."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def check_count(name: str, value: Any, *, optional: bool = False) -> None:
+    """Refuse anything but a count of 1 or more."""
+    if not is_count(value) and not (optional and value is None):
+        raise InvalidValueError(f"{name} must be {COUNT}, got {value!r}")
 
 
 def check_trainable(
@@ -149,12 +167,12 @@ def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
     return cast(Callable[..., torch.Tensor], loss)
 
 
-def check_loaders(train: Any, val: Any, options: Options) -> None:
+def check_loaders(train: Any, val: Any, snapshot_path: Any) -> None:
     """Refuse data that cannot train a model, or that do not fit together."""
     for name, loader in (("train_data", train), ("test_data", val)):
         if loader is not None:
             check_loader(name, loader)
-    refuse_kept_workers(train, options.snapshot_path)
+    refuse_kept_workers(train, snapshot_path)
     check_same_scaling({"train_data": train, **sets_by_argument("test_data", val)})
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.training.files.paths import absolute_path
+from ml4cube.training.inputs.checks import COUNT, above_zero, check_count, is_count
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ _COUNTS = (
     "validate_every_steps",
     "rollout_gradient",
 )
-_COUNT = "an int of 1 or more"
 _ROLLOUT = "an int of 1 or more, or {epoch: steps} with epochs counted from 1"
 _BATCH_LIMIT = (
     "a count of batches (an int from 1) or a fraction of them (a float above 0, up to 1.0)"
@@ -117,7 +117,7 @@ class Options:
         for name in _BATCH_LIMITS:
             self._check(name, _BATCH_LIMIT, _is_batch_limit)
         for name in _COUNTS:
-            self._check(name, _COUNT, _is_count)
+            self._check(name, COUNT, is_count)
         if self.max_time is not None:
             _as_seconds(self.max_time)
         check_choice("precision", self.precision, DTYPES)
@@ -230,25 +230,10 @@ def has_bf16(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def above_zero(value: Any) -> bool:
-    """Return True for a number above zero."""
-    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
-
-
-def check_count(name: str, value: Any, *, optional: bool = False) -> None:
-    """Refuse anything but a count of 1 or more."""
-    if not _is_count(value) and not (optional and value is None):
-        raise InvalidValueError(f"{name} must be {_COUNT}, got {value!r}")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
-
-
 def _is_rollout(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return bool(value) and all(map(_is_count, [*value.keys(), *value.values()]))
-    return _is_count(value)
+        return bool(value) and all(map(is_count, [*value.keys(), *value.values()]))
+    return is_count(value)
 
 
 def _is_seed(value: Any) -> bool:
@@ -258,7 +243,7 @@ def _is_seed(value: Any) -> bool:
 def _is_batch_limit(value: Any) -> bool:
     if isinstance(value, float):
         return 0 < value <= 1
-    return _is_count(value)
+    return is_count(value)
 
 
 def _as_seconds(value: Any) -> float:

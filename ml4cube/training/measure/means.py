@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ml4cube.core.errors import EmptyPartError, RunError
-from ml4cube.training.inputs.steps import StepResult, Weight
+from ml4cube.training.inputs.batches import StepResult, Weight
 from ml4cube.training.ranks.world import World
 
 _BUFFER_SIZE = 512  # batches whose means are on the device before they are summed on the host

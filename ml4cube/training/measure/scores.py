@@ -18,6 +18,7 @@ from torch import nn
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.loading.handover import to_device
+from ml4cube.training.inputs.batches import StepResult
 from ml4cube.training.inputs.checks import refuse_class
 from ml4cube.training.inputs.loss_functions import (
     ClassWeights,
@@ -28,7 +29,6 @@ from ml4cube.training.inputs.loss_functions import (
     setting,
     warn_if_unknown,
 )
-from ml4cube.training.inputs.steps import StepResult
 from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.measure.means import Meters
 from ml4cube.training.ranks.world import World

@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.cube.engine import watch_parent
 from ml4cube.loading.pickling import explain_unsendable
-from ml4cube.training.inputs.options import above_zero
+from ml4cube.training.inputs.checks import above_zero
 from ml4cube.training.ranks.environment import (
     choose_backend,
     device_of_rank,

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 from ml4cube.loading.handover import to_device
+from ml4cube.training.inputs.batches import Portion
 from ml4cube.training.inputs.options import DTYPES, Options
-from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import Strategy, broadcast_model
 

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.training.files.checkpoint import to_plain
+from ml4cube.training.inputs.batches import Portion
 from ml4cube.training.inputs.options import Options
-from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
 
 

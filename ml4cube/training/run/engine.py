@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import RunError, caller_level, listed
 from ml4cube.loading.handover import BatchCopy
-from ml4cube.training.inputs.batches import describe_batch
+from ml4cube.training.inputs.batches import Portion, StepResult, Weight, describe_batch
 from ml4cube.training.inputs.checks import bad_loss, check_trainable
 from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.outside_model import (
@@ -29,11 +29,11 @@ from ml4cube.training.inputs.outside_model import (
     trainable,
     trained_parameters,
 )
-from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.ranks.fsdp import make_strategy
 from ml4cube.training.ranks.world import World
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.run_state import RunState
+from ml4cube.training.run.steps import Step
 
 _NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 

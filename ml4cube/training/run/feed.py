@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from ml4cube.training.inputs.batches import (
+    Portion,
+    Weight,
     batch_limit,
     fixed_sizes,
     loader_generator,
     set_epoch,
 )
-from ml4cube.training.inputs.steps import Portion, Weight
 from ml4cube.training.ranks.shared_data import share_out
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.run_state import RunState

@@ -51,7 +51,7 @@ class Loop:
         callbacks: Iterable[Callback] = (),
     ) -> None:
         options = engine.options
-        check_loaders(train, val, options)
+        check_loaders(train, val, options.snapshot_path)
         engine.step.prepare(options, {"train_data": train, **sets_by_argument("test_data", val)})
         self.engine, self.run_state = engine, engine.run_state
         self.world, self.options, self.step = engine.world, options, engine.step

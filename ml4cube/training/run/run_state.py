@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ml4cube.training.inputs.steps import Portion, StepResult
+from ml4cube.training.inputs.batches import Portion, StepResult
 from ml4cube.training.measure.means import Meter, Meters, NonFiniteLoss, Sums
 from ml4cube.training.ranks.world import World
 from ml4cube.training.run.epoch_times import EpochTimes

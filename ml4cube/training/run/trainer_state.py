@@ -33,7 +33,7 @@ from ml4cube.training.inputs.outside_model import (
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import broadcast_model
 from ml4cube.training.run.run_state import RunState
-from ml4cube.training.run.supervised_step import Supervised
+from ml4cube.training.run.steps import Supervised
 from ml4cube.training.run.user_steps import FollowTrainer
 from ml4cube.training.state import COLUMNS, History, TrainState
 

@@ -13,10 +13,9 @@ from torch import nn
 from ml4cube.core.errors import InvalidTypeError, check_whole
 from ml4cube.training.callbacks import BestModel
 from ml4cube.training.events import TrainingLoop, monitored
-from ml4cube.training.inputs.batches import count_samples
+from ml4cube.training.inputs.batches import StepResult, count_samples
 from ml4cube.training.inputs.options import Options
-from ml4cube.training.inputs.steps import Step, StepResult
-from ml4cube.training.run.supervised_step import Supervised
+from ml4cube.training.run.steps import Step, Supervised
 from ml4cube.training.state import capture_rng, restore_rng
 
 _FOR_METRICS = ("output", "target")

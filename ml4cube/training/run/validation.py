@@ -12,12 +12,13 @@ import torch
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.core.same_scaling import check_same_scaling
 from ml4cube.training.inputs.batches import (
+    Portion,
+    StepResult,
     batch_limit,
     kept_generators,
     named_sets,
     sets_by_argument,
 )
-from ml4cube.training.inputs.steps import Portion, StepResult
 from ml4cube.training.measure.means import Meters, refuse_non_finite
 from ml4cube.training.measure.scores import Scores, check_metrics
 from ml4cube.training.ranks.shared_data import exact_loader

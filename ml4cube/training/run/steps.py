@@ -1,21 +1,69 @@
-"""The step of supervised learning: ``loss(model(X), y)``."""
+"""A `Step` computes the loss and the weight of a batch; the usual one is ``loss(model(X), y)``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from ml4cube.training.inputs.batches import as_pair, weights_of
+from ml4cube.core.errors import InvalidTypeError
+from ml4cube.training.inputs.batches import StepResult, as_pair, count_samples, weights_of
 from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.loss_functions import warn_if_unknown
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.outside_model import modules_in
-from ml4cube.training.inputs.steps import Step, StepResult
+from ml4cube.training.inputs.rollout import RolledOut, find_rollout
 from ml4cube.training.measure.scores import BatchMean
-from ml4cube.training.run.rolled_out import RolledOut, find_rollout
+
+
+class Step(ABC):
+    """The step of a run, and what is called around each pass and each batch."""
+
+    # True if the sample count of a batch may differ from its size in the loader.
+    counts_itself = False
+    # The epoch that is trained, counted from 1.
+    epoch = 1
+
+    @abstractmethod
+    def __call__(self, module: nn.Module, batch: Any) -> StepResult:
+        """Run the model forward on one batch."""
+
+    @property
+    @abstractmethod
+    def loss_parts(self) -> list[Any]:
+        """The functions and objects that compute the loss."""
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Modules besides the model that the step may use, by name."""
+        return {}
+
+    def prepare(self, options: Options, data: Mapping[str, Any]) -> None:
+        """Prepare for loaders, given by the argument that holds them."""
+        if options.rollout is not None or options.rollout_gradient is not None:
+            raise InvalidTypeError(
+                "rollout and rollout_gradient need a step of the package; give loss= in place of a "
+                "train_step of your own"
+            )
+
+    def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
+        """Return the weight of a batch's loss; None is its number of samples."""
+        return None
+
+    def count(self, batch: Any, training: bool) -> int:
+        """Return the number of samples of a batch."""
+        return count_samples(batch)
+
+    def around_pass(self, run_pass: Callable[[Any], None], loader: Any, training: bool) -> None:
+        """Run a pass over a loader; steps may call a user's code around it."""
+        run_pass(loader)
+
+    def around_batch(self, run_batch: Callable[[Any], None], batch: Any) -> None:
+        """Train or evaluate on one batch; steps may call a user's code around it."""
+        run_batch(batch)
 
 
 class Supervised(Step):
