@@ -193,7 +193,7 @@ class BestModel(_MonitorCallback):
             check_writable(self.path)
             refuse_foreign(self.path)
 
-    def improves(self, epoch: int, value: float) -> bool:
+    def _improves(self, epoch: int, value: float) -> bool:
         """Return True if a value is the best so far, and then remember it and its epoch."""
         self._has_checked = True
         better = is_better(value, self.value, self.mode)
@@ -201,17 +201,17 @@ class BestModel(_MonitorCallback):
             self.value, self.epoch = value, epoch
         return better
 
-    def keep(self, weights: Mapping[str, Any], outside: Mapping[str, Any]) -> None:
+    def _keep(self, weights: Mapping[str, Any], outside: Mapping[str, Any]) -> None:
         """Keep copies of the weights of the best epoch, and of what else was trained."""
         self.weights, self.outside = copy_weights(weights), copy_weights(outside)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
-        if not self.improves(row["epoch"], monitored(row, self.monitor)):
+        if not self._improves(row["epoch"], monitored(row, self.monitor)):
             return
         weights = loop.strategy.model_state(loop.model)
         if loop.world.is_main:
-            self.keep(weights, loop.outside())
+            self._keep(weights, loop.outside())
             self._write(loop)
 
     def on_train_end(self, loop: TrainingLoop) -> None:

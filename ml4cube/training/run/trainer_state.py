@@ -269,12 +269,7 @@ class TrainerState(Summarized, metaclass=Combinable):
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Keep the weights if they are the best so far; called after every check."""
-        if not self._best.improves(cur_epoch, cur_loss):
-            return False
-        weights = self.weights_now()
-        if self._world.is_main:
-            self._best.keep(weights, self._outside())
-        return True
+        return self._best.keep_if_better(cur_epoch, cur_loss)
 
     def _load_weights(self, content: Mapping[str, Any], source: str, strict: bool) -> None:
         nested = content.get("model")

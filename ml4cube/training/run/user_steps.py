@@ -206,6 +206,15 @@ class FollowTrainer(BestModel):
         """Remember the random state; the model keeps the weights of the last epoch."""
         self._rng = capture_rng(loop.world.device)
 
+    def keep_if_better(self, epoch: int, value: float) -> bool:
+        """Keep the weights if they are the best so far, and return True then; every rank."""
+        if not self._improves(epoch, value):
+            return False
+        weights = self._trainer.weights_now()
+        if self._trainer.is_main:
+            self._keep(weights, self._trainer._outside())
+        return True
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the best weights; a snapshot restores the random state itself."""
         super().load_state_dict(state)
