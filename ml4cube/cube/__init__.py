@@ -2,5 +2,5 @@
 
 `opening` opens what a user passes. `variables` says which variables are data (bounds are not),
 `coordinates` which are time, latitude and longitude. `reader` reads blocks. `chunks/` decodes zarr
-chunks on local disk.
+chunks.
 """

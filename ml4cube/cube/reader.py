@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.cube.chunks.blocks import chunks_behind
-from ml4cube.cube.chunks.disk import StoredChunks, stored_chunks
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
+from ml4cube.cube.chunks.stored import StoredChunks, stored_chunks
 from ml4cube.cube.variables import repeats_dim
 
 if TYPE_CHECKING:
@@ -169,8 +169,11 @@ def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Sour
             first=tuple(first),
             is_single=tuple(is_single),
         )
-    # a store in the memory of this process would be empty in another one, and read as gaps
-    return _LazySource(dims=dims, dtype=dtype, array=file, is_shared=not zarr.in_this_process)
+    if zarr.in_this_process:  # it would be empty in another process, and read as gaps
+        return _LazySource(dims=dims, dtype=dtype, array=file, is_shared=False)
+    from ml4cube.cube.chunks.backend import read_directly
+
+    return _LazySource(dims=dims, dtype=dtype, array=read_directly(file))
 
 
 def _is_persisted(data: Any) -> bool:

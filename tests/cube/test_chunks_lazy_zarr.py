@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core.indexing import LazilyIndexedArray
 
-from ml4cube.cube.chunks.disk import DiskChunks
+from ml4cube.cube.chunks.stored import ChunkFiles
 from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing import Statistics
 from tests.cubes import cell_id_cube
@@ -86,7 +86,7 @@ def reader_of(variable: xr.Variable) -> CubeReader:
 
 
 def reads_chunks(reader: CubeReader) -> bool:
-    return isinstance(getattr(reader.sources["a"], "stored", None), DiskChunks)
+    return isinstance(getattr(reader.sources["a"], "stored", None), ChunkFiles)
 
 
 BOXES: dict[str, Callable[[xr.Variable], xr.Variable]] = {
@@ -138,7 +138,6 @@ LEFT_ALONE: dict[str, tuple[dict[str, Any], Callable[[Path], xr.Variable]]] = {
     "of a MultiIndex": ({}, _of_a_multi_index),
     "packed": ({"encoding": {"dtype": "int16", "scale_factor": 0.5, "_FillValue": -1}}, opened),
     "a fill value of its own": ({"encoding": {"_FillValue": -1.0}}, opened),
-    "sharded": ({"encoding": {"shards": (6, 4, 6)}}, opened),
 }
 
 
@@ -150,16 +149,47 @@ def test_variables_that_are_not_plain_chunks_are_left_alone(tmp_path: Path, case
     assert not reads_chunks(reader_of(variable))
 
 
-def test_variables_of_other_kinds_of_stores_are_left_alone(tmp_path: Path) -> None:
-    """A class of the user may count, encrypt or fetch what is read."""
-    stored(tmp_path / "c.zarr")
+def test_a_store_of_the_user_is_asked_for_every_byte(tmp_path: Path) -> None:
+    """Its class may count, encrypt or fetch what is read."""
+    ds = stored(tmp_path / "c.zarr")
+    asked: list[str] = []
 
     class Mine(zarr.storage.LocalStore):
-        pass
+        async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+            asked.append(key)
+            return await super().get(key, *args, **kwargs)
 
     for store in (Mine(tmp_path / "c.zarr"), zarr.storage.LoggingStore(Mine(tmp_path / "c.zarr"))):
         variable = opened(store)  # type: ignore[arg-type]
-        assert not reads_chunks(reader_of(variable))
+        asked.clear()
+        cells = reader_of(variable).read(whole(ds))["a"]
+        np.testing.assert_array_equal(cells, ds["a"].values)
+        assert sorted(asked) == [f"a/c/{t}/{y}/0" for t in range(3) for y in range(2)]
+
+
+DECODED: dict[str, dict[str, Any]] = {
+    "packed": {"dtype": "int16", "scale_factor": 0.5, "_FillValue": -1},
+    "a fill value of its own": {"_FillValue": -1.0},
+    "packed in shards": {"dtype": "int16", "scale_factor": 0.5, "shards": (6, 4, 6)},
+}
+
+
+@pytest.mark.parametrize("case", DECODED)
+@pytest.mark.parametrize("select", BOXES)
+def test_cells_that_xarray_decodes_are_read_without_zarr(
+    tmp_path: Path, case: str, select: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(tmp_path / "c.zarr", encoding=DECODED[case])
+    variable = BOXES[select](opened(tmp_path / "c.zarr"))
+    expected = variable.copy().load().values
+    monkeypatch.setattr(zarr.Array, "__getitem__", None)
+    reader = reader_of(variable)
+    box = {str(dim): slice(0, n) for dim, n in variable.sizes.items()}
+    np.testing.assert_array_equal(reader.read(box)["a"], expected, strict=True)
+    corner = {dim: slice(n - 1, n) for dim, n in variable.sizes.items()}
+    sent = pickle.loads(pickle.dumps(reader))  # noqa: S301, our own bytes
+    cells = sent.read({str(dim): of_dim for dim, of_dim in corner.items()})["a"]
+    np.testing.assert_array_equal(cells.ravel(), expected.ravel()[-1:], strict=True)
 
 
 @pytest.mark.parametrize("chunks", [None, {}, {"time": 2}], ids=["no dask", "dask", "other chunks"])
@@ -172,15 +202,15 @@ def test_statistics_read_each_chunk_once_and_keep_every_bit(
     stored(tmp_path / "c.zarr")
     ds = xr.open_zarr(tmp_path / "c.zarr", consolidated=False, chunks=chunks)
     decoded: Counter[Any] = Counter()
-    real = DiskChunks._decode
+    real = ChunkFiles._decode
 
     def counting(self: Any, chunk: Any, *rest: Any) -> None:
         decoded[chunk] += 1
         real(self, chunk, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(DiskChunks, "_decode", counting)
+        patched.setattr(ChunkFiles, "_decode", counting)
         ours = Statistics.from_cube(ds, **asked)
     assert decoded == Counter({(t, y, 0): 1 for t in range(3) for y in range(2)})
-    monkeypatch.setattr(DiskChunks, "of", lambda array: None)
+    monkeypatch.setattr(ChunkFiles, "of", lambda array: None)
     assert Statistics.from_cube(ds, **asked) == ours

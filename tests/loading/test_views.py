@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError
-from ml4cube.cube.chunks.disk import DiskChunks
+from ml4cube.cube.chunks.stored import ChunkFiles
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.sampling import request as sampling
 from ml4cube.store.format import open_store
@@ -424,13 +424,13 @@ def test_chunks_of_a_cube_are_decoded_once_and_again_only_for_windows_that_reach
     loader = prep_dataloader(data, batch_size=8, buffer_mb=0.02)
     assert not loader._memory.fits
     decoded: Counter[Any] = Counter()
-    real = DiskChunks._decode
+    real = ChunkFiles._decode
 
     def counting(self: Any, chunk: Any, *rest: Any) -> None:
         decoded[chunk] += 1
         real(self, chunk, *rest)
 
-    monkeypatch.setattr(DiskChunks, "_decode", counting)
+    monkeypatch.setattr(ChunkFiles, "_decode", counting)
     assert sum(len(batch) for batch in loader) == len(data) // 8 * 8 >= 4 * 8 * 12
     assert len(decoded) == 2 * 2 * 3
     assert max(decoded.values()) == most

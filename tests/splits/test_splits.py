@@ -14,7 +14,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.cube.chunks.disk import DiskChunks
+from ml4cube.cube.chunks.files import LocalFiles
 from ml4cube.errors import CubeError, EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.preprocessing import assign_mask, fill_nan_values
 from ml4cube.splits import (
@@ -421,14 +421,14 @@ def test_a_cube_opened_without_dask_is_read_chunk_by_chunk(act, tmp_path, monkey
         reads[key] += 1
         return await get(self, key, *args, **kwargs)
 
-    direct = DiskChunks._read_file
+    direct = LocalFiles._read
 
-    def counted_directly(self, chunk):
-        reads["a/c/" + "/".join(map(str, chunk))] += 1
-        return direct(self, chunk)
+    def counted_directly(self, part):
+        reads[f"a/{part.key}"] += 1
+        return direct(self, part)
 
     monkeypatch.setattr(zarr.storage.LocalStore, "get", counted)
-    monkeypatch.setattr(DiskChunks, "_read_file", counted_directly)
+    monkeypatch.setattr(LocalFiles, "_read", counted_directly)
     with xr.open_zarr(tmp_path / "c.zarr", chunks=None, consolidated=False) as unread:
         made = act[1](unread)
         assert not unread["a"].variable._in_memory

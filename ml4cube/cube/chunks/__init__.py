@@ -1,5 +1,5 @@
-"""Zarr chunks on local disk, decoded without zarr-python's cost per read.
+"""Zarr chunks, decoded without zarr-python's cost per read.
 
-`lazy_zarr` finds the arrays for which this is possible, `backend` and `disk` read them, `codecs`
-decodes, and `blocks` chooses the blocks to read.
+`lazy_zarr` finds the arrays for which this is possible, `stored` and `backend` read them from their
+`files`, `codecs` decodes, and `blocks` chooses the blocks to read.
 """
