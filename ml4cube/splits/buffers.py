@@ -19,7 +19,6 @@ from ml4cube.core.distance.reach import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
 from ml4cube.core.split_plan import CellPlan, SplitPlan
-from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.splits.cube import CubeView, check_degrees, dates_of, microseconds, sorted_ranks
 from ml4cube.splits.positions import PlaceReach, Positions, positions_of
 
@@ -289,17 +288,16 @@ def _place_dims(view: CubeView, distance: Any) -> tuple[str, ...]:
 
 def _places(view: CubeView, distance: Any) -> Positions:
     """Return the positions that a distance in kilometres needs."""
-    time_dim = find_time_dim(view.ds.coords.values(), view.dims)
-    places = positions_of(view, time_dim, distance)
+    places = positions_of(view, distance)
     if places is None:
         raise InvalidValueError(
             f"{distance!r} needs latitude and longitude, or x and y in metres or kilometres, but "
             f"the cube has the coordinates {sorted(map(str, view.ds.coords))}; give it in cells"
         )
-    if time_dim in places.sizes:
+    if view.dim_of_time in places.sizes:
         raise InvalidValueError(
-            f"{distance!r} needs places that stay the same, but they lie along {time_dim!r}, as "
-            "those of a track; give it in cells or as a time"
+            f"{distance!r} needs places that stay the same, but they lie along "
+            f"{view.dim_of_time!r}, as those of a track; give it in cells or as a time"
         )
     return places
 

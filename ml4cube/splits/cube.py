@@ -17,7 +17,14 @@ from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.axes import has_distances, is_time
 from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.cube.chunks.blocks import file_chunks
-from ml4cube.cube.coordinates import TIME_NAMES, dates_along, find_time_dim, role_of, time_dims
+from ml4cube.cube.coordinates import (
+    TIME_NAMES,
+    dates_along,
+    find_time_dim,
+    map_dims,
+    role_of,
+    time_dims,
+)
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables
 
@@ -78,11 +85,21 @@ class CubeView:
         """Number of cells along each dim, sorted by name."""
         return {dim: self.ds.sizes[dim] for dim in sorted(self.dims)}
 
+    @property
+    def dim_of_time(self) -> str | None:
+        """The dim of times, or None."""
+        return find_time_dim(self.ds.coords.values(), self.dims)
+
+    @property
+    def dims_of_map(self) -> tuple[str, ...]:
+        """The dims of the map, or that of stations."""
+        return tuple(map_dims(self.ds.coords.values(), self.dims))
+
     def axis_of(self, role: str) -> xr.DataArray | None:
         """Return the 1-D coordinate with a role ("time", "latitude" or "longitude"), or None."""
         coords = self.ds.coords.values()
         if role == "time":
-            dim = find_time_dim(coords, self.dims)
+            dim = self.dim_of_time
             if dim is None:
                 return None
             return dates_of(self.ds, dim)

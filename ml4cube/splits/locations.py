@@ -9,7 +9,6 @@ import xarray as xr
 from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_whole, names_of
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import SplitPlan, check_fractions
-from ml4cube.cube.coordinates import map_dims
 from ml4cube.splits.buffers import BufferLike, CyclicLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.label import CountInBlocks, add_label
@@ -101,10 +100,9 @@ def assign_location_split(
 
 def location_grid(view: CubeView, dims: str | Iterable[str] | None) -> Grid:
     """Return a grid with one block for each location."""
-    if dims is None:
-        wanted = list(map_dims(view.ds.coords.values(), view.dims))
-    else:
-        wanted = list(names_of("dims", dims))
+    wanted = view.dims_of_map
+    if dims is not None:
+        wanted = names_of("dims", dims)
     if unknown := [dim for dim in wanted if dim not in view.dims]:
         raise InvalidValueError(f"dims: unknown {unknown}; the cube has {view.dims}")
     if not wanted:
@@ -115,7 +113,7 @@ def location_grid(view: CubeView, dims: str | Iterable[str] | None) -> Grid:
     grid = Grid.blocks(view.sorted_sizes, dict.fromkeys(wanted, 1))
     if len(grid) > MAX_MAP_CELLS:
         raise InvalidValueError(
-            f"the cube has {len(grid)} locations along {wanted}, but the recipe can hold "
+            f"the cube has {len(grid)} locations along {list(wanted)}, but the recipe can hold "
             f"{MAX_MAP_CELLS}; use assign_block_split with small blocks"
         )
     return grid

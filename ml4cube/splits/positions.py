@@ -113,13 +113,10 @@ class PlaceReach:
         return np.moveaxis(near, last, axes)
 
 
-def positions_of(view: CubeView, time_dim: str | None, argument: object) -> Positions | None:
+def positions_of(view: CubeView, argument: object) -> Positions | None:
     """Return the positions of a cube's cells, or None; refuse impossible degrees."""
-    for frame, axes in (
-        (DEGREES, _degrees(view, time_dim)),
-        (ROTATED, _rotated(view)),
-        (PLANE, _plane(view, time_dim)),
-    ):
+    for frame, axes_of in ((DEGREES, _degrees), (ROTATED, _rotated), (PLANE, _plane)):
+        axes = axes_of(view)
         if axes is None:
             continue
         if frame != PLANE and all(axis.ndim == 1 for axis in axes):
@@ -135,7 +132,7 @@ def positions_of(view: CubeView, time_dim: str | None, argument: object) -> Posi
     return None
 
 
-def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
+def _degrees(view: CubeView) -> list[xr.DataArray] | None:
     """Return latitude and longitude: of a grid, stations, a curvilinear grid, or one point."""
     degrees = []
     for role in ("latitude", "longitude"):
@@ -144,7 +141,7 @@ def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
             coords = [
                 coord
                 for coord in view.ds.coords.values()
-                if role_of(coord) == role and coord.ndim != 1 and _on_map(coord, view, time_dim)
+                if role_of(coord) == role and coord.ndim != 1 and _on_map(coord, view)
             ]
             if not coords:
                 return None
@@ -155,9 +152,9 @@ def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
     return degrees
 
 
-def _on_map(coord: xr.DataArray, view: CubeView, time_dim: str | None) -> bool:
+def _on_map(coord: xr.DataArray, view: CubeView) -> bool:
     """Return True for a coordinate of the cells; vertices have a dim of their own."""
-    return set(coord.dims) <= set(view.dims) - {time_dim}
+    return set(coord.dims) <= set(view.dims) - {view.dim_of_time}
 
 
 def _rotated(view: CubeView) -> list[xr.DataArray] | None:
@@ -179,14 +176,14 @@ def _rotated(view: CubeView) -> list[xr.DataArray] | None:
     return axes
 
 
-def _plane(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
+def _plane(view: CubeView) -> list[xr.DataArray] | None:
     """Return y and x of a projection in kilometres."""
     axes = []
     for axis in ("y", "x"):
         coords = [
             coord
             for coord in view.ds.coords.values()
-            if km_per_unit(coord, axis) and _on_map(coord, view, time_dim)
+            if km_per_unit(coord, axis) and _on_map(coord, view)
         ]
         if not coords:
             return None

@@ -14,8 +14,8 @@ from scipy.ndimage import gaussian_filter
 from benchmarks import honesty_copies
 from ml4cube.splits import assign_block_split, assign_time_split, leakage_report
 from ml4cube.splits.cube import CubeView
+from ml4cube.splits.label_layout import Layout
 from ml4cube.splits.leakage.coarse_fields import CoarseFields, Steps
-from ml4cube.splits.leakage.label_layout import Layout
 from ml4cube.splits.leakage.near_copies import find_near_copies
 from ml4cube.splits.leakage.predictors import find_target
 from ml4cube.splits.leakage.smoothed import running_mean_window

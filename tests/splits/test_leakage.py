@@ -35,11 +35,12 @@ from ml4cube.splits import (
     validity,
 )
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.leakage.checks import fitting_split
-from ml4cube.splits.leakage.deployment import ANY_TIME, Axes, Cells
+from ml4cube.splits.distances import ANY_TIME, Axes, Cells
+from ml4cube.splits.label_layout import Layout
+from ml4cube.splits.leakage.deployment import fitting_split
 from ml4cube.splits.leakage.duplicates import find_duplicates
 from ml4cube.splits.leakage.expected_error import Neighbourhoods, Promise
-from ml4cube.splits.leakage.label_layout import Layout, effective_pieces
+from ml4cube.splits.leakage.separation import effective_pieces
 from ml4cube.splits.leakage.space_time_variogram import SpaceTimeVariogram
 from tests.cubes import cell_id_cube, coordinates
 from tests.splits.test_ranges import made_field

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from ml4cube.core.split_plan import HELD_OUT, TRAIN
 from ml4cube.splits.cube import CubeView, in_chunks
-from ml4cube.splits.leakage.label_layout import Layout
+from ml4cube.splits.label_layout import Layout
+from ml4cube.splits.leakage.case import Case
+from ml4cube.splits.leakage.findings import Findings, percent
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -30,6 +32,9 @@ _CELLS = 1 << 18
 # distinct values.
 _COMMON = 0.01
 _FEWEST_VALUES = 8
+# If values were filled forward, the fraction of unchanged held-out cells exceeds that of train
+# cells by more than this.
+_MAX_CARRIED = 0.02
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,27 @@ class Carried:
     held_out: float
     # Fraction of the train cells: how often the variable is unchanged by nature.
     train: float
+
+
+def check_carried(case: Case, findings: Findings) -> None:
+    """Judge filled values: test cells that stay unchanged more often than train cells."""
+    by_variable: dict[str, Carried] = {}
+    if case.axes.time_dim is not None:
+        by_variable = find_carried(case.view, case.layout, case.names, case.axes.time_dim)
+    if not by_variable:
+        return
+    worst = max(by_variable.values(), key=lambda carried: carried.held_out - carried.train)
+    meaning = "cells with the value of the last train step, or of the next, at their location; "
+    meaning += "the limit depends on the fraction of such train cells"
+    unit, status = "fraction of held-out cells", "ok"
+    if worst.held_out - worst.train > _MAX_CARRIED:
+        status = "leak"
+        findings.leaks.append(
+            f"{percent(worst.held_out)} of the held-out cells have the value of the adjacent train "
+            f"step at their location, compared with {percent(worst.train)} of the train cells"
+        )
+    limit = worst.train + _MAX_CARRIED
+    findings.row("cells carried forward", worst.held_out, unit, meaning, limit, status)
 
 
 def find_carried(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView, dates_of
+from ml4cube.splits.leakage.case import Case
 from ml4cube.splits.leakage.coarse_fields import CoarseFields, Floats, Steps
-from ml4cube.splits.leakage.label_layout import Layout
+from ml4cube.splits.leakage.findings import Findings
 from ml4cube.splits.leakage.near_copies import find_interpolated_steps, find_near_copies
 from ml4cube.splits.leakage.predictors import (
     find_target,
@@ -20,69 +19,48 @@ from ml4cube.splits.leakage.smoothed import coarse_spacing, running_mean_window
 from ml4cube.splits.leakage.value_pairs import copied_share
 
 
-@dataclass(frozen=True)
-class ChangedCopies:
-    """One finding: its name in the table, the fraction of what, a sentence, "leak" or "warning"."""
-
-    name: str
-    share: float
-    of: str
-    text: str
-    status: str = "leak"
-
-
-def find_changed_copies(
-    view: CubeView,
-    layout: Layout,
-    names: Sequence[str],
-    time_dim: str | None,
-    has_target: bool,
-) -> list[ChangedCopies]:
-    """Compare coarse fields of steps, and of variables if `names` are the targets."""
-    changed = []
+def check_changed_copies(case: Case, findings: Findings) -> None:
+    """Compare coarse fields of steps, and of variables if the user named the targets."""
+    view, layout, names, time_dim = case.view, case.layout, case.names, case.axes.time_dim
     for name in names:
-        if spacing := coarse_spacing(view, layout, name):
-            changed.append(_from_coarse_grid(name, *spacing))
+        if coarse := coarse_spacing(view, layout, name):
+            dim, spacing, apart = coarse
+            text = (
+                f"{name} was interpolated along {dim} from points {spacing} cells apart, and test "
+                f"cells lie {apart} cells from train cells, so that both come from the same points"
+            )
+            findings.copied(f"{name} interpolated along {dim}", spacing, "cells", text)
         if share := copied_share(view, layout.label, name):
-            changed.append(_copied_pairs(name, share))
+            text = (
+                f"{share:.2g} of the held-out cells of {name} are copies of cells that stand "
+                "elsewhere in train, with their neighbours"
+            )
+            findings.copied(f"copied cells of {name}", share, "held-out cells", text)
     if time_dim is None:
-        return changed
+        return
     steps = Steps.of(view, layout, time_dim)
-    others = [name for name in data_variables(view.ds) if name not in names]
+    others = []
+    if case.has_target:
+        others = [name for name in data_variables(view.ds) if name not in names]
     for name in names:
         fields = CoarseFields.of(view, name, time_dim)
         if fields is None:
             continue
         if steps.held_out.any() and steps.train.any():
-            changed += _copied_steps(view, name, fields, steps)
-            changed += _smoothed(name, fields.flat(), steps)
-        for other in others if has_target else ():
+            _add_copied_steps(findings, view, name, fields, steps)
+            _add_smoothed(findings, name, fields.flat(), steps)
+        for other in others:
             predictor = CoarseFields.of(view, other, time_dim)
             if predictor is not None:
-                changed += _target_in(name, other, fields.flat(), predictor.flat(), steps)
-    return changed
+                text = _target_in(name, other, fields.flat(), predictor.flat(), steps)
+                if text:
+                    findings.copied(f"{name} in {other}", 1.0, "the predictor", text)
 
 
-def _copied_pairs(name: str, share: float) -> ChangedCopies:
-    text = (
-        f"{share:.2g} of the held-out cells of {name} are copies of cells that stand elsewhere in "
-        "train, with their neighbours"
-    )
-    return ChangedCopies(f"copied cells of {name}", share, "held-out cells", text)
-
-
-def _from_coarse_grid(name: str, dim: str, spacing: int, apart: int) -> ChangedCopies:
-    text = (
-        f"{name} was interpolated along {dim} from points {spacing} cells apart, and test cells "
-        f"lie {apart} cells from train cells, so that both come from the same points"
-    )
-    return ChangedCopies(f"{name} interpolated along {dim}", spacing, "cells", text)
-
-
-def _copied_steps(
-    view: CubeView, name: str, fields: CoarseFields, steps: Steps
-) -> Iterator[ChangedCopies]:
-    """Yield near copies and interpolated steps."""
+def _add_copied_steps(
+    findings: Findings, view: CubeView, name: str, fields: CoarseFields, steps: Steps
+) -> None:
+    """Add near copies and interpolated steps."""
     if copies := find_near_copies(fields, steps):
         flipped = ""
         if copies.flipped:
@@ -91,44 +69,41 @@ def _copied_steps(
             f"{copies.share:.0%} of the held-out steps of {name} are near copies of train steps"
             f"{flipped}{_span(view, steps.dim, copies.first, copies.last)}"
         )
-        yield ChangedCopies(f"near copies of {name}", copies.share, "held-out steps", text)
+        findings.copied(f"near copies of {name}", copies.share, "held-out steps", text)
     if means := find_interpolated_steps(fields, steps):
         text = (
             f"{means.share:.0%} of the held-out steps of {name} are interpolated between the train "
             f"steps before and after{_span(view, steps.dim, means.first, means.last)}"
         )
-        yield ChangedCopies(f"interpolated steps of {name}", means.share, "held-out steps", text)
+        findings.copied(f"interpolated steps of {name}", means.share, "held-out steps", text)
 
 
-def _smoothed(name: str, values: Floats, steps: Steps) -> Iterator[ChangedCopies]:
-    """Yield what was done with the values of all steps before the split."""
+def _add_smoothed(findings: Findings, name: str, values: Floats, steps: Steps) -> None:
+    """Add what was done with the values of all steps before the split."""
     window = running_mean_window(values)
     if window is not None and (apart := steps.least_distance()) < window:
         text = (
             f"{name} is a running mean of {window} steps, and test steps lie {apart} steps from "
             "train steps, so that both hold the same values"
         )
-        yield ChangedCopies(f"running mean of {name}", window, "steps", text)
+        findings.copied(f"running mean of {name}", window, "steps", text)
     if is_centred_by_all_steps(values, steps):
         text = f"{name} was scaled with statistics of all steps, the held-out ones included"
-        yield ChangedCopies(f"scaling of {name}", 1.0, "steps", text, "warning")
+        findings.copied(f"scaling of {name}", 1.0, "steps", text, "warning")
 
 
-def _target_in(
-    target: str, other: str, values: Floats, predictor: Floats, steps: Steps
-) -> Iterator[ChangedCopies]:
-    """Yield how a predictor holds the target."""
+def _target_in(target: str, other: str, values: Floats, predictor: Floats, steps: Steps) -> str:
+    """Say how a predictor holds the target; "" if it does not."""
     if held := find_target(values, predictor, steps):
         when = "means of its present and later values"
         if held.lag == 0:
             when = "its values, perhaps in other units"
         elif held.lag is not None:
             when = f"its values {held.lag} steps later"
-        text = f"{other} contains the target {target}: {when}"
-        yield ChangedCopies(f"{target} in {other}", 1.0, "the predictor", text)
-    elif steps.train.any() and is_mean_of_all_steps(values, predictor, steps):
-        text = f"{other} is the mean of all years of {target}, the held-out ones included"
-        yield ChangedCopies(f"{target} in {other}", 1.0, "the predictor", text)
+        return f"{other} contains the target {target}: {when}"
+    if steps.train.any() and is_mean_of_all_steps(values, predictor, steps):
+        return f"{other} is the mean of all years of {target}, the held-out ones included"
+    return ""
 
 
 def _span(view: CubeView, dim: str, first: int, last: int) -> str:

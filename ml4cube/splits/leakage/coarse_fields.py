@@ -12,9 +12,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.split_plan import HELD_OUT, TRAIN
-from ml4cube.cube.coordinates import map_dims
 from ml4cube.splits.cube import CubeView, in_chunks
-from ml4cube.splits.leakage.label_layout import Layout
+from ml4cube.splits.label_layout import Layout
 from ml4cube.splits.residuals import days_and_year, has_year
 
 Floats = NDArray[np.float64]
@@ -88,7 +87,7 @@ class CoarseFields:
         array = view.ds[name]
         if set(array.dims) != set(view.dims) or array.dtype.kind not in "biuf":
             return None
-        inner = [d for d in map_dims(view.ds.coords.values(), view.dims) if d != time_dim]
+        inner = [d for d in view.dims_of_map if d != time_dim]
         others = [dim for dim in view.sorted_sizes if dim != time_dim and dim not in inner]
         picked = {dim: slice(None, None, -(-view.sizes[dim] // _OTHERS)) for dim in others}
         bare = xr.DataArray(in_chunks(array).variable).isel(picked)

@@ -1,329 +1,182 @@
-"""Measure distances to train, in space and time, of the test part and of a deployment.
-
-A deployment is where and when the model will be used: the cells of another cube, or of its path.
-"""
+"""Judge distances of the test part to train, also by those of the cells where a model is used."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import has_distances, is_time
-from ml4cube.core.distance.separation import nearest_on_axis
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.split_plan import EXCLUDED, TRAIN
-from ml4cube.cube.coordinates import dates_along, find_time_dim, map_dims
-from ml4cube.cube.variables import data_variables
-from ml4cube.splits.cube import CubeView, microseconds
-from ml4cube.splits.leakage.label_layout import SAMPLE, Layout
-from ml4cube.splits.positions import Positions, positions_of, refuse_degrees_as_data
-from ml4cube.splits.validity import has_value
+from ml4cube.core.split_plan import TRAIN
+from ml4cube.splits.distances import ANY_TIME, spacing
+from ml4cube.splits.leakage.case import Case
+from ml4cube.splits.leakage.expected_error import Neighbourhoods, Promise, expected_promise
+from ml4cube.splits.leakage.findings import Findings, percent, rounded
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-# A step, the nearest one with train cells, and their distance in time; None is all steps.
-_StepPair = tuple[int | None, int | None, float]
+# By domain ("space", "time"), distances to train.
+Distances = dict[str, NDArray[np.float64]]
 
-_MICROSECONDS_PER_DAY = 86_400_000_000.0
-# Time steps that are sampled; the map of train cells is read once for each.
-_STEPS = 32
-# A station touches train if one of its four nearest stations is train, like the cells of a grid.
-_NEIGHBOURS = 4
-#: The distance in space to train at any time, beside that at the nearest time.
-ANY_TIME = "space at any time"
+# Most test cells at the location of a train cell: those of a pole, or of a fold of the grid.
+_MAX_SAME = 0.02
+# Locations of a deployment are scattered among train if their median distance to it is at most so
+# many times that between neighbouring train locations.
+_SCATTERED = 3.0
+_NEAREST = {
+    "space": "location, at the nearest time",
+    "time": "time, at any location",
+    ANY_TIME: "location, at any time",
+}
 
 
-@dataclass(frozen=True, eq=False)
-class Axes:
-    """The locations and times of the cells of a cube."""
+def check_distances(case: Case, findings: Findings) -> None:
+    """Add the median distances to train.
 
-    # Dims of the locations, sorted: those of a map, or the one of stations.
-    sizes: dict[str, int]
-    # Their positions; None without coordinates.
-    positions: Positions | None
-    time_dim: str | None
-    # Dates or numbers of its steps, if it has them.
-    times: xr.DataArray | None
-    # Number of steps.
-    steps: int
-
-    @classmethod
-    def of(cls, view: CubeView) -> Axes:
-        """Find the locations and times of a cube."""
-        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
-        times = None
-        if time_dim is not None:
-            times = _times(view, time_dim)
-        steps = 0
-        if time_dim is not None:
-            steps = view.sizes[time_dim]
-        positions = positions_of(view, time_dim, "leakage_report")
-        if positions is not None:
-            return cls(positions.sizes, positions, time_dim, times, steps)
-        refuse_degrees_as_data(view)
-        on_map = map_dims(view.ds.coords.values(), view.dims)
-        sizes = {dim: view.sizes[dim] for dim in sorted(on_map)}
-        return cls(sizes, None, time_dim, times, steps)
-
-    @property
-    def station_dim(self) -> str | None:
-        """The dim of locations in no order; None on a map or along a track."""
-        dim = next(iter(self.sizes), None)
-        is_line = len(self.sizes) == 1 and self.positions is not None
-        if is_line and dim != self.time_dim:
-            return dim
-        return None
-
-    def steps_of(self, locations: Ints) -> Ints:
-        """Return the steps of locations along a track."""
-        dims = list(self.sizes)
-        indices = np.unravel_index(locations, tuple(self.sizes.values()))
-        return np.asarray(indices[dims.index(str(self.time_dim))])
-
-    @property
-    def time_unit(self) -> str:
-        """The unit of `time_numbers`."""
-        if self.times is None:
-            return "steps"
-        if is_time(self.times):
-            return "days"
-        unit = str(self.times.attrs.get("units", f"units of {self.times.name}"))
-        return unit.partition(" since ")[0]
-
-    def time_numbers(self, other: Axes) -> Floats:
-        """Return the times of this cube or of another one in this one's unit."""
-        ours, theirs = self.times, other.times
-        if ours is None or theirs is None:
-            return np.arange(float(self.steps))
-        our_kind, their_kind = _kind_of_times(ours), _kind_of_times(theirs)
-        if our_kind != their_kind:
-            raise InvalidValueError(
-                f"the deployment has {their_kind} along {theirs.name!r}, but the cube has "
-                f"{our_kind} along {ours.name!r}; decode the times of both (xarray.decode_cf)"
-            )
-        if not is_time(ours):
-            return theirs.values
-        try:
-            dates = [_in_microseconds(ours.values[:1]), _in_microseconds(theirs.values)]
-            joined = xr.DataArray(np.concatenate(dates), dims="t", name=theirs.name)
-            return microseconds(joined)[1:] / _MICROSECONDS_PER_DAY
-        except TypeError as error:
-            raise InvalidValueError(
-                "the dates of the deployment must have the cube's calendar, got another "
-                f"({' '.join(str(error).split())}); use convert_calendar"
-            ) from None
+    Unless all that the label cuts is measured, the verdict has the cells along dims instead.
+    """
+    curves = case.comparison.curves
+    for domain, (unit, of_domain) in curves.items():
+        for name, values in of_domain.items():
+            meaning = f"median distance to the nearest train {_NEAREST[domain]}, estimated"
+            findings.row(f"{name}, {domain}", float(np.median(values)), unit, meaning)
+    text = _describe(case, f"{case.part} → train")
+    if text and all(case.domains.get(dim) in curves for dim in case.ordered):
+        findings.tested = f"its {case.part} part tests {text}"
 
 
-def _kind_of_times(times: xr.DataArray) -> str:
-    if is_time(times):
-        return "dates"
-    return f"numbers ({times.attrs.get('units', 'without units')})"
+def check_same_places(case: Case, findings: Findings) -> None:
+    """Judge test cells at the location of a train cell, as at poles and folds of a grid."""
+    of_test = case.comparison.distances(f"{case.part} → train")
+    if not {case.domains[dim] for dim in case.cut if dim in case.domains} <= of_test.keys():
+        return  # not measured
+    if len({values.size for values in of_test.values()}) != 1 or "space" not in of_test:
+        return  # not of the same cells
+    others = [dim for dim in case.cut if dim not in case.domains]
+    fraction = float(np.logical_and.reduce([values == 0 for values in of_test.values()]).mean())
+    meaning = "at the location and time of a train cell"
+    if others:  # such as members: other values, of the same dates
+        meaning += f" of another {' or '.join(others)}"
+    status = "ok"
+    if fraction and not findings.rows["shared cells"]["found"]:
+        status = "warning"
+        if fraction > _MAX_SAME and not others:
+            status = "leak"
+        findings.say(f"{percent(fraction)} of the {case.part} cells are {meaning}", status)
+    unit = f"fraction of {case.part} cells"
+    findings.row("cells at train locations", fraction, unit, meaning, _MAX_SAME, status)
 
 
-def _in_microseconds(dates: NDArray[Any]) -> NDArray[Any]:
-    """Return dates in a unit that neither overflows after 292 years nor gives integers."""
-    if dates.dtype.kind != "M":
-        return dates
-    return dates.astype("M8[us]")
-
-
-def _times(view: CubeView, dim: str) -> xr.DataArray | None:
-    """Return the dates along a dim, or else its numbers, if none is missing."""
-    for coord in (dates_along(view.ds.coords.values(), dim), view.dim_coord(dim)):
-        if coord is not None and has_distances(coord) and not coord.isnull().any():
-            if is_time(coord):
-                return coord
-            return coord.astype("float64")
-    return None
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """The cells of a part, or of a deployment."""
-
-    # Locations and times of their cube.
-    axes: Axes
-    # Label of the cube; cells without a value are excluded.
-    layout: Layout
-    # Code of the cells in the label.
-    code: int
-
-    @classmethod
-    def of_deployment(cls, deployment: Any, axes: Axes) -> Cells:
-        """Return the cells of a cube that have a value."""
-        if not isinstance(deployment, xr.Dataset | xr.DataArray):
-            raise InvalidTypeError(
-                "deployment must be a Dataset, a DataArray or a path, got "
-                f"{type(deployment).__name__}"
-            )
-        time = None
-        if axes.times is not None:
-            time = axes.times.name
-        if time in deployment.coords and not deployment[time].ndim:
-            deployment = deployment.expand_dims(time)  # The deployment is one step of a cube.
-        try:
-            view = CubeView.of(deployment)
-        except InvalidValueError as error:
-            raise InvalidValueError(f"deployment: {error}") from None
-        variables = [
-            view.ds[name]
-            for name in data_variables(view.ds, kinds="iufmM")
-            if set(view.ds[name].dims) == set(view.dims)
-        ]
-        if not variables:
-            raise InvalidValueError(
-                f"deployment must have values, got only masks {list(view.ds.data_vars)}; pass "
-                "cube.where(mask)"
-            )
-        valid = has_value(variables, any_of_them=True)
-        if valid is None:
-            valid = xr.ones_like(variables[0], dtype=bool)
-        label = xr.full_like(valid, EXCLUDED, dtype=np.uint8).where(~valid, np.uint8(TRAIN))
-        own_axes = Axes.of(view)
-        layout = Layout.of(label, tuple(own_axes.sizes))
-        if not layout.counts[TRAIN]:
-            raise InvalidValueError("deployment must have cells with a value, got none")
-        return cls(own_axes, layout, TRAIN)
-
-    def steps(self) -> Ints:
-        """Return the positions along time that hold some of the cells."""
-        time_dim = str(self.axes.time_dim)
-        if time_dim not in self.layout.label.dims:
-            return np.arange(self.axes.steps)
-        return np.flatnonzero(self.layout.profiles[self.code, time_dim])
-
-    def locations(self, step: int | None = None) -> Ints:
-        """Return the known locations that hold some of the cells: at one step, or at any time."""
-        sizes, positions = self.axes.sizes, self.axes.positions
-        assert positions is not None
-        if step is None:
-            has_cells = self.layout.maps[self.code]
-        else:
-            label = self.layout.label.isel({self.axes.time_dim: step}, missing_dims="ignore")
-            has_cells = (label == self.code).any([dim for dim in label.dims if dim not in sizes])
-        missing = {dim: n for dim, n in sizes.items() if dim not in has_cells.dims}
-        on_map = np.asarray(has_cells.expand_dims(missing).transpose(*sizes).values).ravel()
-        return np.flatnonzero(on_map & np.isfinite(positions.points).all(axis=-1))
-
-
-def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, str]]:
-    """Return which of "space" and "time" can be measured between two cubes, and why not others."""
-    cubes = {"the cube": axes}
-    if other is not None:
-        cubes["the deployment"] = other
-    unknown = _lacking_axes(cubes)
-    frames = {name: cube.positions.frame for name, cube in cubes.items() if cube.positions}
-    if len(set(frames.values())) > 1:
-        of_cube, of_deployment = frames.values()
-        why = f"the cube has {of_cube}, but the deployment has {of_deployment}"
-        unknown.setdefault("space", why)
-    has = {"space": axes.positions is not None, "time": axes.steps > 0}
-    return {domain for domain in has if has[domain] and domain not in unknown}, unknown
-
-
-def _lacking_axes(cubes: dict[str, Axes]) -> dict[str, str]:
-    """Return which of "space" and "time" some cube needs that one of them lacks, and why."""
-    has_positions = any(cube.positions is not None for cube in cubes.values())
-    needs_space = cubes["the cube"].sizes or has_positions
-    # A cube alone is measured by its steps.
-    needs_time = len(cubes) > 1 and any(cube.steps for cube in cubes.values())
-    unknown: dict[str, str] = {}
-    for name, cube in cubes.items():
-        if needs_space and cube.positions is None:
-            why = "has no latitude and longitude, nor x and y in metres or kilometres"
-            unknown.setdefault("space", f"{name} {why}")
-        if needs_time and cube.times is None:
-            unknown.setdefault("time", f"{name} has no times")
-    return unknown
-
-
-def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Floats]:
-    """Return the distances of sampled cells to the nearest train cells, in space and in time."""
-    # The distance in time is to the nearest time with any train cell, and that in space to the
-    # nearest location that is train then, and to the nearest that is train at any time.
-    rng = np.random.default_rng(0)
-    samples: dict[str, list[Floats]] = {"space": [], "time": [], ANY_TIME: []}
-    axes, train_axes = cells.axes, train.axes
-    # Along a track, each time has one location.
-    on_track = {train_axes.time_dim, axes.time_dim} & {*train_axes.sizes, *axes.sizes}
-    space_by_step = "space" in measured and not on_track
-    pairs: list[_StepPair] = [(None, None, math.nan)]
-    if "time" in measured:
-        n_steps = SAMPLE
-        if space_by_step:
-            n_steps = _STEPS
-        train_steps = train.steps()
-        steps = sample_of(cells.steps(), n_steps, rng)
-        train_times = train_axes.time_numbers(train_axes)[train_steps]
-        times = train_axes.time_numbers(axes)[steps]
-        nearest = nearest_on_axis(times, train_times)
-        time_distances = np.abs(times - train_times[nearest])
-        if space_by_step:
-            pairs = list(zip(steps, train_steps[nearest], time_distances, strict=True))
-        else:
-            samples["time"].append(time_distances)
-    if "space" in measured:
-        _add_distances_in_space(samples, cells, train, pairs, rng)
-    return {domain: np.concatenate(parts) for domain, parts in samples.items() if parts}
-
-
-def _add_distances_in_space(
-    samples: dict[str, list[Floats]],
-    cells: Cells,
-    train: Cells,
-    pairs: list[_StepPair],
-    rng: np.random.Generator,
-) -> None:
-    """Add the distances of sampled locations at each step, in space and in time."""
-    places, train_places = cells.axes.positions, train.axes.positions
-    if places is None or train_places is None:
+def check_deployment(case: Case, findings: Findings) -> None:
+    """Judge what the distances to train promise of the error in the deployment."""
+    if case.deployed is None:
         return
-    for step, train_step, time_distance in pairs:
-        locations = sample_of(cells.locations(step), math.ceil(SAMPLE / len(pairs)), rng)
-        train_locations = train.locations(train_step)
-        if locations.size and train_locations.size:
-            km, _ = train_places.nearest(train_locations, places, locations)
-            samples["space"].append(km.ravel())
-            if step is not None:
-                samples["time"].append(np.full(locations.size, time_distance))
-                km, _ = train_places.nearest(train.locations(), places, locations)
-                samples[ANY_TIME].append(km.ravel())
+    promise, comparison = _promise(case), case.comparison
+    cells, meaning = case.deployed.layout.counts[TRAIN], "cells of the deployment with a value"
+    findings.row("deployment cells", cells, "cells", meaning)
+    for domain, why in comparison.unknown.items():
+        findings.say(f"distances in {domain} were not compared because {why}", "warning")
+        name = f"{case.part} against deployment, {domain}"
+        findings.row(name, math.nan, "ratio", f"not compared because {why}", None, "unknown")
+    findings.nearness = promise.judgement
+    asks = _describe(case, "deployment → train")
+    findings.promise = _text_of(promise, findings.tested, asks)
+    if promise.judgement in ("too easy", "too hard"):
+        apart = spacing(comparison.train, comparison.measured)
+        split = fitting_split(comparison.distances("deployment → train"), apart)
+        findings.advice = f"Try {split}."
+    status = {"fits": "ok", "undecided": "unknown"}.get(promise.judgement, "warning")
+    meaning = "expected error of the test part by that in the deployment, from the variogram"
+    if promise.variable:
+        meaning += f" of {promise.variable}"
+    limit = None
+    if not promise.unknown:
+        limit = f"{promise.low:.2g} to {promise.high:.2g}"
+    findings.row("promised error", promise.ratio, "ratio", meaning, limit, status)
+    for domain, length in promise.ranges.items():
+        meaning = "distance up to which train cells are alike"
+        if math.isinf(length):
+            meaning = "no sill: values differ more and more over all distances examined"
+        findings.row(f"range in {domain}", length, comparison.curves[domain][0], meaning)
 
 
-def sample_of(indices: Ints, most: int, rng: np.random.Generator) -> Ints:
-    """Draw at most `most` indices, in order."""
-    if indices.size <= most:
-        return indices
-    return np.sort(rng.choice(indices, most, replace=False))
+def _promise(case: Case) -> Promise:
+    """Return what the test part promises of the error in the deployment."""
+    comparison = case.comparison
+    for dim in case.ordered:
+        if dim not in case.domains:
+            comparison.unknown[dim] = "it is neither a dim of space nor of time"
+    not_compared = [dim for dim in case.cut if case.domains.get(dim, dim) in comparison.unknown]
+    if not_compared:
+        return Promise.without(f"the split is cut along {', '.join(not_compared)}")
+    of_test = Neighbourhoods.of(comparison.test, comparison.train, comparison.measured)
+    variables = [case.view.ds[name] for name in case.names]
+    return expected_promise(
+        variables, comparison.train, of_test, comparison.around, comparison.measured
+    )
 
 
-def spacing(train: Cells, measured: set[str]) -> float:
-    """Return the median distance in kilometres between neighbouring train locations."""
-    if "space" not in measured or (locations := train.locations()).size < 2:
-        return 0.0
-    places = train.axes.positions
-    assert places is not None
-    sample = sample_of(locations, SAMPLE, np.random.default_rng(0))
-    # The nearest location is the location itself.
-    km, _ = places.nearest(locations, places, sample, 2)
-    return float(np.median(km[:, 1]))
+def _text_of(promise: Promise, tested: str, asks: str) -> str:
+    """Say what is promised of the error in a deployment that asks for such distances."""
+    contrast = ""
+    if asks and tested:
+        contrast = f"{tested}, and the deployment asks for {asks}"
+    if promise.unknown:
+        text, joint = f"nothing is claimed of errors, because {promise.unknown}", "; "
+    else:
+        number = f"{promise.ratio:.2g} ({promise.low:.2g} to {promise.high:.2g})"
+        text, joint = f"it promises about {number} of the error in the deployment", ", because "
+        if promise.judgement == "undecided":
+            return f"{text}, which may be more or less than all of it"
+    if contrast and promise.judgement != "fits":
+        text += joint + contrast
+    return text
 
 
-def stations_near_train(cells: Cells, train: Cells) -> float:
-    """Return the fraction of stations with a train station among their nearest stations."""
-    stations, train_stations = cells.locations(), train.locations()
-    labelled = np.union1d(stations, train_stations)
-    if stations.size == 0 or labelled.size < 2:
-        return float("nan")
-    sample = sample_of(stations, SAMPLE, np.random.default_rng(0))
-    count = min(_NEIGHBOURS + 1, labelled.size)
-    places = cells.axes.positions
-    assert places is not None
-    _, nearest = places.nearest(labelled, places, sample, count)
-    is_other_train = np.isin(nearest, train_stations) & (nearest != sample[:, None])
-    return float(is_other_train.any(axis=1).mean())
+def _describe(case: Case, curve: str) -> str:
+    """Return where cells lie relative to train, by their distances in each domain."""
+    distances = case.comparison.distances(curve)
+    what = []
+    if distances.keys() & {"space", ANY_TIME}:
+        what.append("new places" if _median_in_space(distances) > 0 else "places of train")
+    if "time" in distances:
+        what.append("new times" if np.median(distances["time"]) > 0 else "times of train")
+    apart = [
+        f"{_span(values)} {case.comparison.curves[domain][0]} from train in {domain}"
+        for domain, values in distances.items()
+        if domain != ANY_TIME or _span(values) != _span(distances["space"])
+    ]
+    if what:
+        return f"{' at '.join(what)} ({', '.join(apart)})"
+    return ""
+
+
+def _median_in_space(distances: Distances) -> float:
+    """Return the median distance to train at any time, or at the nearest one; 0 if unknown."""
+    for domain in (ANY_TIME, "space"):
+        if domain in distances:
+            return float(np.median(distances[domain]))
+    return 0.0
+
+
+def _span(values: NDArray[np.float64]) -> str:
+    """Return the distances between which eight in ten lie."""
+    low, high = (rounded(float(number)) for number in np.quantile(values, [0.1, 0.9]))
+    if low == high:
+        return low
+    return f"{low} to {high}"
+
+
+def fitting_split(distances: Distances, spacing: float) -> str:
+    """Return the split whose test part is about as far from train as a deployment is.
+
+    `spacing` is the distance between neighbouring train locations.
+    """
+    far, later = _median_in_space(distances), float(np.median(distances.get("time", 0.0)))
+    if far > 0 and later > 0:
+        return "LeaveLocationTimeOut, which leaves out places and times together"
+    if later > 0:
+        return "assign_time_split with a gap as long as that before the deployment"
+    if far > _SCATTERED * spacing:
+        return "assign_region_split with regions as large as the deployment"
+    if far > 0:
+        return "assign_location_split, which leaves out whole places"
+    return "assign_rand_split, which leaves out single cells, or places and times apart"

@@ -17,6 +17,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import is_time
 from ml4cube.core.fingerprint import (
     COLUMNS,
     FIRST,
@@ -26,11 +27,12 @@ from ml4cube.core.fingerprint import (
     combine,
     fingerprint_columns,
 )
-from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
-from ml4cube.cube.coordinates import find_time_dim, map_dims
+from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL, SplitPlan
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import read_recipe
+from ml4cube.splits.leakage.case import Case
+from ml4cube.splits.leakage.findings import Findings, percent
 from ml4cube.splits.tiles import Columns, sum_tiles
 
 Ints = NDArray[np.intp]
@@ -69,6 +71,66 @@ class Duplicates:
     repeats: bool
     # Description of the tiles, for messages.
     tiles: str
+
+
+def check_counts(case: Case, findings: Findings) -> None:
+    """Count the cells of each part, and those that the cube has twice."""
+    layout, valued, view = case.layout, case.valued, case.view
+    cells_per_label = valued.cells_per_label(view)
+    for part, code in {"train": TRAIN, "val": VAL, "test": TEST}.items():
+        meaning = f"cells labelled {part} with a value"
+        findings.row(f"{part} cells", valued.counts[code] * cells_per_label, "cells", meaning)
+    excluded = layout.counts[EXCLUDED] * layout.cells_per_label(view)
+    findings.row("excluded cells", excluded, "cells", "cells labelled excluded")
+    if gaps := valued.counts[EXCLUDED] * cells_per_label - excluded:
+        meaning = "cells of the parts that are ignored because they have no value"
+        findings.row("cells without a value", gaps, "cells", meaning)
+    held_out = sum(valued.counts[code] for code in HELD_OUT)
+    repeated = valued.shared_cells(view)
+    shared = sum(repeated.values())
+    meaning = "held-out cells whose location and time are also in train, because a meridian "
+    meaning += "(0 and 360) or a time occurs twice in the cube"
+    status = "leak" if shared else "ok"
+    findings.row("shared cells", shared * cells_per_label, "cells", meaning, 0, status)
+    for where, cells in repeated.items():
+        if cells:
+            findings.leaks.append(
+                f"{percent(cells / held_out)} of the held-out cells are {where} that occurs twice "
+                "in the cube and is also in train"
+            )
+
+
+def check_duplicates(case: Case, findings: Findings) -> None:
+    """Judge copies in all variables together, and in each that does not repeat by nature."""
+    copies = find_duplicates(case.view, case.layout.label, case.names)
+    by_variable = {name: duplicates for name, duplicates in copies.items() if name}
+    judged = [duplicates for duplicates in by_variable.values() if not duplicates.repeats]
+    if copies:
+        judged.append(copies.get("") or next(iter(copies.values())))
+    cells, status = 0, "unknown"
+    if judged:
+        worst = max(judged, key=lambda duplicates: duplicates.cells)
+        cells, status = worst.cells, "leak" if worst.cells else "ok"
+        findings.compared = worst.tiles
+        parts = ""
+        if case.part == "test" and findings.rows["val cells"]["found"]:
+            parts = " (test and val)"
+        fraction = cells / max(worst.held_out_cells, 1)
+        findings.shares[f"bitwise copies of train{parts}"] = fraction
+        if cells:
+            where = _format_span(worst.span, case.view)
+            text = f"{percent(fraction)} of the held-out cells are bitwise copies of train cells"
+            findings.leaks.append(text + where)
+    meaning = f"held-out cells in {findings.compared or 'tiles'} that are bitwise equal in train"
+    findings.row("duplicate cells", cells, "cells", meaning, 0, status)
+    if len(by_variable) < 2:
+        return
+    for name, duplicates in by_variable.items():
+        meaning, status_of_copies = "its copies", "leak"
+        if duplicates.repeats:
+            meaning, status_of_copies = "the variable also repeats within train", "warning"
+        status = status_of_copies if duplicates.cells else "ok"
+        findings.row(f"duplicate cells of {name}", duplicates.cells, "cells", meaning, 0, status)
 
 
 def find_duplicates(
@@ -123,11 +185,9 @@ class _Tiling:
     def of(cls, view: CubeView, blocks: Mapping[str, int]) -> _Tiling:
         """Choose tiles of some hundred cells, or the blocks of the split if these are smaller."""
         sizes = view.sorted_sizes
-        coords = view.ds.coords.values()
-        time_dim = find_time_dim(coords, view.dims)
-        inner = tuple(sorted(map_dims(coords, view.dims)))
+        inner = tuple(sorted(view.dims_of_map))
         outer = [dim for dim in sizes if dim not in inner]
-        outer.sort(key=lambda dim: (dim != time_dim, -sizes[dim], dim))
+        outer.sort(key=lambda dim: (dim != view.dim_of_time, -sizes[dim], dim))
         field_cells = math.prod(sizes[dim] for dim in inner)
         fields = math.prod(sizes[dim] for dim in outer)
         cells = min(max(_TILE_CELLS, field_cells * fields // _TILES_AT_MOST), _LARGEST_TILE)
@@ -302,3 +362,15 @@ def _count_copied(labels: NDArray[np.uint8]) -> Ints:
     """Count the held-out cells of each of some equal tiles (tiles, cells) that train elsewhere."""
     is_train_somewhere = (labels == TRAIN).any(axis=0)
     return np.asarray((np.isin(labels, HELD_OUT) & is_train_somewhere).sum(axis=1))
+
+
+def _format_span(span: tuple[str, int, int] | None, view: CubeView) -> str:
+    """Return the first and last position of duplicates along a dim, in brackets."""
+    if span is None:
+        return ""
+    dim, *positions = span
+    coord = view.ds[dim]  # without a coordinate, the positions
+    ends = [str(coord.values[i]) for i in positions]
+    if is_time(coord):
+        ends = [end[:10] for end in ends]  # the day
+    return f" ({dim} {' to '.join(dict.fromkeys(ends))})"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.statistics import check_decoded
-from ml4cube.splits.leakage.deployment import Axes, Cells, sample_of
+from ml4cube.splits.distances import Axes, Cells, sample_of
 from ml4cube.splits.leakage.space_time_variogram import SpaceTimeVariogram, fit_space_time
 from ml4cube.splits.positions import Positions
 
@@ -282,8 +282,7 @@ def _sample_cells(cells: Cells, train_axes: Axes, measured: set[str]) -> tuple[F
     if "space" not in measured:
         steps = _evenly(cells.steps(), _CELLS)
         return np.zeros((steps.size, 3)), times[steps]
-    assert axes.positions is not None
-    points = axes.positions.points
+    points = axes.places.points
     if "time" not in measured or axes.time_dim in axes.sizes:
         locations = sample_of(cells.locations(), _CELLS, rng)
         if "time" not in measured:
@@ -315,8 +314,7 @@ def _groups(
         train_times = train_times[train.steps()]
         yield np.zeros((train_times.size, 3)), train_times, everything
         return
-    assert axes.positions is not None
-    points = axes.positions.points
+    points = axes.places.points
     if "time" not in measured or axes.time_dim in axes.sizes:
         locations = train.locations()
         of_locations = np.zeros(locations.size)

@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.display import Summarized, Summary, Table, shown
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_numpy
-from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN
-from ml4cube.cube.absent_chunks import heed_absent_chunks
-from ml4cube.cube.coordinates import is_category
-from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.variables import check_left_out, data_variables
-from ml4cube.splits.cube import CubeView
-from ml4cube.splits.label import read_recipe
-from ml4cube.splits.leakage.carried_forward import find_carried
-from ml4cube.splits.leakage.changed_copies import find_changed_copies
-from ml4cube.splits.leakage.checks import Checks, CurvesByDomain, Placement
-from ml4cube.splits.leakage.deployment import (
-    ANY_TIME,
-    Axes,
-    Cells,
-    compare_axes,
-    distances,
-    spacing,
-    stations_near_train,
-)
-from ml4cube.splits.leakage.duplicates import find_duplicates
-from ml4cube.splits.leakage.expected_error import Neighbourhoods, Promise, expected_promise
-from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
-from ml4cube.splits.leakage.stores import is_store, part_of_pair
-from ml4cube.splits.validity import has_value
+from ml4cube.splits.cube import Cube
+from ml4cube.splits.leakage.carried_forward import check_carried
+from ml4cube.splits.leakage.case import Case, CurvesByDomain
+from ml4cube.splits.leakage.changed_copies import check_changed_copies
+from ml4cube.splits.leakage.deployment import check_deployment, check_distances, check_same_places
+from ml4cube.splits.leakage.duplicates import check_counts, check_duplicates
+from ml4cube.splits.leakage.findings import Findings
+from ml4cube.splits.leakage.separation import check_neighbours
+from ml4cube.splits.leakage.stores import check_stores, is_store, part_of_pair
 
 logger = logging.getLogger(__name__)
 
-Cube = xr.Dataset | xr.DataArray
-
-# Fewer effective pieces than this are regions; this many or more are scattered among train.
-_SCATTERED_PIECES = 3.5
-# A label with at least this many runs along each dim is ragged: it does not consist of a few
-# regions, even if it is connected, as half of all cells are when assigned one by one.
-_RAGGED_RUNS = 5
 # Of the checks, the worst first.
 _STATUSES = ("leak", "warning", "unknown", "ok")
-# Most cells of a label that is kept in memory once cells without a value are excluded.
-_LABELS_AT_MOST = 1 << 26
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -231,159 +205,44 @@ def leakage_report(
     """
     ds, deployment = _open(ds), _open(deployment)
     if is_store(ds):
-        checks = Checks(part_of_pair(ds, deployment))
-        checks.stores(ds, deployment)
-        return _report(checks, "sample", {})
-    view = CubeView.of(ds)
-    label, names = _label(view, name), _variables(view, var)
-    view = replace(view, ds=heed_absent_chunks(view.ds, [name, *names], missing_chunks).cube)
-    axes = Axes.of(view)
-    layout = Layout.of(label, tuple(axes.sizes))
-    part = _part_to_judge(layout, name)
-    deployed = None
-    if deployment is not None:
-        deployed = Cells.of_deployment(deployment, axes)
-    valid = _valid_cells(view, names)
-    valued = layout
-    if valid is not None:
-        valued = Layout.of(_exclude(layout.label, ~valid), tuple(axes.sizes))
-    _check_values(valued, part, names)
-    labelled = None
-    if deployed is not None:
-        labelled = _all_labelled(layout, valid, axes)
-    comparison = _Comparison.of(part, axes, valued, labelled, deployed)
-    cut = _CutDims.of(view, layout, axes)
-
-    checks = Checks(part)
-    checks.count_cells(layout, valued, view)
-    checks.duplicates(find_duplicates(view, label, names), view)
-    if axes.time_dim is not None:
-        checks.carried(find_carried(view, layout, names, axes.time_dim))
-    named = var is not None
-    checks.changed_copies(find_changed_copies(view, layout, names, axes.time_dim, named))
-    separation = separate(layout, valued, view, cut.unordered, PARTS[part])
-    if axes.station_dim in cut.dims:
-        near = stations_near_train(comparison.test, comparison.train)
-        separation = replace(separation, touching=max(separation.touching, near))
-    placement = _placement(layout, separation, view, axes, part, cut)
-    checks.neighbours(separation, placement, axes.time_dim, cut.ordered, _made_by(label))
-    all_measured = all(cut.domains.get(dim) in comparison.curves for dim in cut.ordered)
-    others = [dim for dim in cut.dims if dim not in cut.domains]
-    cut_domains = {cut.domains[dim] for dim in cut.dims if dim in cut.domains}
-    checks.distances(comparison.curves, all_measured)
-    if cut_domains <= comparison.curves.keys():
-        checks.same_places(comparison.curves, others)
-    if deployed is not None:
-        promise = comparison.promise([view.ds[name] for name in names], cut)
-        checks.deployment(
-            comparison.curves,
-            spacing(comparison.train, comparison.measured),
-            deployed.layout.counts[TRAIN],
-            comparison.unknown,
-            promise,
-        )
-    return _report(checks, "cell", comparison.curves)
+        findings = Findings(part_of_pair(ds, deployment))
+        check_stores(ds, deployment, findings)
+        return _report(findings, "sample", {})
+    case = Case.of(ds, deployment, var, name, missing_chunks)
+    findings = Findings(case.part)
+    for check in CHECKS:
+        check(case, findings)
+    return _report(findings, "cell", case.comparison.curves)
 
 
 audit = leakage_report
 
+# Each adds its rows and sentences, in this order, or nothing where it does not apply.
+CHECKS: tuple[Callable[[Case, Findings], None], ...] = (
+    check_counts,
+    check_duplicates,
+    check_carried,
+    check_changed_copies,
+    check_neighbours,
+    check_distances,
+    check_same_places,
+    check_deployment,
+)
 
-def _report(checks: Checks, unit: str, curves_by_domain: CurvesByDomain) -> LeakageReport:
-    verdict = checks.verdict(unit)
+
+def _report(findings: Findings, unit: str, curves_by_domain: CurvesByDomain) -> LeakageReport:
+    verdict = findings.verdict(unit)
     logger.info("%s", verdict)
-    findings = (*checks.leaks, *checks.doubts)
-    judgement = checks.judgement
-    leaks = judgement == "leaks"
-    table = checks.table()
+    judgement = findings.judgement
     return LeakageReport(
-        leaks, judgement, verdict, table, findings, curves_by_domain, checks.shares
+        judgement == "leaks",
+        judgement,
+        verdict,
+        findings.table(),
+        (*findings.leaks, *findings.doubts),
+        curves_by_domain,
+        findings.shares,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _CutDims:
-    """The dims along which a label changes."""
-
-    dims: list[str]
-    # Those of them whose neighbours are alike, and all dims of the cube whose are not.
-    ordered: list[str]
-    unordered: set[str]
-    # "space" or "time" by dim.
-    domains: dict[str, str]
-
-    @classmethod
-    def of(cls, view: CubeView, layout: Layout, axes: Axes) -> _CutDims:
-        """Find them."""
-        dims = [dim for dim, starts in layout.run_starts.items() if starts.size > 1]
-        unordered = {dim for dim in view.dims if is_category(dim, view.dim_coord(dim))}
-        if axes.station_dim is not None:
-            unordered.add(axes.station_dim)
-        domains = dict.fromkeys(axes.sizes, "space")
-        if axes.time_dim is not None:
-            unordered.discard(axes.time_dim)
-            domains[axes.time_dim] = "time"
-        return cls(dims, [dim for dim in dims if dim not in unordered], unordered, domains)
-
-
-@dataclass(frozen=True, eq=False)
-class _Comparison:
-    """Distances of the test part, and of a deployment, to train."""
-
-    train: Cells
-    test: Cells
-    # Train cells around the deployment.
-    around: Neighbourhoods | None
-    measured: set[str]
-    # Why a domain or a dim was not compared.
-    unknown: dict[str, str]
-    curves: CurvesByDomain
-
-    @classmethod
-    def of(
-        cls, part: str, axes: Axes, valued: Layout, labelled: Layout | None, deployed: Cells | None
-    ) -> _Comparison:
-        """Measure distances; `labelled` has all cells with a value as train."""
-        measured, unknown = compare_axes(axes, None if deployed is None else deployed.axes)
-        train, test = Cells(axes, valued, TRAIN), Cells(axes, valued, PARTS[part])
-        by_curve = {f"{part} → train": distances(test, train, measured)}
-        around = None
-        if deployed is not None and labelled is not None:
-            everything = Cells(axes, labelled, TRAIN)
-            trained, around = _training_cells(deployed, train, everything, measured)
-            by_curve["deployment → train"] = distances(deployed, trained, measured)
-            common = set.intersection(*(set(by_domain) for by_domain in by_curve.values()))
-            for domain in measured - common:
-                unknown[domain] = "latitudes or longitudes are missing where these cells are"
-            if not common:
-                reasons = "; ".join(dict.fromkeys(unknown.values()))
-                raise InvalidValueError(
-                    f"the deployment cannot be compared with the cube: {reasons}"
-                )
-        curves: CurvesByDomain = {}
-        for domain, unit in {"space": "km", "time": axes.time_unit, ANY_TIME: "km"}.items():
-            of_domain = {name: by[domain] for name, by in by_curve.items() if domain in by}
-            if of_domain:
-                curves[domain] = (unit, of_domain)
-        return cls(train, test, around, measured, unknown, curves)
-
-    def promise(self, variables: list[xr.DataArray], cut: _CutDims) -> Promise:
-        """Return what the test part promises of the error in the deployment."""
-        for dim in cut.ordered:
-            if dim not in cut.domains:
-                self.unknown[dim] = "it is neither a dim of space nor of time"
-        not_compared = [dim for dim in cut.dims if cut.domains.get(dim, dim) in self.unknown]
-        if not_compared:
-            return Promise.without(f"the split is cut along {', '.join(not_compared)}")
-        of_test = Neighbourhoods.of(self.test, self.train, self.measured)
-        return expected_promise(variables, self.train, of_test, self.around, self.measured)
-
-
-def _made_by(label: xr.DataArray) -> str | None:
-    """Return the function in a label's recipe, for the table only."""
-    recipe = label.attrs.get(RECIPE_ATTR)
-    if recipe is None:
-        return None
-    return read_recipe(recipe)[1]
 
 
 def _open(path_or_cube: Any) -> Any:
@@ -397,126 +256,3 @@ def _open(path_or_cube: Any) -> Any:
     from ml4cube.store.format import open_store
 
     return open_store(path_or_cube, verify=True)
-
-
-def _label(view: CubeView, name: str) -> xr.DataArray:
-    """Return the label as numbers; refuse another dtype, or dims that the cube lacks."""
-    if name not in view.ds:
-        raise InvalidValueError(
-            f"the cube has no label {name!r}, only {list(view.ds.data_vars)}; call "
-            "assign_block_split first, or pass the name of the label"
-        )
-    label = view.ds[name]
-    if unknown := [dim for dim in label.dims if dim not in view.dims]:
-        raise InvalidValueError(
-            f"the label {name!r} has dims {unknown}, but the cube has {view.dims}"
-        )
-    if label.dtype.kind == "b":
-        return label.astype(np.uint8)
-    if label.dtype.kind not in "iuf":
-        raise InvalidValueError(f"the label {name!r} must hold 0, 1, 2 or 255, got {label.dtype}")
-    return label
-
-
-def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
-    """Return the names of the variables to examine."""
-    arrays = view.ds.data_vars
-    names = var
-    if isinstance(var, str):
-        names = [var]
-    if names is None:
-        check_left_out(view.ds)
-        names = [
-            name
-            for name in data_variables(view.ds, kinds="biufmM")
-            if set(arrays[name].dims) == set(view.dims)
-            and isinstance(arrays[name].dtype, np.dtype)  # not a nullable dtype of pandas
-        ]
-    if not isinstance(names, list | tuple):
-        raise InvalidTypeError(f"var must be a name or a list of names, got {var!r}")
-    if unknown := [n for n in names if n not in view.ds]:
-        raise InvalidValueError(f"var: unknown variables {unknown}; the cube has {list(arrays)}")
-    for name in names:
-        check_numpy(f"variable {name!r}", view.ds[name].dtype)
-    return names
-
-
-def _part_to_judge(layout: Layout, name: str) -> str:
-    """Return "test", or "val" for a label without a test part."""
-    if not layout.counts[TRAIN]:
-        raise InvalidValueError(f"the label {name!r} must have train cells (1), got none")
-    for part in ("test", "val"):
-        if layout.counts[PARTS[part]]:
-            return part
-    raise InvalidValueError(f"the label {name!r} must have test cells (0), got none")
-
-
-def _valid_cells(view: CubeView, names: list[str]) -> xr.DataArray | None:
-    """Return where every variable has a value; None if it has one everywhere."""
-    on_cube = [view.ds[name] for name in names if set(view.ds[name].dims) <= set(view.dims)]
-    valid = has_value(on_cube)
-    if valid is None or bool(valid.all()):
-        return None
-    if valid.size <= _LABELS_AT_MOST:
-        return valid.load()
-    return valid
-
-
-def _exclude(label: xr.DataArray, cells: xr.DataArray) -> xr.DataArray:
-    """Return the label with some cells excluded."""
-    label = label.broadcast_like(cells).where(~cells, np.uint8(EXCLUDED))
-    if label.size <= _LABELS_AT_MOST:
-        return label.load()
-    return label
-
-
-def _check_values(valued: Layout, part: str, names: list[str]) -> None:
-    """Refuse a label without a train or a test cell that has a value."""
-    for needed in ("train", part):
-        if not valued.counts[PARTS[needed]]:
-            raise InvalidValueError(
-                f"no {needed} cell has a value in all of {names}; name the target by var="
-            )
-
-
-def _all_labelled(layout: Layout, valid: xr.DataArray | None, axes: Axes) -> Layout:
-    """Return a layout in which all cells with a value are train."""
-    label = xr.ones_like(layout.label, dtype=np.uint8)
-    return Layout.of(label if valid is None else _exclude(label, ~valid), tuple(axes.sizes))
-
-
-def _training_cells(
-    deployed: Cells, train: Cells, labelled: Cells, measured: set[str]
-) -> tuple[Cells, Neighbourhoods | None]:
-    """Return the cells that the model in use is trained on, and those around the deployment.
-
-    They are all cells with a label and a value, unless the deployment holds some of them out.
-    """
-    of_labelled = Neighbourhoods.of(deployed, labelled, measured)
-    of_train = Neighbourhoods.of(deployed, train, measured)
-    if of_labelled is None or of_train is None or (of_labelled.same() & ~of_train.same()).any():
-        return train, of_train
-    return labelled, of_labelled
-
-
-def _placement(
-    layout: Layout,
-    separation: Separation,
-    view: CubeView,
-    axes: Axes,
-    part: str,
-    cut: _CutDims,
-) -> Placement:
-    """Judge whether a part is on one side of train, or scattered among it."""
-    circle = view.lon_circle()
-    gaps: dict[str | None, int | None] = {
-        dim: layout.gap_on_one_side(dim, PARTS[part])
-        for dim in cut.ordered
-        if not circle or dim != circle.dim  # around the globe, no longitude is on one side
-    }
-    one_sided = any(gap is not None for gap in gaps.values())
-    runs = math.prod(starts.size for starts in layout.run_starts.values())
-    scattered = separation.pieces >= _SCATTERED_PIECES or runs >= _RAGGED_RUNS ** len(cut.dims)
-    if axes.station_dim in cut.dims:  # the order of stations, and so their pieces, mean nothing
-        scattered = True
-    return Placement(gap=gaps.get(axes.time_dim), scattered=scattered and not one_sided)

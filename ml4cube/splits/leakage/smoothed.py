@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from ml4cube.core.split_plan import HELD_OUT, TRAIN
 from ml4cube.splits.cube import CubeView
+from ml4cube.splits.label_layout import Layout
 from ml4cube.splits.leakage.coarse_fields import Floats
-from ml4cube.splits.leakage.label_layout import Layout
 
 # Windows of running means that are looked for, in steps, and how often one must fit in the record.
 _WINDOWS = range(4, 25)

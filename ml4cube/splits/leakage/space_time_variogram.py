@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ml4cube.core.distance.variogram import Variogram, nearest_model, semivariances
 from ml4cube.splits import residuals
 from ml4cube.splits.cube import in_chunks
-from ml4cube.splits.leakage.deployment import Axes, Cells
+from ml4cube.splits.distances import Axes, Cells
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -158,8 +158,7 @@ def _space_variogram(fields: Floats, number: Ints, axes: Axes) -> Variogram | No
     """Return the variogram in kilometres of fields, (times and others, locations)."""
     from sklearn.neighbors import KDTree
 
-    assert axes.positions is not None
-    points = axes.positions.points[number]
+    points = axes.places.points[number]
     usable = np.flatnonzero(np.isfinite(fields).any(axis=0) & np.isfinite(points).all(axis=1))
     if usable.size < 2:
         return None
@@ -175,7 +174,7 @@ def _space_variogram(fields: Floats, number: Ints, axes: Axes) -> Variogram | No
     values = fields[np.ix_(rows, usable)]
     straight = points[usable]
     first, second = np.triu_indices(usable.size, 1)
-    km = axes.positions.kilometres(np.linalg.norm(straight[first] - straight[second], axis=1))
+    km = axes.places.kilometres(np.linalg.norm(straight[first] - straight[second], axis=1))
     to_nearest = np.full(usable.size, np.inf)
     np.minimum.at(to_nearest, first, np.where(km > 0, km, np.inf))
     np.minimum.at(to_nearest, second, np.where(km > 0, km, np.inf))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -20,6 +21,7 @@ from ml4cube.core.fingerprint import (
 from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube.coordinates import is_category
 from ml4cube.splits.folds.samples import Samples, store_spec
+from ml4cube.splits.leakage.findings import Findings, percent
 
 # Cells whose fingerprints are computed at once.
 _CELLS_AT_ONCE = 1 << 21
@@ -44,6 +46,36 @@ def part_of_pair(train: xr.Dataset, held_out: Any) -> str:
         if not store.sizes[SAMPLE_DIM]:
             raise InvalidValueError(f"the {name} store must have samples, got none")
     return part
+
+
+def check_stores(train: xr.Dataset, held_out: xr.Dataset, findings: Findings) -> None:
+    """Judge two sample stores."""
+    part, samples = findings.part, held_out.sizes[SAMPLE_DIM]
+    shared, near = count_near(train, held_out) or (None, None)
+    copies = count_copies(train, held_out)
+    findings.compared = "" if copies is None else "samples"
+    findings.tested = f"the {part} samples are looked for in the train store"
+    findings.row("train samples", train.sizes[SAMPLE_DIM], "samples", "samples of the train store")
+    findings.row(f"{part} samples", samples, "samples", f"samples of the {part} store")
+    checks = [
+        ("shared cells", shared, "cover a cell that a train sample covers", "leak"),
+        ("duplicate samples", copies, "are bitwise copies of train samples", "leak"),
+        ("touching samples", near, "touch a train sample or share a cell with it", "warning"),
+    ]
+    for name, number, text, status in checks:
+        meaning = f"{part} samples that {text}"
+        if number is None:
+            findings.row(name, math.nan, "samples", meaning, 0, "unknown")
+            continue
+        findings.row(name, number, "samples", meaning, 0, status if number else "ok")
+        findings.shares[text] = number / samples
+        if number and (status == "leak" or not findings.leaks):
+            findings.say(f"{percent(number / samples)} of the {part} samples {text}", status)
+    if near is None:
+        findings.warnings.append(
+            "the positions of the samples were not compared because the stores were not cut "
+            "alike from one cube"
+        )
 
 
 def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | None:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ml4cube.core.fingerprint import Words, mix, words_of
 from ml4cube.core.split_plan import HELD_OUT, TRAIN
-from ml4cube.cube.coordinates import map_dims
 from ml4cube.splits.cube import CubeView, in_chunks
 
 # About the most pairs that are kept.
@@ -34,7 +33,7 @@ _BEYOND_CHANCE = 3.0
 def copied_share(view: CubeView, label: xr.DataArray, name: str) -> float:
     """Return the fraction of held-out pairs of neighbours that train holds too; 0 if few do."""
     array = view.ds[name]
-    inner = sorted(map_dims(view.ds.coords.values(), view.dims))
+    inner = sorted(view.dims_of_map)
     if array.dtype.kind != "f" or set(array.dims) != set(view.dims) or not inner:
         return 0.0
     outer = [dim for dim in view.sorted_sizes if dim not in inner]

@@ -1,4 +1,4 @@
-"""Layout of a label: profiles and runs of its parts, separation of test cells from train.
+"""Separation of test cells from train cells, and where they lie relative to these.
 
 Labels consist of boxes within which no label changes, bounded by the runs along each dim. Distances
 are measured from sampled test cells to whole boxes, so their cost depends on the number of boxes.
@@ -10,122 +10,94 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.distance.separation import nearest_box, run_lengths
-from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TRAIN
-from ml4cube.splits.cube import CubeView
-from ml4cube.splits.validity import slabs
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from ml4cube.core.split_plan import PARTS, TRAIN
+from ml4cube.cube.masks_and_labels import RECIPE_ATTR
+from ml4cube.splits.distances import SAMPLE, Cells, sample_of
+from ml4cube.splits.label import read_recipe
+from ml4cube.splits.label_layout import Bools, Ints, Layout
+from ml4cube.splits.leakage.case import Case
+from ml4cube.splits.leakage.findings import Findings, listed_and, percent, rounded
 
 # Most boxes of equal label that are examined at once, and windows into a label with more boxes.
 _BOXES_AT_MOST = 40_000
 _WINDOWS = 4
-#: Test cells, or locations, that are sampled.
-SAMPLE = 1000
+# A station touches train if one of its four nearest stations is train, like the cells of a grid.
+_NEIGHBOURS = 4
+# Test cells scattered among train are single cells among their neighbours if more than this
+# fraction of them touch a train cell.
+_MAX_NEAR = 0.5
+# Fewer effective pieces than this are regions; this many or more are scattered among train.
+_SCATTERED_PIECES = 3.5
+# A label with at least this many runs along each dim is ragged: it does not consist of a few
+# regions, even if it is connected, as half of all cells are when assigned one by one.
+_RAGGED_RUNS = 5
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Summary of a label, made in one pass over slabs of bounded size."""
-
-    label: xr.DataArray
-    # Number of cells of each code; cells without a label (NaN) count as excluded.
-    counts: dict[int, int]
-    # For each code and dim, which positions hold a cell of the code.
-    profiles: dict[tuple[int, str], Bools]
-    # For each code, which cells of the map have the code at any index of the other dims.
-    maps: dict[int, xr.DataArray]
-    # First position of each run along each dim within which no label changes.
-    run_starts: dict[str, Ints]
-
-    @classmethod
-    def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
-        """Summarise a label."""
-        bare = xr.DataArray(label.variable).transpose(*sorted(map(str, label.dims)))
-        sizes = {str(dim): n for dim, n in bare.sizes.items()}
-        layout = cls._without_cells(bare, map_dims)
-        changes = {dim: np.zeros(n, dtype=bool) for dim, n in sizes.items()}
-        for box in slabs(sizes):
-            # Overlap the previous slab by one cell, to find changes between slabs.
-            wide_box = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
-            wide = bare.isel(wide_box).compute().fillna(EXCLUDED)
-            _mark_changes(changes, wide, wide_box)
-            inner = {dim: slice(s.start - wide_box[dim].start, None) for dim, s in box.items()}
-            layout._add_cells(wide.isel(inner), box)
-        if wrong := bare.size - sum(layout.counts.values()):
-            raise InvalidValueError(
-                f"the label must hold 0, 1, 2 or 255, got {wrong} cells with other values"
-            )
-        for dim, is_change in changes.items():
-            layout.run_starts[dim] = np.flatnonzero(np.r_[True, is_change[1:]])
-        return layout
-
-    @classmethod
-    def _without_cells(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
-        codes = (*PARTS.values(), EXCLUDED)
-        sizes = {str(dim): n for dim, n in label.sizes.items()}
-        profiles = {(c, dim): np.zeros(n, dtype=bool) for c in codes for dim, n in sizes.items()}
-        map_sizes = {dim: n for dim, n in sizes.items() if dim in map_dims}
-        empty_map = np.zeros(tuple(map_sizes.values()), dtype=bool)
-        maps = {code: xr.DataArray(empty_map.copy(), dims=tuple(map_sizes)) for code in codes}
-        return cls(label, dict.fromkeys(codes, 0), profiles, maps, {})
-
-    def _add_cells(self, labels: xr.DataArray, box: dict[str, slice]) -> None:
-        """Add the cells of a box to counts, profiles and maps."""
-        for code, map_of_code in self.maps.items():
-            cells = labels == code
-            if not cells.any():
-                continue
-            self.counts[code] += int(cells.sum())
-            for dim in box:
-                others = [other for other in box if other != dim]
-                self.profiles[code, dim][box[dim]] |= cells.any(others).values
-            on_map = {dim: s for dim, s in box.items() if dim in map_of_code.dims}
-            map_of_code[on_map] |= cells.any([dim for dim in box if dim not in on_map])
-
-    def cells_per_label(self, view: CubeView) -> int:
-        """Return the cells of a cube with one label: all along the dims that the label lacks."""
-        return math.prod(n for dim, n in view.sizes.items() if dim not in self.run_starts)
-
-    def shared_cells(self, view: CubeView) -> dict[str, int]:
-        """Count held-out cells that are also in train, at a meridian or time that occurs twice."""
-        repeated: list[tuple[str, str, Any]] = []
-        if circle := view.lon_circle():
-            repeated += [
-                ("on a meridian", circle.dim, [i, i + circle.columns])
-                for i in range(self.label.sizes.get(circle.dim, 0) - circle.columns)
-            ]
-        for dim in self.run_starts:
-            repeated += [("at a time", dim, steps) for steps in view.repeated_times(dim)]
-        shared_cells: dict[str, int] = {}
-        for where, dim, positions in repeated:
-            labels = self.label.isel({dim: positions}).transpose(dim, ...).values
-            is_shared = np.isin(labels, HELD_OUT) & (labels == TRAIN).any(axis=0)
-            shared_cells[where] = shared_cells.get(where, 0) + int(is_shared.sum())
-        return shared_cells
-
-    def gap_on_one_side(self, dim: str, held_out: int) -> int | None:
-        """Return the steps between train and a part wholly on one side of it, else None."""
-        train, test = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
-        gap = int(max(test[0] - train[-1], train[0] - test[-1])) - 1
-        if gap >= 0:
-            return gap
-        return None
+def check_neighbours(case: Case, findings: Findings) -> None:
+    """Describe how near the test cells are to train cells along the dims that are cut."""
+    part, separation = case.part, separate(case)
+    gaps = _gaps_on_one_side(case)
+    fraction = separation.touching
+    findings.shares["touch a train cell"] = fraction
+    status = "ok"
+    if math.isnan(fraction):
+        status = "unknown"
+    elif fraction > _MAX_NEAR and not gaps and _is_scattered(case, separation):
+        status = "warning"
+        findings.scattered.append(
+            f"{percent(fraction)} of the {part} cells touch a train cell and lie scattered among "
+            "train cells, as if dealt at random, so the score holds for gaps between train cells "
+            "only"
+        )
+    unit, meaning = f"fraction of {part} cells", "cells next to a train cell"
+    findings.row("touching cells", fraction, unit, meaning, _MAX_NEAR, status)
+    if case.axes.time_dim in gaps:
+        meaning = f"steps between train and {part}, which is wholly on one side of it"
+        name = f"gap along {case.axes.time_dim}"
+        findings.row(name, gaps[case.axes.time_dim], "steps", meaning)
+    for dim in case.ordered:
+        meaning = f"median length of runs of {part} cells"
+        findings.row(f"block along {dim}", separation.run_length[dim], "cells", meaning)
+        meaning = f"median distance from {part} cells to the nearest train cell, estimated"
+        findings.row(f"separation along {dim}", separation.cells_to_train[dim], "cells", meaning)
+    meaning = f"separate pieces of the {part} part, weighted by size"
+    findings.row("pieces", separation.pieces, "", meaning)
+    recipe = case.layout.label.attrs.get(RECIPE_ATTR)
+    if recipe is not None:
+        meaning = "the function in the label's recipe, which it is"
+        findings.row("made by", read_recipe(recipe)[1], "", meaning)
+    apart = [
+        f"{rounded(separation.cells_to_train[dim])} cells along {dim}"
+        for dim in case.ordered
+        if not math.isnan(separation.cells_to_train[dim])
+    ]
+    if apart:
+        findings.tested = f"its {part} cells lie {listed_and(apart)} from train (medians)"
 
 
-def _mark_changes(changes: dict[str, Bools], labels: xr.DataArray, box: dict[str, slice]) -> None:
-    """Mark the positions along each dim, after the first of the box, where some label changes."""
-    for dim, s in box.items():
-        changed = (labels.diff(dim) != 0).any([other for other in box if other != dim])
-        changes[dim][s.start + 1 : s.stop] |= changed.values
+def _gaps_on_one_side(case: Case) -> dict[str | None, int]:
+    """Return the steps to train along the dims along which the part is wholly on one side of it."""
+    circle = case.view.lon_circle()
+    gaps: dict[str | None, int] = {}
+    for dim in case.ordered:
+        gap = case.layout.gap_on_one_side(dim, PARTS[case.part])
+        around = circle is not None and dim == circle.dim  # no longitude is on one side
+        if gap is not None and not around:
+            gaps[dim] = gap
+    return gaps
+
+
+def _is_scattered(case: Case, separation: Separation) -> bool:
+    """Return whether test cells are in many pieces, or have ragged borders."""
+    if case.axes.station_dim in case.cut:
+        return True  # the order of stations, and so their pieces, mean nothing
+    runs = math.prod(starts.size for starts in case.layout.run_starts.values())
+    return separation.pieces >= _SCATTERED_PIECES or runs >= _RAGGED_RUNS ** len(case.cut)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,15 +114,10 @@ class Separation:
     pieces: float
 
 
-def separate(
-    layout: Layout,
-    valued: Layout,
-    view: CubeView,
-    unordered: set[str],
-    part: int,
-) -> Separation:
-    """Measure the separation of test cells from train cells, both with a value (`valued`)."""
-    circle = view.lon_circle()
+def separate(case: Case) -> Separation:
+    """Measure the separation of test cells from train cells, both with a value."""
+    layout, valued, part = case.layout, case.valued, PARTS[case.part]
+    circle = case.view.lon_circle()
     columns = {}
     if circle:
         columns = {circle.dim: circle.columns}
@@ -164,12 +131,15 @@ def separate(
         labelled_windows = _sample_windows(layout, part)
 
     # Neighbours along an unordered dim, such as scenarios, are a thousand units apart.
-    unit = np.where([dim in unordered for dim in valued.run_starts], 1e-3, 1.0).tolist()
+    unit = np.where([dim in case.unordered for dim in valued.run_starts], 1e-3, 1.0).tolist()
     nearest = [window.nearest(unit, period) for window in windows]
     distances, cells = (np.concatenate(values) for values in zip(*nearest, strict=True))
     lengths = np.concatenate([window.run_lengths(label_period) for window in labelled_windows])
+    touching = float((distances <= 1).mean())
+    if case.axes.station_dim in case.cut:
+        touching = max(touching, _stations_near_train(case.comparison.test, case.comparison.train))
     return Separation(
-        touching=float((distances <= 1).mean()),
+        touching=touching,
         cells_to_train=dict(zip(valued.run_starts, np.median(cells, axis=0).tolist(), strict=True)),
         run_length=dict(zip(layout.run_starts, np.median(lengths, axis=0).tolist(), strict=True)),
         pieces=sum(window.effective_pieces(label_period) for window in labelled_windows),
@@ -302,3 +272,17 @@ def _draw(
         number_in_box, offset = np.divmod(number_in_box, width[axis][i])
         cells.append(low[axis][i] + offset)
     return np.stack(cells, axis=1), boxes
+
+
+def _stations_near_train(cells: Cells, train: Cells) -> float:
+    """Return the fraction of stations with a train station among their nearest stations."""
+    stations, train_stations = cells.locations(), train.locations()
+    labelled = np.union1d(stations, train_stations)
+    if stations.size == 0 or labelled.size < 2:
+        return float("nan")
+    sample = sample_of(stations, SAMPLE, np.random.default_rng(0))
+    count = min(_NEIGHBOURS + 1, labelled.size)
+    places = cells.axes.places
+    _, nearest = places.nearest(labelled, places, sample, count)
+    is_other_train = np.isin(nearest, train_stations) & (nearest != sample[:, None])
+    return float(is_other_train.any(axis=1).mean())
