@@ -280,6 +280,28 @@ class CubeReader:
             cells[name] = self._with_all_dims(source, computed[name], slices)
         return cells
 
+    def read_steps(
+        self, dim: str, steps: NDArray[np.intp], slices: Slices
+    ) -> dict[str, NDArray[Any]]:
+        """Read some steps along a dim, in increasing order; `slices` are those of other dims.
+
+        Steps of which no chunk lies between are read at once.
+        """
+        longest = int(np.max(self.chunks.get(dim, 1)))
+        runs = np.split(steps, np.flatnonzero(np.diff(steps) > longest) + 1)
+        parts = []
+        for run in runs:
+            box = {**slices, dim: slice(int(run[0]), int(run[-1]) + 1)}
+            cells = self.read({name: box[name] for name in self.dims})
+            if len(run) < box[dim].stop - box[dim].start:
+                axis = self.dims.index(dim)
+                cells = {name: np.take(c, run - run[0], axis) for name, c in cells.items()}
+            parts.append(cells)
+        if len(parts) == 1:
+            return parts[0]
+        axis = self.dims.index(dim)
+        return {name: np.concatenate([p[name] for p in parts], axis) for name in self.sources}
+
     def _compute_together(self, slices: Slices) -> dict[str, NDArray[Any]]:
         """Compute several variables of dask at once, which may need the same cells."""
         lazy = {name: s for name, s in self.sources.items() if type(s) is _DaskSource}

@@ -23,23 +23,37 @@ Result = TypeVar("Result")
 
 
 def blocks_of(
-    reader: CubeReader, *, uncut: Collection[str] = (), budget: int | None = None
+    reader: CubeReader,
+    *,
+    uncut: Collection[str] = (),
+    budget: int | None = None,
+    within: Mapping[str, slice] | None = None,
 ) -> list[Block]:
     """Return blocks of whole chunks of the reader's first variable, in a fixed order.
 
     Several small chunks make a block of at most `budget` cells, by default 2 million. A block is
-    larger only if one chunk is, or if the dims that must be `uncut` are that long.
+    larger only if one chunk is, or if the dims that must be `uncut` are that long. Blocks lie
+    `within` a region if one is given.
     """
-    sizes = dict(zip(reader.dims, reader.shape, strict=True))
     if 0 in reader.shape:
         return []
+    ends = dict(zip(reader.dims, reader.shape, strict=True))
+    box = {dim: slice(0, n) for dim, n in ends.items()} | dict(within or {})
+    sizes = {dim: box[dim].stop - box[dim].start for dim in ends}
     largest = {dim: int(np.max(chunk)) for dim, chunk in reader.chunks.items()}
     shape = block_shape(sizes, largest, uncut, budget)
-    spans = [_spans(n, reader.chunks.get(dim, 1), shape[dim]) for dim, n in sizes.items()]
+    spans = []
+    for dim, n in ends.items():
+        first, last = box[dim].start, box[dim].stop
+        cut = [(first, last)]
+        if dim not in uncut:
+            whole = _spans(n, reader.chunks.get(dim, 1), shape[dim])
+            cut = [(max(a, first), min(b, last)) for a, b in whole if a < last and b > first]
+        spans.append(cut)
     blocks = []
-    for id, box in enumerate(product(*map(enumerate, spans))):
-        index = tuple(position for position, _ in box)
-        start, stop = (tuple(span[end] for _, span in box) for end in (0, 1))
+    for id, of_dims in enumerate(product(*map(enumerate, spans))):
+        index = tuple(position for position, _ in of_dims)
+        start, stop = (tuple(span[end] for _, span in of_dims) for end in (0, 1))
         blocks.append(Block(id, reader.dims, index, start, stop))
     return blocks
 

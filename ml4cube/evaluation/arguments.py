@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import xarray as xr
 
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.metric_registry import CLASS_SUMS, METRICS, SCORECARD_METRICS
 from ml4cube.cube.coordinates import find_time_dim
@@ -21,6 +23,7 @@ from ml4cube.evaluation.cells.baselines import (
     PREDICTION,
 )
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
+from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.sums.scored_variable import ScoredVariable
 from ml4cube.ledger.locations import store_and_path
@@ -115,12 +118,16 @@ def common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list
     return names
 
 
-def _check_means(means: xr.Dataset, variables: Sequence[str]) -> None:
-    """Refuse a climatology that lacks a variable."""
+def _check_means(means: xr.Dataset, variables: Sequence[str], truth: xr.Dataset) -> None:
+    """Refuse a climatology that lacks a variable, or is of another grid."""
     if not set(variables) <= set(means.data_vars):
         raise InvalidValueError(
             f"climatology must have the variables {list(variables)}, got {list(means.data_vars)}"
         )
+    for name in variables:
+        cycles = [dim for dim in means[name].dims if dim not in truth[name].dims]
+        first = means[name].isel(dict.fromkeys(cycles, 0), drop=True)
+        check_aligned("climatology", first, truth[name])
 
 
 def _needing_climatology(names: Sequence[str]) -> list[str]:
@@ -142,7 +149,7 @@ def climatology_options(
         climatology = climatology.rename(variables[0])
     options = ClimatologyOptions.of(truth, timing, climatology)
     if options.means is not None:
-        _check_means(options.means, variables)
+        _check_means(options.means, variables, truth)
     wanted = list(wanted)
     needing = _needing_climatology(wanted)
     lacks = not options.is_known or (DAMPED in needing and not options.train.steps.size)
@@ -158,21 +165,20 @@ def climatology_options(
     return options
 
 
-def check_size(variables: Sequence[ScoredVariable], n_models: int) -> None:
+def check_size(variables: Sequence[ScoredVariable], labels: Labels) -> None:
     """Refuse labels of so many cells that the sums by date do not fit."""
-    options = variables[0].options
-    timing, labels = options.timing, options.labels
-    n_classes = max(variable.n_classes for variable in variables)
-    n_sums = len(options.sums)
-    if n_classes:
-        n_sums += 1 + len(CLASS_SUMS) * n_classes
-    n_rows = len(variables) * n_models * timing.valid_steps.size * labels.n_of_cells
-    n_bytes = 8 * n_sums * n_rows
+    n_bytes, n_labels = 0, math.prod(labels.sizes.values())
+    for variable in variables:
+        n_sums = len(variable.sums)
+        if variable.n_classes:
+            n_sums += 1 + len(CLASS_SUMS) * variable.n_classes
+        n_rows = len(variable.models) * variable.timing.valid_steps.size * n_labels
+        n_bytes += 8 * n_sums * n_rows
     if n_bytes > _MOST_BYTES:
         raise InvalidValueError(
-            f"by must have fewer labels of cells: sums for {labels.n_of_cells:,} of them at "
-            f"{timing.valid_steps.size:,} dates and lead times need {n_bytes / 1e9:.0f} GB; see "
-            "`Scorecard.map` for scores of each cell"
+            f"by must have fewer labels of cells: sums for {n_labels:,} of them at "
+            f"{variable.timing.valid_steps.size:,} dates and lead times need {n_bytes / 1e9:.0f} "
+            "GB; see `Scorecard.map` for scores of each cell"
         )
 
 

@@ -24,8 +24,7 @@ from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
 from ml4cube.evaluation.scorecard import Scorecard
 from ml4cube.evaluation.scores.intervals import Intervals
 from ml4cube.evaluation.sums.named_sums import NamedSums
-from ml4cube.evaluation.sums.score_sums import ScoreSums, sums_to_keep
-from ml4cube.evaluation.sums.scored_tile import ScoredTile
+from ml4cube.evaluation.sums.score_sums import sum_up, sums_to_keep
 from ml4cube.evaluation.sums.scored_variable import ScoredVariable, ScoreOptions
 from ml4cube.progress import Stage
 
@@ -224,9 +223,9 @@ def evaluate(
         cubes[name] = baseline, matching_steps(name, baseline, timing)
     options = ScoreOptions(timing, named, normal, part, labels, sums_to_keep(wanted))
     variables = [ScoredVariable.of(name, cubes, truth, options, weights) for name in names]
-    models = [*cubes, *named]
-    arguments.check_size(variables, len(models))
-    sums = _summed_up(variables, models, progress)
+    arguments.check_size(variables, labels)
+    with Stage("evaluate", sum(v.n_blocks for v in variables), "blocks", show=progress) as stage:
+        sums = {v.name: (v, sum_up(v, normal, stage.update)) for v in variables}
     wanted = wanted or _applicable_metrics(variables, normal is not None)
     described_weights = dict.fromkeys(variable.described_weights for variable in variables)
     attrs: dict[str, Any] = {"weights": "; ".join(described_weights), "climatology": "none"}
@@ -235,30 +234,12 @@ def evaluate(
         if normal.years is not None:
             attrs["climatology_years"] = normal.years
     attrs["scored"] = described_part
-    card = Scorecard(NamedSums.of(sums, attrs), labels.names, tuple(wanted), intervals)
+    card = Scorecard(
+        NamedSums.of(sums, truth, labels, attrs), labels.names, tuple(wanted), intervals
+    )
     _warn_of_cells_left_out(card, normal)
     _warn_of_scores(card, normal)
     return card
-
-
-def _summed_up(
-    variables: Sequence[ScoredVariable], models: Sequence[str], progress: bool
-) -> list[ScoreSums]:
-    """Return the sums of all variables, tile by tile, and block by block."""
-    tiles = []
-    for variable in variables:
-        for tile in variable.tiles():
-            tiles.append((variable, tile, variable.samples_to_read(tile)))
-    sums = {variable.name: ScoreSums(variable, models) for variable in variables}
-    n_blocks = sum(len(samples) for *_, samples in tiles)
-    with Stage("evaluate", n_blocks, "blocks", show=progress) as stage:
-        for variable, tile, to_read in tiles:
-            scored_tile = ScoredTile(variable, tile)
-            for samples in to_read:
-                for block in scored_tile.blocks(samples):
-                    sums[variable.name].add(block)
-                stage.update()
-    return list(sums.values())
 
 
 def _applicable_metrics(variables: Iterable[ScoredVariable], has_climatology: bool) -> list[str]:
@@ -275,19 +256,17 @@ def _applicable_metrics(variables: Iterable[ScoredVariable], has_climatology: bo
 
 def _warn_of_cells_left_out(card: Scorecard, normal: ClimatologyOptions | None) -> None:
     """Say how many cells with a truth are in no score, and for which model."""
-    rows = card.sums.rows
-    dims = [dim for dim in rows["count"].dims if dim not in ("variable", "model")]
-    count, lacking = rows["count"].sum(dims), rows["unpredicted"].sum(dims)
-    for variable in map(str, rows["variable"].values):
-        scored = int(count.sel(variable=variable).values[0])
-        missing = lacking.sel(variable=variable).values
+    for variable, rows in card.sums.rows.items():
+        dims = [dim for dim in rows["count"].dims if dim != "model"]
+        scored = int(rows["count"].sum(dims).values[0])
+        missing = rows["unpredicted"].sum(dims).values
         most = int(missing.max())
         if not scored and not most:
             raise InvalidValueError(
                 f"no cell of {variable!r} can be scored: {card.attrs['scored']} have no value at "
                 "the dates of the prediction; split=None scores all cells"
             )
-        model = str(rows["model"].values[missing.argmax()])
+        model = card.sums.models[missing.argmax()]
         if not scored:
             why = ""
             if normal is not None and model in FROM_CLIMATOLOGY:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
@@ -324,10 +323,3 @@ def _sum_block(
         math.prod(n_labels.values()),
         names,
     )
-
-
-def in_block(array: xr.DataArray, slices: Mapping[Any, Any]) -> NDArray[Any]:
-    """Return the values of an array in a block, with an axis of length 1 for dims that it lacks."""
-    part = array.variable.isel({dim: slices[dim] for dim in array.dims})
-    values: NDArray[Any] = part.set_dims(list(slices)).values  # type: ignore[no-untyped-call]
-    return values

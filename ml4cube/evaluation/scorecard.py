@@ -40,7 +40,7 @@ class Scorecard(Summarized):
     Parameters
     ----------
     sums : NamedSums
-        All sums, by variable, model, date and label.
+        All sums of each variable, by model, date and label.
     by : tuple of str
         Labels of the scores.
     metrics : tuple of str
@@ -72,13 +72,14 @@ class Scorecard(Summarized):
     @property
     def attrs(self) -> dict[str, Any]:
         """Return what the scores were computed with."""
-        return self.sums.rows.attrs
+        return dict(self.sums.attrs)
 
     @cached_property
     def scores(self) -> xr.Dataset:
         """Scores by variable, model and the labels asked for, with intervals."""
         scores = score_rows(self.sums.rows, self.by, self.metrics, self.intervals)
-        missing = int(self.sums.rows["has_truth"].size - self.sums.rows["has_truth"].sum())
+        scores = scores.assign_attrs(self.attrs)
+        missing = int((~self.sums.first["has_truth"]).sum())
         dates = self._dates if set(self.by) <= {LEAD} else "the dates of a score"
         interval = interval_text(scores, dates, self.intervals)
         if "crps" in scores and self.few_levels:
@@ -90,19 +91,21 @@ class Scorecard(Summarized):
     @property
     def few_levels(self) -> dict[str, int]:
         """Number of quantiles of variables with too few for the CRPS."""
-        rows = self.sums.rows
-        is_few = (rows["outputs"] == QUANTILE) & (rows["n_outputs"] < LEAST_LEVELS)
-        few = rows["n_outputs"].where(is_few).min("model").dropna("variable")
-        return {
-            str(name): int(n) for name, n in zip(few["variable"].values, few.values, strict=True)
-        }
+        few = {}
+        for name, rows in self.sums.rows.items():
+            numbers = rows["n_outputs"].values[rows["outputs"].values == QUANTILE]
+            if numbers.size and numbers.min() < LEAST_LEVELS:
+                few[name] = int(numbers.min())
+        return few
 
     @property
     def point_baselines(self) -> str:
         """Baselines of one value beside members or quantiles of the prediction; "" if none."""
-        outputs = self.sums.rows["outputs"]
-        is_point = (outputs == "") & (outputs.isel(model=0, drop=True) != "")
-        names = [str(name) for name in outputs["model"][is_point.any("variable").values].values]
+        names: dict[str, None] = {}
+        for rows in self.sums.rows.values():
+            outputs = rows["outputs"].values
+            if outputs[0]:
+                names |= dict.fromkeys(np.array(self.sums.models)[outputs == ""].tolist())
         if not names:
             return ""
         return f"{', '.join(names)}: a value, not a distribution; crps is its absolute error"
@@ -124,12 +127,17 @@ class Scorecard(Summarized):
 
     @cached_property
     def _by_lead(self) -> xr.Dataset:
-        by = (LEAD,) if LEAD in self.sums.rows.coords else ()
-        has_classes = bool((self.sums.rows["classes"] > 0).any())
+        by = (LEAD,) if self.has_leads else ()
         names = ["rmse", "mae"]
-        if has_classes:
+        if self._of_classes:
             names.append("accuracy")
-        return score_rows(self.sums.rows, by, names, self.intervals)
+        scores = score_rows(self.sums.rows, by, names, self.intervals)
+        return scores.assign_attrs(self.attrs)
+
+    @property
+    def has_leads(self) -> bool:
+        """True for forecasts with lead times."""
+        return LEAD in self.sums.first.coords
 
     @property
     def verdict(self) -> list[str]:
@@ -208,8 +216,9 @@ class Scorecard(Summarized):
             units = squared(sums.attrs.get("units", ""))
             spectra[name] = power.assign_attrs(units=units, rows_along=sums.attrs["rows_along"])
         spectrum = xr.Dataset(spectra)
-        has_leads = LEAD in self.sums.rows.coords or LEAD not in spectrum.dims
-        return spectrum if has_leads else spectrum.squeeze(LEAD)
+        if self.has_leads or LEAD not in spectrum.dims:
+            return spectrum
+        return spectrum.squeeze(LEAD)
 
     @property
     def reliability(self) -> dict[str, xr.Dataset]:
@@ -236,7 +245,7 @@ class Scorecard(Summarized):
         """
         scored = {}
         for name, sums in self._of_classes.items():
-            scores = class_scores(self.sums.rows, name, self.by, self.intervals)
+            scores = class_scores(self.sums.rows[name], self.by, self.intervals)
             scored[name] = scores.assign_coords({key: sums[key] for key in (CLASS, "class_name")})
         return scored
 
@@ -363,7 +372,7 @@ class Scorecard(Summarized):
 
     def _errors(self) -> dict[str, Table]:
         """Return the RMSE of quantities and the accuracy of classes, by lead time and model."""
-        of_classes = self.sums.rows["classes"].values > 0
+        of_classes = np.array([name in self._of_classes for name in self.sums.rows])
         models = [str(name) for name in self._by_lead["model"].values]
         tables = {}
         for title, metric, chosen in (

@@ -19,7 +19,7 @@ from ml4cube.core.grid import Block
 from ml4cube.cube.engine import DaskCluster, Engine, LocalProcesses, Threads
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.scan import Cells, blocks_of, scan
-from ml4cube.evaluation import score_cube
+from ml4cube.evaluation import evaluate, score_cube
 from ml4cube.insights import get_insights
 from ml4cube.preprocessing import Statistics
 from ml4cube.splits import assign_block_split
@@ -89,6 +89,7 @@ def test_the_same_bits(path: Path, cluster: Any, engine: str, opening: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:climatology|.*lacks a value|scores have no intervals")
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_statistics_insights_and_scores_have_the_same_bits_on_a_cluster(
     path: Path, cluster: Any, opening: str, monkeypatch: pytest.MonkeyPatch
@@ -103,8 +104,17 @@ def test_statistics_insights_and_scores_have_the_same_bits_on_a_cluster(
         by_month = Statistics.from_cube(ds, dims=["time", "lon"], by="month", quantiles=[0.5])
         insights = get_insights(ds[["a", "b"]])  # files list their arrays in any order
         scores = score_cube(ds["a"], ds["b"].rename("a"), by="lat")
+        card = evaluate(
+            ds[["b"]].rename(b="a"), ds, baselines="climatology", by="lat", progress=False
+        )
         numbers = [insights["mean"], insights["correlation"], scores["rmse"]]
-        return [plain, weighted, by_month, *(array.values.tobytes() for array in numbers)]
+        return [
+            plain,
+            weighted,
+            by_month,
+            card.to_json(),
+            *(array.values.tobytes() for array in numbers),
+        ]
 
     here = results()
     with Client(cluster):
@@ -155,6 +165,43 @@ def test_each_chunk_is_read_once_and_the_budget_holds(
         assert all(
             block.shape[dim] == n for dim, n in zip(dims, shape, strict=True) if dim in uncut
         )
+
+
+@given(st.data())
+def test_blocks_within_a_region_have_each_of_its_cells_once(data: st.DataObject) -> None:
+    cells = xr.Variable(
+        tuple(SIZES), np.arange(math.prod(SIZES.values())).reshape([*SIZES.values()])
+    )
+    cells.encoding["preferred_chunks"] = CHUNKS
+    region = {}
+    for dim, n in SIZES.items():
+        start = data.draw(st.integers(0, n - 1))
+        region[dim] = slice(start, data.draw(st.integers(start + 1, n)))
+    uncut = data.draw(st.sets(st.sampled_from([*SIZES])))
+    reader = CubeReader.of_variables({"a": cells})
+    budget = data.draw(st.sampled_from([1, 50, 10**4]))
+    blocks = blocks_of(reader, uncut=uncut, budget=budget, within=region)
+    read = [reader.read(block.slices)["a"].ravel() for block in blocks]
+    assert sorted(np.concatenate(read)) == sorted(cells.isel(region).values.ravel())
+    for dim in uncut:
+        assert {(b.slices[dim].start, b.slices[dim].stop) for b in blocks} == {
+            (region[dim].start, region[dim].stop)
+        }
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, unique=True), st.sampled_from([None, 4]))
+def test_steps_are_read_in_order_whatever_lies_between(
+    wanted: list[int], chunk: int | None
+) -> None:
+    values = np.arange(13 * 3).reshape(13, 3)
+    cells = xr.Variable(("time", "x"), values)
+    if chunk is not None:
+        cells.encoding["preferred_chunks"] = {"time": chunk}
+    reader = CubeReader.of_variables({"a": cells, "b": xr.Variable("x", np.arange(3))})
+    steps = np.array(sorted(wanted))
+    read = reader.read_steps("time", steps, {"x": slice(1, 3)})
+    np.testing.assert_array_equal(read["a"], values[steps, 1:])
+    np.testing.assert_array_equal(read["b"], np.broadcast_to([1, 2], (len(steps), 2)))
 
 
 def test_a_variable_without_cells_has_no_blocks() -> None:

@@ -96,7 +96,7 @@ def test_merged_and_saved_scorecards_know_what_is_a_distribution():
     merged = Scorecard.from_json(parts[1].to_json()).merge(parts[0])
     xr.testing.assert_allclose(merged.scores, whole.scores)
     assert merged.scores.attrs == whole.scores.attrs
-    assert merged.sums.rows.outputs.values.tolist() == [["member", "quantile"]]
+    assert merged.sums.first.outputs.values.tolist() == ["member", "quantile"]
 
 
 def test_quantiles_equal_a_loop_over_cells():

@@ -23,30 +23,30 @@ FROM_CLIMATOLOGY = (CLIMATOLOGY, DAMPED, ANOMALY)
 
 def baseline_values(
     names: Iterable[str],
-    samples: Steps,
+    rows: Steps,
     timing: Timing,
     truth: LoadedCells,
     climatology: Climatology | None,
     damping: Floats | None,
 ) -> dict[str, Floats]:
-    """Return the values of baselines, shape (samples, leads, *cells); NaN where one is unknown."""
-    inits = timing.init_steps[samples][:, None]
+    """Return the values of baselines, shape (rows, *cells); NaN where one is unknown."""
+    samples, leads = np.divmod(rows, timing.leads.size)
+    inits = timing.init_steps[samples]
     values: dict[str, Floats] = {}
     if climatology is not None:
-        normal = climatology.at(timing.valid_steps[samples])
+        normal = climatology.at(timing.valid_steps.ravel()[rows])
         values[CLIMATOLOGY] = normal
     for name in names:
         if name == CLIMATOLOGY:
             continue
         start = truth.at({timing.time_dim: inits})
         if name == PERSISTENCE:
-            leads = timing.leads.size
-            values[name] = np.broadcast_to(start, (start.shape[0], leads, *start.shape[2:]))
+            values[name] = start
             continue
         assert climatology is not None
         anomaly = start - climatology.at(inits)
         if name == DAMPED:
             assert damping is not None
-            anomaly = damping * anomaly
+            anomaly = damping[leads] * anomaly
         values[name] = normal + anomaly
     return {name: values[name] for name in names}

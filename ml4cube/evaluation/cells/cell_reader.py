@@ -11,8 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.cube.reader import reading
-from ml4cube.evaluation.cube_scores import in_block
+from ml4cube.cube.reader import CubeReader
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.intp]
@@ -24,10 +23,11 @@ CLASS = "class"
 
 @dataclass(frozen=True, eq=False)
 class CellReader:
-    """A variable that is read at steps along some of its dims."""
+    """A variable that is read at steps along some of its dims, and what lies beside it."""
 
     # Dims: those of the steps, one of several outputs if there is one, those of the cells.
-    array: xr.DataArray
+    reader: CubeReader
+    name: str
     step_dims: tuple[str, ...]
     # Labels to compare the values with: 1 where the value is the label, along a first dim of cells.
     classes: NDArray[Any] | None = None
@@ -39,78 +39,66 @@ class CellReader:
         step_dims: tuple[str, ...],
         cell_dims: tuple[str, ...],
         classes: NDArray[Any] | None = None,
+        beside: Mapping[str, xr.Variable | None] | None = None,
     ) -> CellReader:
         """Make a reader; a dim of several outputs comes between those of steps and cells."""
         present = [dim for dim in cell_dims if dim in array.dims]
-        return cls(array.transpose(*step_dims, ..., *present), step_dims, classes)
+        variable = array.variable.transpose(*step_dims, ..., *present)
+        name = str(array.name)
+        reader = CubeReader.of_variables({name: variable, **(beside or {})})
+        return cls(reader, name, step_dims, classes)
 
     def load(self, steps: Mapping[str, Steps], tile: Tile) -> LoadedCells:
         """Read the cells of a tile at some steps along each dim; -1 is no step."""
-        loaded: dict[str, Steps] = {}
-        chosen: dict[str, Any] = {dim: tile[dim] for dim in tile if dim in self.array.dims}
-        box = dict(tile)
+        box, loaded = {}, {}
+        for dim, n in zip(self.reader.dims, self.reader.shape, strict=True):
+            box[dim] = tile.get(dim, slice(0, n))
         for dim in self.step_dims:
             loaded[dim] = np.unique(steps[dim][steps[dim] >= 0])
             if not loaded[dim].size:  # so that the cells have a shape
                 loaded[dim] = np.zeros(1, np.intp)
-            first, last = int(loaded[dim][0]), int(loaded[dim][-1])
-            chosen[dim] = loaded[dim]
-            box[dim] = slice(first, last + 1)
-            if last - first + 1 == len(loaded[dim]):  # without holes, a slice is read faster
-                chosen[dim] = box[dim]
-        with reading(str(self.array.name), box):
-            values = self.array.isel(chosen).values
-        if self.classes is not None:
-            self._refuse_other_labels(values)
-        return LoadedCells(values, loaded, self.classes)
+        first, *others = self.step_dims
+        for dim in others:
+            box[dim] = slice(int(loaded[dim][0]), int(loaded[dim][-1]) + 1)
+            loaded[dim] = np.arange(box[dim].start, box[dim].stop)
+        return self.loaded(self.reader.read_steps(first, loaded[first], box), loaded)
 
-    def _refuse_other_labels(self, values: NDArray[Any]) -> None:
-        """Refuse values that are none of the classes."""
-        assert self.classes is not None
-        other = np.setdiff1d(values[np.isfinite(values)], self.classes)
-        if other.size:
-            raise InvalidValueError(
-                f"{self.array.name!r} has the label {other[0]:g}, but its classes are "
-                f"{self.classes.tolist()}; list all in its flag_values, name those of a "
-                "prediction by outputs={'class': [...]}, or make others gaps, as with ds.where"
-            )
+    def loaded(self, cells: Mapping[str, NDArray[Any]], steps: Mapping[str, Steps]) -> LoadedCells:
+        """Return cells that were read; refuse labels that are none of the classes."""
+        if self.classes is not None:
+            values = cells[self.name]
+            other = np.setdiff1d(values[np.isfinite(values)], self.classes)
+            if other.size:
+                raise InvalidValueError(
+                    f"{self.name!r} has the label {other[0]:g}, but its classes are "
+                    f"{self.classes.tolist()}; list all in its flag_values, name those of a "
+                    "prediction by outputs={'class': [...]}, or make others gaps, as with ds.where"
+                )
+        return LoadedCells(cells, steps, self)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedCells:
-    """The values of a tile at some steps, in memory."""
+    """The values of a tile at some steps, in memory, and what lies beside them."""
 
-    values: NDArray[Any]
+    cells: Mapping[str, NDArray[Any]]
     steps: Mapping[str, Steps]
-    labels: NDArray[Any] | None
+    reader: CellReader
 
     def at(self, steps: Mapping[str, Steps]) -> Floats:
-        """Return values at some of the loaded steps as float64; NaN where a step is -1."""
-        arrays = np.broadcast_arrays(*(steps[dim] for dim in self.steps))
-        index = [
-            np.searchsorted(loaded, array).clip(max=len(loaded) - 1)
-            for loaded, array in zip(self.steps.values(), arrays, strict=True)
-        ]
-        values: Floats = self.values[tuple(index)].astype(np.float64)
-        values[np.any([array < 0 for array in arrays], axis=0)] = np.nan
-        if self.labels is None:
+        """Return values at some of the loaded steps, 1-D, as float64; NaN where a step is -1."""
+        values: Floats = self.beside(self.reader.name, steps).astype(np.float64)
+        values[np.any([steps[dim] < 0 for dim in self.steps], axis=0)] = np.nan
+        classes = self.reader.classes
+        if classes is None:
             return values
-        axis = arrays[0].ndim
-        values = np.expand_dims(values, axis)
-        labels = self.labels.astype(np.float64).reshape(-1, *(1,) * (values.ndim - axis - 1))
+        values = values[:, np.newaxis]
+        labels = classes.astype(np.float64).reshape(-1, *(1,) * (values.ndim - 2))
         return np.where(np.isnan(values), np.nan, values == labels)
 
-
-def cut(steps: Steps, size: int) -> list[Steps]:
-    """Cut steps or samples into blocks."""
-    return [steps[start : start + size] for start in range(0, len(steps), size)]
-
-
-def at_steps(array: xr.DataArray, steps: Steps, time_dim: str, tile: Tile) -> NDArray[Any]:
-    """Return flags or labels at steps of any shape, with an axis of 1 for dims that they lack."""
-    if time_dim not in array.dims:
-        values = in_block(array, tile)
-        return values.reshape((1,) * steps.ndim + values.shape)
-    wanted = np.unique(steps.clip(min=0))
-    values = in_block(array, {time_dim: wanted, **tile})
-    return np.asarray(values[np.searchsorted(wanted, steps.clip(min=0))])
+    def beside(self, name: str, steps: Mapping[str, Steps]) -> NDArray[Any]:
+        """Return what was read beside the values at some of the loaded steps."""
+        index = []
+        for dim, loaded in self.steps.items():
+            index.append(np.searchsorted(loaded, steps[dim]).clip(max=len(loaded) - 1))
+        return np.asarray(self.cells[name][tuple(index)])

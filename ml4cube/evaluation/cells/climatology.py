@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.axes import check_aligned, is_time
+from ml4cube.core.axes import is_time
 from ml4cube.core.climatology import (
     GROUPS,
     Climatology,
-    ClimatologySums,
     Cycle,
     Design,
     counted,
@@ -29,9 +25,9 @@ from ml4cube.core.errors import caller_level, check_choice
 from ml4cube.core.sums.pairs import combined
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import split_label
-from ml4cube.evaluation.cells.cell_reader import CellReader, Floats, Steps, Tile, at_steps, cut
+from ml4cube.evaluation.cells.cell_reader import Steps, Tile
 from ml4cube.evaluation.cells.timing import Timing, positions, span
-from ml4cube.preprocessing.cubes import all_over_other_dims, cells_of_part
+from ml4cube.preprocessing.cubes import cells_of_part
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +61,6 @@ class ClimatologyOptions:
             described += f", from {counted(years)}"
         return cls(train, design, None, described, years)
 
-    def along(self, dims: Sequence[str]) -> ClimatologyOptions:
-        """Return the same for a variable with some of the dims of the train cells."""
-        return replace(
-            self, train=replace(self.train, flags=all_over_other_dims(self.train.flags, dims))
-        )
-
     @property
     def why_unknown(self) -> str:
         """Why it has no value where the prediction is scored."""
@@ -82,22 +72,6 @@ class ClimatologyOptions:
     def is_known(self) -> bool:
         """True if there is a climatology."""
         return self.means is not None or bool(self.train.steps.size)
-
-    @property
-    def numbers_of_cell(self) -> int:
-        """Numbers that are in memory for each cell."""
-        if self.design is not None:
-            return self.design.numbers_of_cell
-        assert self.means is not None
-        cycles = set(self.means.sizes) & {*GROUPS, "hour"}
-        return 2 * math.prod(self.means.sizes[dim] for dim in cycles)
-
-    def of_tile(self, name: str, tile: TrainTile, dates: xr.DataArray, block: int) -> Climatology:
-        """Return the climatology of a variable in one tile."""
-        if self.design is not None:
-            return tile.climatology(self.design, block)
-        assert self.means is not None
-        return user_climatology(self.means[name], dates, tile)
 
 
 def _scored_steps(timing: Timing) -> Steps:
@@ -144,66 +118,9 @@ class TrainCells:
         return cls(described, steps, flags, np.flatnonzero(with_cells.values))
 
 
-@dataclass(frozen=True, eq=False)
-class TrainTile:
-    """The train cells of a variable of the truth, in one tile; all else is NaN."""
-
-    truth: CellReader
-    train: TrainCells
-    tile: Tile
-
-    def at(self, steps: Steps) -> Floats:
-        """Return the values at some steps."""
-        (time_dim,) = self.truth.step_dims
-        values = self.truth.load({time_dim: steps}, self.tile).at({time_dim: steps})
-        is_train = at_steps(self.train.flags, steps, time_dim, self.tile)
-        return np.asarray(np.where(is_train & np.isfinite(values), values, np.nan))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Cells along each dim."""
-        return tuple(part.stop - part.start for part in self.tile.values())
-
-    def climatology(self, design: Design, block: int) -> Climatology:
-        """Sum up the train cells, so many steps at a time, and return their climatology."""
-        blocks = cut(self.train.steps, block)
-        sums = reduce(
-            ClimatologySums.merge,
-            (ClimatologySums.of(design, steps, self.at(steps)) for steps in blocks),
-        )
-        return replace(sums.climatology(design), are_shares=self.truth.classes is not None)
-
-    def damping(self, climatology: Climatology, timing: Timing, block: int) -> Floats:
-        """Return rho of each lead and cell: the slope of later on earlier train anomalies.
-
-        rho = sum(a(t) a(t + lead)) / sum(a(t)^2), over all pairs of train cells; 0 without any.
-        """
-        products, squares = (np.zeros((timing.leads.size, *self.shape)) for _ in range(2))
-        pairs = [timing.pairs(lead) for lead in range(timing.leads.size)]
-        span_of_train = np.arange(self.train.steps[0], self.train.steps[-1] + 1)
-        for some in cut(span_of_train, block):
-            of_block = [
-                (first[here], second[here])
-                for first, second in pairs
-                for here in [(second >= some[0]) & (second <= some[-1])]
-            ]
-            earliest = min((first.min(initial=some[0]) for first, _ in of_block))
-            steps = np.arange(earliest, some[-1] + 1)
-            anomalies = self.at(steps) - climatology.at(steps)
-            for lead, (first, second) in enumerate(of_block):
-                earlier, later = anomalies[first - steps[0]], anomalies[second - steps[0]]
-                both = np.isfinite(earlier) & np.isfinite(later)
-                products[lead] += np.where(both, earlier * later, 0.0).sum(0)
-                squares[lead] += np.where(both, earlier**2, 0.0).sum(0)
-        rho = np.zeros_like(products)
-        np.divide(products, squares, out=rho, where=squares > 0)
-        return rho
-
-
-def user_climatology(means: xr.DataArray, dates: xr.DataArray, tile: TrainTile) -> Climatology:
+def given_climatology(means: xr.DataArray, dates: xr.DataArray, tile: Tile) -> Climatology:
     """Return a user's climatology in a tile; its dims other than those of cells are cycles."""
-    cycles = [str(dim) for dim in means.dims if dim not in tile.tile]
-    check_aligned("climatology", means.isel(dict.fromkeys(cycles, 0), drop=True), tile.truth.array)
+    cycles = [str(dim) for dim in means.dims if dim not in tile]
     entries = []
     for cycle in cycles:
         check_choice("dims of climatology", cycle, [*GROUPS, "hour"])
@@ -217,12 +134,13 @@ def user_climatology(means: xr.DataArray, dates: xr.DataArray, tile: TrainTile) 
             labels_of_means = means[cycle].values
         entries.append(positions(labels[numbers], labels_of_means))
     read = means.transpose(*cycles, ...)
-    missing_dims = [dim for dim in tile.tile if dim not in means.dims]
-    read = read.expand_dims(missing_dims).transpose(*cycles, *tile.tile)
-    values = read.isel({dim: part for dim, part in tile.tile.items() if dim in means.dims}).values
+    missing_dims = [dim for dim in tile if dim not in means.dims]
+    read = read.expand_dims(missing_dims).transpose(*cycles, *tile)
+    values = read.isel({dim: part for dim, part in tile.items() if dim in means.dims}).values
     cells = values.reshape(-1, *values.shape[len(entries) :])
     # a last group of NaN is for dates without an entry
-    with_unknown = np.full((len(cells) + 1, *tile.shape), np.nan)
+    shape = [part.stop - part.start for part in tile.values()]
+    with_unknown = np.full((len(cells) + 1, *shape), np.nan)
     with_unknown[:-1] = cells
     group = combined(zip(entries, values.shape, strict=False))
     group = np.where(group < 0, len(cells), group)

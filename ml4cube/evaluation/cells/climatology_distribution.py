@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
 from ml4cube.core.climatology import Climatology, group_numbers
-from ml4cube.evaluation.cells.cell_reader import Floats, Steps
-from ml4cube.evaluation.cells.climatology import TrainTile
+from ml4cube.evaluation.cells.cell_reader import CellReader, Floats, Steps, Tile
 from ml4cube.evaluation.cells.probabilities import QUANTILE, Outputs
+from ml4cube.evaluation.cells.train_climatology import train_values
 
 #: Levels that stand for the whole distribution, beside members.
 _LEVELS = (np.arange(50) + 0.5) / 50
@@ -32,7 +32,13 @@ class Distribution:
 
     @classmethod
     def of(
-        cls, outputs: Outputs, tile: TrainTile, climatology: Climatology, dates: xr.DataArray
+        cls,
+        outputs: Outputs,
+        truth: CellReader,
+        tile: Tile,
+        climatology: Climatology,
+        train: Steps,
+        dates: xr.DataArray,
     ) -> Distribution:
         """Take the anomalies of a tile.
 
@@ -42,20 +48,21 @@ class Distribution:
         months, n_months = np.zeros(dates.size, np.int64), 1
         if is_time(dates):
             months, n_months = group_numbers(dates.values, "month"), _MONTHS
-        quantiles = np.zeros((n_months, len(outputs.levels), *tile.shape))
-        train = tile.train.steps
+        cells = climatology.numbers.shape[1:]
+        quantiles = np.zeros((n_months, len(outputs.levels), *cells))
         for month in range(n_months):
             in_season = train[(months[train] - month + 1) % n_months <= 2]
             if in_season.size:
                 spread = np.linspace(0, in_season.size - 1, min(in_season.size, _MOST_DATES))
                 steps = in_season[spread.round().astype(np.intp)]
-                anomalies = tile.at(steps) - climatology.at(steps)
+                anomalies = train_values(truth.load({truth.step_dims[0]: steps}, tile), steps)
+                anomalies -= climatology.at(steps)
                 quantiles[month] = _quantiles(anomalies, outputs.levels)
         return cls(quantiles, months)
 
     def around(self, normal: Floats, steps: Steps) -> Floats:
-        """Return quantiles at steps of the truth, (samples, leads, levels, *cells)."""
-        return np.asarray(normal[:, :, None] + self.quantiles[self.month_of_step[steps]])
+        """Return quantiles at steps of the truth, (rows, levels, *cells)."""
+        return np.asarray(normal[:, None] + self.quantiles[self.month_of_step[steps]])
 
 
 def distribution_beside(outputs: Outputs) -> Outputs:
@@ -63,11 +70,6 @@ def distribution_beside(outputs: Outputs) -> Outputs:
     if outputs.dim == QUANTILE:
         return outputs
     return Outputs(QUANTILE, _LEVELS)
-
-
-def numbers_of_cell(outputs: Outputs) -> int:
-    """Return how many numbers of each cell a distribution has in memory."""
-    return _MONTHS * len(outputs.levels) + 2 * _MOST_DATES
 
 
 def _quantiles(values: Floats, levels: Floats) -> Floats:

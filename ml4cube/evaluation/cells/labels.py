@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,8 @@ import xarray as xr
 from ml4cube.core.axes import is_time
 from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.sums.pairs import combined
 from ml4cube.cube.coordinates import INIT, LEAD
-from ml4cube.evaluation.cells.cell_reader import Steps, Tile, at_steps
+from ml4cube.evaluation.cells.cell_reader import Steps
 from ml4cube.evaluation.cells.timing import Timing
 from ml4cube.evaluation.cube_scores import Grouping, as_list
 
@@ -55,17 +53,14 @@ class Labels:
         return cls(tuple(names), of_dates, tuple(of_cells))
 
     @property
-    def n_of_cells(self) -> int:
-        """Number of combined labels of cells."""
-        return math.prod(len(label.labels) for label in self.of_cells)
+    def variables(self) -> dict[str, xr.Variable]:
+        """Codes of cells, by names that no variable of a file has."""
+        return {f"label {label.name}": label.codes.variable for label in self.of_cells}
 
-    def in_tile(self, valid_steps: Steps, time_dim: str, tile: Tile) -> Steps:
-        """Return the combined label of each cell, as an index; -1 is none."""
-        group = combined(
-            (at_steps(label.codes, valid_steps, time_dim, tile), len(label.labels))
-            for label in self.of_cells
-        )
-        return group.reshape(group.shape or (1,) * (2 + len(tile)))
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of labels of each of `variables`."""
+        return {f"label {label.name}": len(label.labels) for label in self.of_cells}
 
 
 def _read(label: Any, prediction: xr.Dataset, truth: xr.Dataset, timing: Timing) -> str | Grouping:

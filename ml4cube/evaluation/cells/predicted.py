@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import check_aligned, date_keys
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.grid import Block
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube.coordinates import INIT, LEAD
-from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Floats, LoadedCells, Steps, Tile
+from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, LoadedCells, Steps, Tile
 from ml4cube.evaluation.cells.classes import in_order, refuse_logits
 from ml4cube.evaluation.cells.probabilities import MEMBER, QUANTILE, Outputs
 from ml4cube.evaluation.cells.timing import Timing, positions, valid_times
@@ -70,19 +71,26 @@ class Predicted:
         reader = CellReader.of(array, tuple(steps), cell_dims, classes)
         return cls(reader, steps, outputs, are_probabilities)
 
-    def load(self, samples: Steps, tile: Tile) -> LoadedCells:
-        """Read the values of some samples."""
-        loaded = self.reader.load(self._steps(samples), tile)
+    def load(self, rows: Steps, tile: Tile) -> LoadedCells:
+        """Read the values of some rows."""
+        return self.checked(self.reader.load(self.steps_of(rows), tile))
+
+    def in_block(self, cells: Mapping[str, NDArray[Any]], block: Block) -> LoadedCells:
+        """Return the cells of a block that was read."""
+        steps = {}
+        for dim in self.reader.step_dims:
+            steps[dim] = np.arange(block.slices[dim].start, block.slices[dim].stop)
+        return self.checked(self.reader.loaded(cells, steps))
+
+    def checked(self, loaded: LoadedCells) -> LoadedCells:
+        """Refuse what should be probabilities and is none."""
         if self.are_probabilities:
-            refuse_logits(self.reader.array.name, loaded.values)
+            refuse_logits(self.reader.name, loaded.cells[self.reader.name])
         return loaded
 
-    def at(self, samples: Steps, loaded: LoadedCells) -> Floats:
-        """Return loaded values, shape (samples, leads, [outputs], *cells)."""
-        return loaded.at(self._steps(samples))
-
-    def _steps(self, samples: Steps) -> dict[str, Steps]:
-        return {dim: steps[samples] for dim, steps in self.steps.items()}
+    def steps_of(self, rows: Steps) -> dict[str, Steps]:
+        """Return where the values of some rows are."""
+        return {dim: steps.ravel()[rows] for dim, steps in self.steps.items()}
 
 
 def own_steps(timing: Timing) -> dict[str, Steps]:

@@ -112,24 +112,21 @@ def reliability_sums(probability: Floats, happened: Floats, weights: Floats) -> 
     return np.array([np.bincount(bins, column, _BINS) for column in columns])
 
 
-def empty_reliability(outputs: Outputs | None, classes: NDArray[Any] | None) -> xr.DataArray | None:
-    """Return sums of zero for what a variable predicts, None for one value in each cell."""
-    coords: dict[str, Any]
+def reliability_coords(outputs: Outputs | None, classes: NDArray[Any] | None) -> dict[str, Any]:
+    """Return the labels of the sums for what a variable predicts, none for one value a cell."""
     if classes is not None:
         centres = (np.arange(_BINS) + 0.5) / _BINS
-        coords = {"sum": ["weight", "probability", "observed", "count"]}
-        coords |= {CLASS: classes, "probability_bin": centres}
-    elif outputs is None:
-        return None
-    elif outputs.dim == QUANTILE:
-        coords = {"sum": ["below", "weight"], QUANTILE: outputs.levels}
-    else:
-        coords = {"sum": ["weight"], "rank": np.arange(len(outputs.levels) + 1)}
-    return xr.DataArray(np.zeros([len(labels) for labels in coords.values()]), coords, list(coords))
+        sums = ["weight", "probability", "observed", "count"]
+        return {"sum": sums, CLASS: classes, "probability_bin": centres}
+    if outputs is None:
+        return {}
+    if outputs.dim == QUANTILE:
+        return {"sum": ["below", "weight"], QUANTILE: outputs.levels}
+    return {"sum": ["weight"], "rank": np.arange(len(outputs.levels) + 1)}
 
 
 def reliability_table(sums: xr.DataArray) -> xr.Dataset:
-    """Return frequencies from the sums that `empty_reliability` starts with."""
+    """Return frequencies from the sums that `reliability_coords` names."""
     of = {str(name): sums.sel(sum=name, drop=True) for name in sums["sum"].values}
     weight = of["weight"].where(of["weight"] > 0)
     if "rank" in sums.dims:

@@ -15,17 +15,17 @@ from ml4cube.core.axes import date_keys
 from ml4cube.core.metric_registry import Floats
 from ml4cube.core.sums.pairs import combined, merged, merged_along
 from ml4cube.cube.coordinates import LEAD
-from ml4cube.evaluation.sums.named_sums import CLASS_NUMBER, CODE
+from ml4cube.evaluation.sums.named_sums import CODE
 
 _MOST_NUMBERS = 2**24  # of all sums by sample that are in memory at a time
 
 
 class RowGroups:
-    """Sums by variable, model, sample, lead and label, merged over all labels not asked for."""
+    """Sums of a variable by model, sample, lead and label, merged over labels not asked for."""
 
     def __init__(self, rows: xr.Dataset, by: Sequence[str]) -> None:
         self._rows = rows
-        self._sample_dim, _, *cell_labels = (str(dim) for dim in rows["weight"].dims[2:])
+        self._sample_dim, _, *cell_labels = (str(dim) for dim in rows["weight"].dims[1:])
         # of each sample and lead, then of cells
         of_rows = [name for name in by if name not in cell_labels]
         self._of_cells = [name for name in by if name in cell_labels]
@@ -67,12 +67,12 @@ class RowGroups:
                 steps[group] = max(1, math.ceil(longest - 0.25))
         return steps
 
-    def parts(self, variable: int) -> Iterator[tuple[tuple[slice, slice], dict[str, Floats]]]:
+    def parts(self) -> Iterator[tuple[tuple[slice, slice], dict[str, Floats]]]:
         """Yield the sums of some groups, shape (samples, models, groups, labels of cells).
 
         All samples are merged if each is a group of its own. Sums of classes have a last axis.
         """
-        sums = self._of_variable(variable)
+        sums = self._arrays()
         n, _, n_models, n_labels = sums["weight"].shape
         if not self.has_several_dates:
             n = 1
@@ -84,25 +84,17 @@ class RowGroups:
                 of_labels = {name: array[:, :, :, labels] for name, array in sums.items()}
                 yield (groups, labels), self._of_groups(of_labels, groups, n)
 
-    def _of_variable(self, variable: int) -> dict[str, Floats]:
-        """Return the sums of a variable, shape (samples, leads, models, labels of cells)."""
-        rows = self._rows.isel(variable=variable)
-        n_classes = int(rows["classes"])
+    def _arrays(self) -> dict[str, Floats]:
+        """Return the sums, shape (samples, leads, models, labels of cells, [classes])."""
+        rows = self._rows
         dims = (self._sample_dim, LEAD, "model", *self._of_cells, *self._other_labels)
-        sizes = [
-            math.prod(rows.sizes[d] for d in names)
-            for names in (self._of_cells, self._other_labels)
-        ]
+        sizes = [_size_along(rows, names) for names in (self._of_cells, self._other_labels)]
         sums = {}
         for name, array in rows.data_vars.items():
-            is_of_classes = CLASS_NUMBER in array.dims
-            if not set(dims) <= set(array.dims) or (is_of_classes and not n_classes):
-                continue
-            ordered = array.transpose(*dims, ...)
-            if is_of_classes:
-                ordered = ordered.isel({CLASS_NUMBER: slice(n_classes)})
-            shape = (*ordered.shape[:3], *sizes, *ordered.shape[len(dims) :])
-            sums[str(name)] = ordered.values.reshape(shape)
+            if set(dims) <= set(array.dims):
+                ordered = array.transpose(*dims, ...)
+                shape = (*ordered.shape[:3], *sizes, *ordered.shape[len(dims) :])
+                sums[str(name)] = ordered.values.reshape(shape)
         return merged_along(sums, 4)
 
     def _of_groups(self, sums: dict[str, Floats], groups: slice, n: int) -> dict[str, Floats]:

@@ -34,41 +34,41 @@ ENDINGS = ("_low", "_high", "_independent")
 
 
 def score_rows(
-    rows: xr.Dataset, by: Sequence[str], metrics: Sequence[str], intervals: Intervals
+    rows: Mapping[str, xr.Dataset], by: Sequence[str], metrics: Sequence[str], intervals: Intervals
 ) -> xr.Dataset:
     """Return scores by labels, with `ENDINGS` for all but numbers of cells.
 
-    `rows` has the sums by variable, model, sample, lead and label.
+    `rows` has the sums of each variable by model, sample, lead and label.
     """
-    groups = RowGroups(rows, by)
-    models = [str(name) for name in rows["model"].values]
+    first = next(iter(rows.values()))
+    models = [str(name) for name in first["model"].values]
     names = list(dict.fromkeys((*metrics, "count", "unpredicted")))
     if len(models) > 1:
         names += [name for name in SKILLS if name == "skill" or "crps" in metrics]
     of_variables = []
-    for i in range(rows.sizes["variable"]):
-        formulas = {name: _formula(rows.isel(variable=i), name) for name in names}
-        of_variables.append(_variable_scores(groups, i, formulas, intervals))
-    result = xr.Dataset(coords={"variable": rows["variable"], "model": models, **groups.coords})
+    for sums in rows.values():
+        formulas = {name: _formula(sums, name) for name in names}
+        of_variables.append(_variable_scores(RowGroups(sums, by), formulas, intervals))
+    groups = RowGroups(first, by)
+    units = [sums.attrs["units"] for sums in rows.values()]
+    coords = {"variable": list(rows), "units": ("variable", units), "model": models}
+    result = xr.Dataset(coords=coords | groups.coords)
     if len(models) > 1:
         result = result.assign_coords(baseline=models[1:])
     for name in names:
         values = np.stack([scores[name] for scores in of_variables], axis=1)
         dims = ("variable", "baseline" if name in SKILLS else "model", *groups.dims)
         result = result.assign(_with_endings(name, dims, values, groups.shape))
-    result = result.assign_attrs(rows.attrs).transpose("variable", ..., *by)
-    result = _without_absent_labels(result, groups.of_dates)
+    result = _without_absent_labels(result.transpose("variable", ..., *by), groups.of_dates)
     return result.drop_vars([name for name in ("count", "unpredicted") if name not in metrics])
 
 
-def class_scores(
-    rows: xr.Dataset, variable: str, by: Sequence[str], intervals: Intervals
-) -> xr.Dataset:
+def class_scores(rows: xr.Dataset, by: Sequence[str], intervals: Intervals) -> xr.Dataset:
     """Return scores of each class by model and labels, with `ENDINGS`."""
-    groups, i = RowGroups(rows, by), rows["variable"].values.tolist().index(variable)
+    groups = RowGroups(rows, by)
     formulas = {name: METRICS[name].formula for name in PER_CLASS_METRICS}
     result = xr.Dataset(coords={"model": rows["model"], **groups.coords})
-    for name, values in _variable_scores(groups, i, formulas, intervals).items():
+    for name, values in _variable_scores(groups, formulas, intervals).items():
         dims = ("model", CLASS, *groups.dims)
         of_classes = np.moveaxis(values, -1, 2)
         result = result.assign(_with_endings(name, dims, of_classes, groups.shape))
@@ -107,11 +107,11 @@ def _without_absent_labels(scores: xr.Dataset, of_dates: Sequence[str]) -> xr.Da
 
 
 def _variable_scores(
-    groups: RowGroups, variable: int, formulas: Mapping[str, Formula], intervals: Intervals
+    groups: RowGroups, formulas: Mapping[str, Formula], intervals: Intervals
 ) -> dict[str, Floats]:
     """Return each score and its `ENDINGS`, shape (4, models, groups, labels of cells)."""
     scores: dict[str, Floats] = {}
-    for (of_groups, of_labels), sums in groups.parts(variable):
+    for (of_groups, of_labels), sums in groups.parts():
         total = merged_along(sums, 0)
         without_date = without(total, sums)
         is_used = sums["weight"][:, :1] > 0
@@ -134,19 +134,22 @@ def _variable_scores(
     return scores
 
 
-def samples_and_leads(rows: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray | None]:
+def samples_and_leads(rows: Mapping[str, xr.Dataset]) -> tuple[xr.DataArray, xr.DataArray | None]:
     """Return the dates of samples with a scored cell, and how far a forecast looks ahead.
 
     These are medians over the samples, in the unit of `date_keys`: lead times may be numbers of any
     unit, such as months.
     """
-    count = rows["count"]
-    dim = str(count.dims[2])
-    is_used = count.sum([other for other in count.dims if other != dim]).values > 0
-    samples = rows[dim].reset_coords(drop=True)[is_used]
-    if LEAD not in rows.coords:
+    first = next(iter(rows.values()))
+    dim = str(first["count"].dims[1])
+    counts = [
+        sums["count"].sum([d for d in sums["count"].dims if d != dim]) for sums in rows.values()
+    ]
+    is_used = np.sum(counts, axis=0) > 0
+    samples = first[dim].reset_coords(drop=True)[is_used]
+    if LEAD not in first.coords:
         return samples, None
-    elapsed = rows["elapsed"]
+    elapsed = first["elapsed"]
     if is_used.any():
         elapsed = elapsed[is_used]
     return samples, elapsed.median(dim).reset_coords(drop=True)
@@ -157,9 +160,9 @@ def _formula(of_variable: xr.Dataset, metric: str) -> Formula:
     if metric in SKILLS:
         return _skill_formula(SKILLS[metric])
     kinds = {VALUE, MEMBER, QUANTILE}
-    if of_variable["classes"]:
+    if CLASS in of_variable.dims:
         kinds = {LABEL}
-        if of_variable["probabilities"]:
+        if of_variable.attrs["has_probabilities"]:
             kinds.add(PROBABILITY)
     if kinds.isdisjoint(METRICS[metric].predictions):
         return lambda sums: np.full_like(sums["weight"], np.nan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,22 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.climatology import Climatology
+from ml4cube.core.grid import Block
 from ml4cube.core.metric_registry import Floats
+from ml4cube.core.sums.pairs import combined
+from ml4cube.cube.scan import Cells
 from ml4cube.evaluation.cells.baselines import CLIMATOLOGY, DAMPED, baseline_values
-from ml4cube.evaluation.cells.cell_reader import LoadedCells, Steps, Tile, at_steps, cut
+from ml4cube.evaluation.cells.cell_reader import LoadedCells, Steps, Tile
 from ml4cube.evaluation.cells.classes import known_in_all, most_likely
-from ml4cube.evaluation.cells.climatology import TrainTile
+from ml4cube.evaluation.cells.climatology import ClimatologyOptions
 from ml4cube.evaluation.cells.climatology_distribution import Distribution
-from ml4cube.evaluation.cube_scores import in_block
-from ml4cube.evaluation.sums.scored_variable import ScoredVariable
+from ml4cube.evaluation.cells.train_climatology import damping, train_climatology
+from ml4cube.evaluation.sums.scored_variable import PART, WEIGHTS, ScoredVariable
+
+# Numbers of one array that are computed with at a time.
+_NUMBERS_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreBlock:
-    """Values of some samples in one tile, arrays of shape (samples, leads, *cells)."""
+class Scored:
+    """Values of some rows in a tile, (rows, *cells); a row is a date and a lead."""
 
-    samples: Steps
-    tile: Tile
+    # Positions of the rows among those of the block.
+    rows: slice
+    leads: Steps
     truth: Floats
     # The scored value of each model, the prediction first, and all values of those with several.
     points: Mapping[str, Floats]
@@ -39,21 +45,14 @@ class ScoreBlock:
     n_labels: int
 
     @property
-    def at(self) -> slice:
-        """Position of the samples, which follow one another."""
-        first = int(self.samples[0])
-        return slice(first, first + len(self.samples))
-
-    @property
     def n_groups(self) -> int:
-        """Number of samples, leads and labels, combined."""
-        return math.prod(self.truth.shape[:2]) * self.n_labels
+        """Number of rows and labels, combined."""
+        return len(self.truth) * self.n_labels
 
     @cached_property
     def group(self) -> Steps:
-        """Sample, lead and label of each cell, combined."""
-        n_samples, n_leads, *cells = self.truth.shape
-        row = np.arange(n_samples * n_leads).reshape(n_samples, n_leads, *(1 for _ in cells))
+        """Row and label of each cell, combined."""
+        row = np.arange(len(self.truth)).reshape(-1, *(1,) * (self.truth.ndim - 1))
         return row * self.n_labels + self.labels
 
     @cached_property
@@ -62,129 +61,117 @@ class ScoreBlock:
         return (self.labels >= 0) & np.isfinite(self.truth)
 
     @cached_property
-    def has_value(self) -> list[NDArray[np.bool_]]:
-        """Where each model has a value."""
-        return [np.isfinite(point) for point in self.points.values()]
-
-    @cached_property
     def scored(self) -> NDArray[np.bool_]:
         """Where the truth and all models have a value: the cells that are scored, for all."""
         scored = self.has_truth
-        for has_value in self.has_value:
-            scored = scored & has_value
+        for point in self.points.values():
+            scored = scored & np.isfinite(point)
         return scored
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredTile:
-    """The cells of a tile, at all dates."""
+    """The cells of a tile, at all dates, with what is known of their climatology."""
 
     variable: ScoredVariable
     tile: Tile
+    climatology: Climatology | None = None
+    distribution: Distribution | None = None
+    damping: Floats | None = None
 
-    def blocks(self, samples: Steps) -> Iterator[ScoreBlock]:
-        """Read some samples, and yield them in smaller blocks to compute with."""
-        variable, timing = self.variable, self.variable.options.timing
-        inits, valid = timing.init_steps[samples], timing.valid_steps[samples]
-        steps = {timing.time_dim: np.concatenate([valid.ravel(), inits])}
-        truth = variable.truth.load(steps, self.tile)
+    @classmethod
+    def of(
+        cls, variable: ScoredVariable, tile: Tile, options: ClimatologyOptions | None
+    ) -> ScoredTile:
+        """Read the train cells of a tile, as far as a climatology or damping needs them."""
+        if options is None:
+            return cls(variable, tile)
+        truth, timing, train = variable.truth, variable.timing, options.train.steps
+        climatology = train_climatology(truth, tile, options, timing.truth_dates)
+        distribution = rho = None
+        if variable.distribution is not None:
+            distribution = Distribution.of(
+                variable.distribution, truth, tile, climatology, train, timing.truth_dates
+            )
+        if DAMPED in variable.baselines:
+            rho = damping(truth, tile, train, climatology, timing)
+        return cls(variable, tile, climatology, distribution, rho)
+
+    def in_parts(self, block: Block, cells: Cells) -> Iterator[Scored]:
+        """Read what a block of the prediction is compared with; yield a few rows at a time."""
+        variable, timing = self.variable, self.variable.timing
+        rows = variable.rows_of(block)
+        inits = timing.init_steps[rows // timing.leads.size]
+        steps = np.concatenate([timing.valid_steps.ravel()[rows], inits])
+        truth = variable.truth.load({timing.time_dim: steps}, self.tile)
         loaded = {}
         for name, predicted in variable.predicted.items():
-            loaded[name] = predicted.load(samples, self.tile)
-        for some in cut(samples, variable.samples_at_once(self.tile)):
-            yield self._block(some, truth, loaded)
+            if predicted is variable.first:
+                loaded[name] = predicted.in_block(cells, block)
+            else:
+                loaded[name] = predicted.load(rows, self.tile)
+        most = max([len(outputs.levels) for outputs in variable.several.values()], default=1)
+        numbers = most * np.prod([part.stop - part.start for part in self.tile.values()])
+        at_once = max(1, _NUMBERS_AT_ONCE // max(int(numbers), 1))
+        for start in range(0, len(rows), at_once):
+            part = slice(start, min(start + at_once, len(rows)))
+            yield self._scored(part, rows[part], truth, loaded)
 
-    def _block(
-        self, samples: Steps, truth: LoadedCells, loaded: Mapping[str, LoadedCells]
-    ) -> ScoreBlock:
-        options = self.variable.options
-        timing, steps = options.timing, options.timing.valid_steps[samples]
-        true = truth.at({timing.time_dim: steps})
-        points, several = self._predicted(samples, loaded)
+    def _scored(
+        self, part: slice, rows: Steps, truth: LoadedCells, loaded: Mapping[str, LoadedCells]
+    ) -> Scored:
+        variable, timing = self.variable, self.variable.timing
+        steps = timing.valid_steps.ravel()[rows]
+        at = {timing.time_dim: steps}
+        true = truth.at(at)
+        points, several = self._predicted(rows, loaded)
         points |= baseline_values(
-            options.baselines, samples, timing, truth, self._climatology, self._damping
+            variable.baselines, rows, timing, truth, self.climatology, self.damping
         )
-        if self._distribution is not None:
-            several[CLIMATOLOGY] = self._distribution.around(points[CLIMATOLOGY], steps)
-        if self.variable.n_classes:
+        if self.distribution is not None:
+            several[CLIMATOLOGY] = self.distribution.around(points[CLIMATOLOGY], steps)
+        if variable.n_classes:
             # compared with labels, baselines are labels too
-            as_one = most_likely if self.variable.is_map else known_in_all
-            points = {name: as_one(values, 2) for name, values in points.items()}
+            as_one = most_likely if variable.is_map else known_in_all
+            points = {name: as_one(values, 1) for name, values in points.items()}
         normal = None
-        if self._climatology is not None:
-            normal = self._climatology.at(steps)
-        return ScoreBlock(
-            samples=samples,
-            tile=self.tile,
+        if self.climatology is not None:
+            normal = self.climatology.at(steps)
+        labels = combined((truth.beside(name, at), n) for name, n in variable.labels.items())
+        is_scored: Any = (steps >= 0).reshape(-1, *(1,) * (truth.cells[variable.name].ndim - 1))
+        if PART in truth.cells:
+            is_scored = is_scored & truth.beside(PART, at)
+        weights: Any = np.ones(())
+        if WEIGHTS in truth.cells:
+            weights = truth.beside(WEIGHTS, at)
+        return Scored(
+            rows=part,
+            leads=rows % timing.leads.size,
             truth=true,
             points=points,
             several=several,
             climatology=normal,
-            weights=np.broadcast_to(self._weights, true.shape),
-            labels=np.broadcast_to(self._labels(steps), true.shape),
-            n_labels=options.labels.n_of_cells,
+            weights=self._with_classes(weights, true.shape),
+            labels=self._with_classes(np.where(is_scored, labels, -1), true.shape),
+            n_labels=int(np.prod(list(variable.labels.values()), dtype=np.int64)),
         )
 
+    def _with_classes(self, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return values repeated for each class, if there are some."""
+        if self.variable.n_classes and values.ndim:
+            values = values[:, np.newaxis]
+        return np.broadcast_to(values, shape)
+
     def _predicted(
-        self, samples: Steps, loaded: Mapping[str, LoadedCells]
+        self, rows: Steps, loaded: Mapping[str, LoadedCells]
     ) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Return the scored value of each model, and all values of those with several."""
         points, several = {}, {}
         for name, predicted in self.variable.predicted.items():
-            values = predicted.at(samples, loaded[name])
+            values = loaded[name].at(predicted.steps_of(rows))
             points[name] = values
             if predicted.outputs is not None:
-                is_complete = np.isfinite(values).all(2)
-                points[name] = np.where(is_complete, predicted.outputs.point(values, 2), np.nan)
+                is_complete = np.isfinite(values).all(1)
+                points[name] = np.where(is_complete, predicted.outputs.point(values, 1), np.nan)
                 several[name] = values
         return points, several
-
-    def _labels(self, steps: Steps) -> Steps:
-        """Return the label of each cell, -1 for one that is not scored."""
-        options = self.variable.options
-        time_dim = options.timing.time_dim
-        labels = options.labels.in_tile(steps, time_dim, self.tile)
-        is_scored: Any = (steps >= 0).reshape(*steps.shape, *(1,) * len(self.tile))
-        if options.part is not None:
-            is_scored = is_scored & at_steps(options.part, steps, time_dim, self.tile)
-        return np.where(is_scored, labels, -1)
-
-    @cached_property
-    def _weights(self) -> Floats:
-        if self.variable.weights is None:
-            return np.ones((1,) * len(self.tile))
-        return in_block(self.variable.weights, self.tile)
-
-    @cached_property
-    def _train(self) -> TrainTile:
-        climatology = self.variable.options.climatology
-        assert climatology is not None
-        return TrainTile(self.variable.truth, climatology.train, self.tile)
-
-    @cached_property
-    def _climatology(self) -> Climatology | None:
-        options = self.variable.options
-        if options.climatology is None:
-            return None
-        return options.climatology.of_tile(
-            self.variable.name,
-            self._train,
-            options.timing.truth_dates,
-            self.variable.steps_at_once(self.tile),
-        )
-
-    @cached_property
-    def _distribution(self) -> Distribution | None:
-        outputs = self.variable.distribution
-        if outputs is None or self._climatology is None:
-            return None
-        dates = self.variable.options.timing.truth_dates
-        return Distribution.of(outputs, self._train, self._climatology, dates)
-
-    @cached_property
-    def _damping(self) -> Floats | None:
-        options = self.variable.options
-        if DAMPED not in options.baselines or self._climatology is None:
-            return None
-        steps = self.variable.steps_at_once(self.tile)
-        return self._train.damping(self._climatology, options.timing, steps)

@@ -27,23 +27,25 @@ def spectrum_dim(truth: xr.DataArray, time_dim: str) -> str | None:
     return dims[-1]
 
 
-def add_power(sums: Floats, row_weights: Floats, values: Floats, weights: Floats) -> None:
-    """Add the power of the rows of some maps to sums, shape (maps, leads, wavenumbers).
+def power_of_rows(
+    values: Floats, weights: Floats, leads: NDArray[np.intp], n_leads: int
+) -> tuple[Floats, Floats]:
+    """Return the power of the rows of some maps, (maps, leads, wavenumbers), and their weight.
 
-    `values` has the shape (maps, samples, leads, ..., cells of a row). A row counts if all maps
-    have a value in each of its cells, with the mean of its cells' weights. The power of all
-    wavenumbers adds up to the mean square of the row (Parseval).
+    `values` has the shape (maps, steps, ..., cells of a row), `leads` the lead of each step. A row
+    counts if all maps have a value in each of its cells, with the mean of its cells' weights. The
+    power of all wavenumbers adds up to the mean square of the row (Parseval).
     """
     n = values.shape[-1]
     complete = np.asarray(np.isfinite(values).all(axis=(0, -1)))
     row_weight = np.broadcast_to(weights, values.shape[1:]).mean(-1)
-    for lead in range(values.shape[2]):
-        here = complete[:, lead]
-        if not here.any():
-            continue
-        w = row_weight[:, lead][here]
-        row_weights[lead] += w.sum()
-        for i, of_map in enumerate(values[:, :, lead]):
+    sums, weight = np.zeros((len(values), n_leads, n // 2 + 1)), np.zeros(n_leads)
+    for lead in np.unique(leads):
+        here = complete & (leads == lead).reshape(-1, *(1,) * (complete.ndim - 1))
+        w = row_weight[here]
+        weight[lead] = w.sum()
+        for i, of_map in enumerate(values):
             power = np.abs(np.fft.rfft(of_map[here], axis=-1) / n) ** 2
             power[:, 1 : (n + 1) // 2] *= 2  # these stand for the negative wavenumbers too
-            sums[i, lead] += w @ power
+            sums[i, lead] = w @ power
+    return sums, weight
