@@ -6,7 +6,6 @@ before `Names` has allowed it.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ml4cube.cli.configuration import check_known
+from ml4cube.cli.configuration import check_known, near
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 
@@ -194,11 +193,8 @@ def load(path: str) -> Any:
     origin = f"{module!r} ({getattr(named, '__file__', None) or 'built in'})"
     for part in name.split("."):
         if not hasattr(named, part):
-            near = difflib.get_close_matches(part, dir(named), n=3)
-            hint = ""
-            if near:
-                hint = f"; did you mean {listed(near, 'or')}?"
-            raise InvalidValueError(f"{path!r}: module {origin} has no {part!r}{hint}")
+            hint = near(part, dir(named), "give a name that it has")
+            raise InvalidValueError(f"{path!r}: module {origin} has no {part!r}; {hint}")
         named = getattr(named, part)
     return named
 
@@ -222,10 +218,7 @@ def _find(argument: str, name: str) -> Any:
     else:
         members = {n: v for module in modules for n, v in _members(module)}
         if name not in members:
-            near = difflib.get_close_matches(name, members, n=3)
-            hint = "or give module:name"
-            if near:
-                hint = f"did you mean {listed(near, 'or')}?"
+            hint = near(name, members, "or give module:name")
             raise InvalidValueError(
                 f"{argument} must be a class or function of {listed(modules, 'or')}, got {name!r}; "
                 f"{hint}"

@@ -24,6 +24,7 @@ from ml4cube.cli.configuration import (
     read_value,
 )
 from ml4cube.cli.files import MADE_BY, hash_line, is_copy, write_texts
+from ml4cube.cli.inputs import open_cube
 from ml4cube.cli.limits import memory_limit
 from ml4cube.cli.task import FAILED, WRONG, Keep, Report, Task
 from ml4cube.core.display import printable
@@ -46,8 +47,9 @@ _COMMON = {
     "debug": "Show the traceback of an error.",
 }
 _TRUST = "Import and call also what a file names that a command wrote: of a run, of a store."
-# The argument of a function that makes objects from names: the names that it may import.
-_NAMES = "names"
+# Arguments that a command makes for its function: the names of objects that it may import, and
+# `open_cube` with the arguments of the call.
+_NAMES, _OPEN_CUBE = "names", "open_cube"
 
 
 class Command(click.Command):
@@ -70,21 +72,24 @@ class Command(click.Command):
         super().__init__(
             function.__name__, help=summary, short_help=summary.splitlines()[0], epilog=epilog
         )
-        self._function, self._without, self._choice = function, {*without}, choice
+        self._function, self._choice = function, choice
         self._calls = {"": calls} if isinstance(calls, str) else dict(calls or {})
         own = inspect.signature(function).parameters.values()
         self._positional = [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_ONLY]
-        self._makes_objects = _NAMES in [p.name for p in own]
+        self._made = {_NAMES, _OPEN_CUBE} & {p.name for p in own}
+        self._without = {*without}
 
     def arguments(self, chosen: str | None = None) -> dict[str, Argument]:
         """Return all arguments, or those for one of the callables."""
-        own = arguments_of(self._function)
-        own.pop(_NAMES, None)
-        taken: dict[str, Argument] = {}
-        for name, path in self._calls.items():
-            if chosen in (None, name):
-                taken |= {n: a for n, a in arguments_of(load(path)).items() if n not in taken}
-        return {**own, **{n: a for n, a in taken.items() if n not in {*own, *self._without}}}
+        functions: list[Callable[..., Any]] = [self._function]
+        if _OPEN_CUBE in self._made:
+            functions.append(open_cube)
+        functions += [load(path) for name, path in self._calls.items() if chosen in (None, name)]
+        arguments: dict[str, Argument] = {}
+        for function in functions:
+            for name, argument in arguments_of(function).items():
+                arguments.setdefault(name, argument)
+        return {n: a for n, a in arguments.items() if n not in self._without | self._made}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options; the callables are imported only now."""
@@ -94,7 +99,7 @@ class Command(click.Command):
             except ImportError as error:  # without torch
                 raise click.ClickException(str(error)) from error
             self.params = [*map(self._parameter, arguments), *_common_options()]
-            if self._makes_objects:
+            if _NAMES in self._made:
                 self.params.append(click.Option(["--trust"], is_flag=True, help=_TRUST))
         return super().get_params(ctx)
 
@@ -160,13 +165,15 @@ class Command(click.Command):
         lacking = [n for n, a in arguments.items() if a.is_required and chosen.get(n) is None]
         if lacking:
             raise InvalidValueError(f"{self.name} needs {', '.join(lacking)}; see --help")
-        positional = [chosen.pop(n, arguments[n].default) for n in self._positional]
-        made_by = {}
-        if self._makes_objects:
-            made_by = {_NAMES: self._names(options, file, common)}
-        task = self._function(*positional, **chosen, **made_by)
+        passed = dict(chosen)
+        positional = [passed.pop(n, arguments[n].default) for n in self._positional]
+        if _NAMES in self._made:
+            passed[_NAMES] = self._names(options, file, common)
+        if _OPEN_CUBE in self._made:
+            of_cube = passed.keys() & arguments_of(open_cube)
+            passed[_OPEN_CUBE] = partial(open_cube, **{name: passed.pop(name) for name in of_cube})
+        task = self._function(*positional, **passed)
         chosen |= dict(zip(self._positional, positional, strict=True))
-
         return partial(_run, task, partial(self._keep, chosen, arguments), common)
 
     def _keep(

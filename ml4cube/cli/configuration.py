@@ -177,6 +177,13 @@ def check_known(
     known = list(known)
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=3)
-            hint = f"did you mean {listed(near, 'or')}?" if near else f"it has {listed(known)}"
+            hint = near(name, known, f"it has {listed(known)}")
             raise InvalidValueError(f"{owner} has no {what} {name!r}; {hint}")
+
+
+def near(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Suggest the names that are near one, else something else."""
+    names = difflib.get_close_matches(str(name), known, n=3)
+    if not names:
+        return otherwise
+    return f"did you mean {listed(names, 'or')}?"

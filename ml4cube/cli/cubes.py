@@ -3,56 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml4cube.cli.by_name import Names, load
 from ml4cube.cli.command import Command
-from ml4cube.cli.configuration import check_known
-from ml4cube.cli.files import check_free, check_ours, read_text
+from ml4cube.cli.files import check_free, check_ours
+from ml4cube.cli.inputs import OpenCube, read_statistics
 from ml4cube.cli.task import NOTHING, Keep, Report, Task, as_table
-from ml4cube.core.errors import InvalidValueError, names_of
-
-if TYPE_CHECKING:
-    import xarray as xr
+from ml4cube.core.errors import InvalidValueError
 
 _SPLITS = {
     method: f"ml4cube.splits:assign_{method}_split"
     for method in ("block", "time", "region", "rand")
 }
-
-
-def open_cube(
-    cube: str,
-    variables: str | Sequence[str] | None = None,
-    recipe: str | None = None,
-    *,
-    engine: str | None = None,
-) -> xr.Dataset:
-    """Open a cube, select variables, and add the split label of a recipe."""
-    from ml4cube.cube.opening import as_dataset
-    from ml4cube.cube.variables import named_by_attributes
-
-    ds = as_dataset(cube, engine)
-    if variables is not None:
-        names = names_of("variables", variables)
-        check_known(str(cube), names, sorted(map(str, ds.variables)), "variable")
-        # areas of cells need bounds and the like, which are variables of their own
-        others = named_by_attributes(ds)
-        ds = ds[[*names, *(name for name in ds.data_vars if name in others and name not in names)]]
-    if recipe is not None:
-        from ml4cube.splits import apply_split
-
-        ds = apply_split(ds, read_text(recipe))
-    return ds
-
-
-def read_statistics(path: str | None) -> Any:
-    """Return the statistics in a file of `stats`; any other path is that of a sample store."""
-    if path is None or not str(path).endswith(".json"):
-        return path
-    from ml4cube.preprocessing import Statistics
-
-    return Statistics.from_json(read_text(path))
 
 
 def split(
@@ -61,9 +24,8 @@ def split(
     *,
     out: str,
     method: str = "block",
-    variables: str | Sequence[str] | None = None,
-    engine: str | None = None,
     overwrite: bool = False,
+    open_cube: OpenCube,
     **arguments: Any,
 ) -> Task:
     """Split a cube into train, validation and test, and write the recipe of the label.
@@ -80,10 +42,6 @@ def split(
     method : {"block", "time", "region", "rand"}
         Function that assigns the parts: assign_block_split and so on. It decides which of the
         other arguments there are.
-    variables : str or list of str, optional
-        Variables to open. Default: all.
-    engine : str, optional
-        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     overwrite : bool
         Replace a recipe at out.
     """
@@ -93,7 +51,7 @@ def split(
     from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 
     check_free(out, overwrite)
-    label = load(_SPLITS[method])(open_cube(cube, variables, engine=engine), **arguments)["split"]
+    label = load(_SPLITS[method])(open_cube(cube), **arguments)["split"]
     codes = {**PARTS, "excluded": EXCLUDED}
     # in one pass
     shares = xr.Dataset({part: (label == code).mean() for part, code in codes.items()}).compute()
@@ -111,11 +69,9 @@ def stats(
     cube: str,
     /,
     *,
-    variables: str | Sequence[str] | None = None,
-    recipe: str | None = None,
-    engine: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
+    open_cube: OpenCube,
     **arguments: Any,
 ) -> Task:
     """Compute statistics of the train part, or of another one, in one pass over the cube.
@@ -124,12 +80,6 @@ def stats(
     ----------
     cube : path or URL
         The cube: zarr or netCDF, with a split label if it has one.
-    variables : str or list of str, optional
-        Variables to open. Default: all.
-    recipe : path or URL, optional
-        Recipe of the split label, as ml4cube split writes it.
-    engine : str, optional
-        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     out : path or URL, ending in .json, optional
         Where to write the statistics; sample reads them with --statistics.
     overwrite : bool
@@ -140,7 +90,7 @@ def stats(
 
     if out is not None:
         check_free(out, overwrite)
-    ds = open_cube(cube, variables, recipe, engine=engine)
+    ds = open_cube(cube)
     plan = Report.of(variables=data_variables(ds), label=split_label(ds), out=out)
 
     def run(keep: Keep) -> Report:
@@ -188,12 +138,10 @@ def sample(
     cube: str,
     /,
     *,
-    variables: str | Sequence[str] | None = None,
-    recipe: str | None = None,
-    engine: str | None = None,
     callback: str | Mapping[str, Any] | None = None,
     statistics: str | None = None,
     names: Names,
+    open_cube: OpenCube,
     **arguments: Any,
 ) -> Task:
     """Cut samples from a cube and write one store per part.
@@ -204,12 +152,6 @@ def sample(
     ----------
     cube : path or URL
         The cube: zarr or netCDF, with a split label if it has one.
-    variables : str or list of str, optional
-        Variables to open, a mask too. Default: all.
-    recipe : path or URL, optional
-        Recipe of the split label, as ml4cube split writes it.
-    engine : str, optional
-        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     callback : module:name, or mapping with class and arguments, optional
         Function of a module in the working directory, or installed: takes a dict of arrays (n,
         *window) and returns one.
@@ -220,7 +162,7 @@ def sample(
     from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 
     sampler = MultiProcSampler(
-        open_cube(cube, variables, recipe, engine=engine),
+        open_cube(cube),
         callback=names.make("callback", callback),
         statistics=read_statistics(statistics),
         **arguments,
@@ -244,19 +186,22 @@ def sample(
             keep(f"{store}.yaml")
         if summary is None:
             return Report({"stores": stores}, exit_code=NOTHING)
-        values: dict[str, Any] = {"accounting": summary.plan.accounting, "nbytes": summary.nbytes}
-        values |= {"stores": stores, "resumed": summary.resumed, "seconds": summary.seconds}
+        values: dict[str, Any] = {
+            "accounting": summary.plan.accounting,
+            "nbytes": summary.nbytes,
+            "stores": stores,
+        }
+        values |= {"resumed": summary.resumed, "seconds": summary.seconds}
         return Report(values, str(summary))
 
     def plan() -> Report:
         counted = sampler.plan()
-        values: dict[str, Any] = {"accounting": counted.accounting, "nbytes": counted.nbytes}
-        values["stores"] = stores
+        values = {"accounting": counted.accounting, "nbytes": counted.nbytes, "stores": stores}
         return Report(values, str(counted))
 
     return Task(plan, run)
 
 
-SPLIT = Command(split, _SPLITS, without=["ds", "name"], choice="method")
+SPLIT = Command(split, _SPLITS, without=["ds", "name", "recipe"], choice="method")
 STATS = Command(stats, "ml4cube.preprocessing:Statistics.from_cube", without=["ds"])
 SAMPLE = Command(sample, "ml4cube.datasets.multiproc_sampler:MultiProcSampler", without=["ds"])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ml4cube.cli.command import Command
 from ml4cube.cli.configuration import read_file
 from ml4cube.cli.files import BEST, CONFIG, SNAPSHOT
-from ml4cube.cli.models import samples_of
+from ml4cube.cli.inputs import samples_of
 from ml4cube.cli.task import FAILED, Keep, Report, Task, as_table
 from ml4cube.core.errors import CubeError, InvalidValueError
 

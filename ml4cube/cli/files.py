@@ -15,6 +15,7 @@ from ml4cube.ledger.locations import folder_of, full_path
 MADE_BY = "# made by ml4cube"
 #: Files of a run: the arguments of `train`, the weights of the best epoch, the state of the run.
 CONFIG, BEST, SNAPSHOT = "config.yaml", "best_model.pt", "snapshot.pt"
+HISTORY = "history.json"
 
 
 def read_text(path: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.cli.command import Command
-from ml4cube.cli.cubes import open_cube
+from ml4cube.cli.inputs import OpenCube
 from ml4cube.cli.task import Keep, Report, Task, as_table
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
@@ -24,9 +24,8 @@ def inspect(
     cube: str,
     /,
     *,
-    variables: str | Sequence[str] | None = None,
-    engine: str | None = None,
     gaps: bool = True,
+    open_cube: OpenCube,
 ) -> Task:
     """Show what is in a cube, what will be awkward, and what to do about it.
 
@@ -36,14 +35,10 @@ def inspect(
     ----------
     cube : path or URL
         The cube: zarr or netCDF.
-    variables : str or list of str, optional
-        Variables to open. Default: all.
-    engine : str, optional
-        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
     gaps : bool
         Whether to count gaps, for which all variables of floats are read once, block by block.
     """
-    ds = open_cube(cube, variables, engine=engine)
+    ds = open_cube(cube)
 
     def run(keep: Keep) -> Report:
         return _report(cube, ds, gaps)
@@ -249,4 +244,4 @@ def _notes_on_variables(ds: xr.Dataset, rows: Rows) -> Iterator[str]:
             yield f"{name!r} has no units, so that predictions have none"
 
 
-INSPECT = Command(inspect)
+INSPECT = Command(inspect, without=["recipe"])

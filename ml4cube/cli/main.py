@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import ml4cube
-from ml4cube.cli import cubes, doctor, inspection, models, rerun
+from ml4cube.cli import cubes, doctor, inspection, predictions, rerun, runs
 from ml4cube.cli.task import INTERRUPTED
 
 
@@ -59,9 +59,9 @@ for _command in (
     cubes.SPLIT,
     cubes.STATS,
     cubes.SAMPLE,
-    models.TRAIN,
-    models.PREDICT,
-    models.EVALUATE,
+    runs.TRAIN,
+    predictions.PREDICT,
+    predictions.EVALUATE,
     doctor.DOCTOR,
     rerun.RERUN,
 ):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml4cube.cli.by_name import Names
 from ml4cube.cli.command import Command
-from ml4cube.cli.cubes import read_statistics
+from ml4cube.cli.inputs import read_statistics
 from ml4cube.cli.task import FAILED, Keep, Report, Task
 from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError, prefixed
 

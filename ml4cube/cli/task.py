@@ -40,7 +40,7 @@ class Report:
     @classmethod
     def of(cls, **values: Any) -> Report:
         """Make a report of which the text has a line for each value."""
-        return cls(values, in_lines(values))
+        return cls(values, "\n".join(f"{name}: {_cell(value)}" for name, value in values.items()))
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,6 @@ class Task:
     # For ``--dry-run``.
     plan: Callable[[], Report]
     run: Callable[[Keep], Report]
-
-
-def in_lines(values: Mapping[str, Any]) -> str:
-    """Return values as lines ``name: value``."""
-    return "\n".join(f"{name}: {_cell(value)}" for name, value in values.items())
 
 
 def as_table(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -37,24 +37,20 @@ def draw_maps(
     truth: xr.DataArray, baseline: xr.DataArray, name: str, predicted: xr.DataArray, path: Path
 ) -> None:
     """Draw truth, coarse input, prediction and the errors of baseline and prediction."""
-    coarse = truth.coarsen({LAT: FACTOR, LON: FACTOR}).mean().assign_attrs(truth.attrs)
-    sea = truth.notnull()
-    fields = {"truth": truth, "input: means over 6 × 6 cells": coarse, "network": predicted}
+    month = str(truth["time"].values)[:7]
+    truth, baseline, predicted = (f.isel({LON: SHOWN}) for f in (truth, baseline, predicted))
+    coarse, sea = truth.coarsen({LAT: FACTOR, LON: FACTOR}).mean(), truth.notnull()
+    fields = {
+        "truth": truth.assign_attrs(long_name="sea surface temperature"),
+        "input: means over 6 × 6 cells": coarse.assign_attrs(truth.attrs),
+        "network": predicted,
+    }
     errors = {
         f"strongest baseline ({name}) − truth": (baseline - truth).where(sea),
         "network − truth": (predicted - truth).where(sea),
     }
-    blocks = slice(SHOWN.start // FACTOR, SHOWN.stop // FACTOR)
-    shown = {heading: field.isel({LON: SHOWN}) for heading, field in (fields | errors).items()}
-    (of_coarse,) = (heading for heading, field in fields.items() if field is coarse)
-    shown[of_coarse] = coarse.isel({LON: blocks})
-    shown["truth"] = shown["truth"].assign_attrs(long_name="sea surface temperature")
-    month = str(truth["time"].values)[:7]
-    field_maps(
-        {heading: shown[heading] for heading in fields},
-        {heading: shown[heading] for heading in errors},
-        title=f"Eastern Pacific, {month}, a month held out from training",
-    ).savefig(path)
+    title = f"Eastern Pacific, {month}, a month held out from training"
+    field_maps(fields, errors, title=title).savefig(path)
 
 
 def judge(scores: pd.DataFrame) -> dict[str, Any]:

@@ -82,6 +82,8 @@ class CubeSource(SampleSource):
 
     # A chunk is a tile of neighbouring windows, whose cells are read once despite the overlap.
 
+    is_cut = True
+
     def __init__(
         self, sampling: Sampling, tiled: TiledRecipe, plan: SamplePlan, metadata: StoreMetadata
     ) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -339,7 +339,7 @@ class SampleLoader(EpochLoader):
                     plan.advance(share, epoch, of_batch, start)
                     batch = self.dataset.pack(arrays)
                     if self.callback is not None:
-                        batch = self.callback(self.dataset._items(batch))
+                        batch = self.callback(self.dataset._split(batch))
                     yield self.handover.complete(batch, epoch, of_batch)
                 del arrays, batch, batches
         plan.finish(epoch)
@@ -420,13 +420,7 @@ class _FirstOfBatch(int):
     workers are kept alive, or a run was resumed.
     """
 
-    seed: int
-
-    def __new__(cls, number: int, seed: int) -> Self:
-        """Make the number."""
-        made = super().__new__(cls, number)
-        made.seed = seed
-        return made
+    seed = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what makes the plain number in another process."""
@@ -472,8 +466,9 @@ class ShareSampler(Summarized, DistributedSampler[int]):
         samples_at = self.plan.samples_at(epoch)
         for positions in self.plan.share().batches(start):
             first, *others = samples_at(positions).tolist()
-            seed = worker_seed(self.plan.seed, epoch, int(positions[0]))
-            yield from (_FirstOfBatch(first, seed), *others)
+            marked = _FirstOfBatch(first)
+            marked.seed = worker_seed(self.plan.seed, epoch, int(positions[0]))
+            yield from (marked, *others)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.

@@ -1,4 +1,4 @@
-"""Read chunks of a sample store straight from its shard files.
+"""Samples of a store, read straight from its shard files.
 
 A read through zarr-python takes milliseconds at least, which is slow if every chunk of a store is
 read in every epoch.
@@ -6,9 +6,11 @@ read in every epoch.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fsspec.core import url_to_fs
@@ -17,9 +19,19 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.chunks.codecs import CHECKSUM_BYTES, Bytes, ChunkCodecs
+from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
+from ml4cube.ledger.locations import location_of
 from ml4cube.ledger.manifest import read_manifest
+from ml4cube.loading.dataset_source import DatasetSource, even_counts
 from ml4cube.loading.ring.arrays import Scratch
+from ml4cube.recipe.recipe import Recipe
+from ml4cube.recipe.roles import ArrayName
 from ml4cube.store.format import read_metadata
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+logger = logging.getLogger(__name__)
 
 # Zarr's offset of a chunk that a shard lacks.
 _ABSENT = np.iinfo(np.uint64).max
@@ -170,3 +182,68 @@ def _decode(what: str, codecs: ChunkCodecs, data: Bytes, out: NDArray[Any]) -> N
         codecs.decode(data, out)
     except ValueError as error:
         raise StoreError(f"{what} cannot be decoded: {error}; make the store again") from error
+
+
+class StoreSource(DatasetSource):
+    """Samples of a sample store as it was opened, read straight from its shard files."""
+
+    def __init__(self, ds: xr.Dataset, recipe: Recipe, arrays: Mapping[str, ShardedArray]) -> None:
+        super().__init__(ds, recipe)
+        self._arrays = dict(arrays)
+        first = next(iter(self._arrays.values()))
+        self.remote = first.fs is not None
+        self.counts = even_counts(ds.sizes[self._dim], first.chunk_size)
+
+    def read(self, chunk: int, out: Mapping[ArrayName, NDArray[Any]]) -> None:
+        """Write the samples of a chunk into one array per variable."""
+        if not self.remote or len(out) == 1:
+            for name, target in out.items():
+                self._arrays[name.variable].read(chunk, target)
+            return
+        # Remote reads mostly wait, so ask for all variables at once.
+        arrays = [self._arrays[name.variable] for name in out]
+        with ThreadPoolExecutor(len(arrays), thread_name_prefix="ml4cube-fetch") as threads:
+            fetched = list(threads.map(lambda array: array.fetch(chunk), arrays))
+        for array, data, target in zip(arrays, fetched, out.values(), strict=True):
+            array.decode(chunk, data, target)
+
+    def describe(self, chunk: int) -> str:
+        """Describe a chunk for an error message."""
+        return next(iter(self._arrays.values())).describe(chunk)
+
+
+def open_samples(ds: xr.Dataset, recipe: Recipe | None) -> DatasetSource:
+    """Choose how to read samples: a store straight from its files, unless it was changed."""
+    from zarr.storage import StorePath
+
+    if recipe is None:  # made by hand
+        return DatasetSource(ds)
+    names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
+    arrays = [_array_behind(ds[name].variable) for name in names]
+    if not arrays or None in arrays or not ds.sizes[recipe.array_dims[0]]:
+        return DatasetSource(ds, recipe)
+    groups = [
+        location_of("store", StorePath(array.store, array.path.rpartition("/")[0]))
+        for array in arrays
+    ]
+    # A location that needs storage options is not a str.
+    if not isinstance(groups[0], str) or any(group != groups[0] for group in groups):
+        logger.warning(
+            "samples that were opened with storage options, or from several stores, are read "
+            "through xarray, which is slower; give PTXrDataset the path or URL of one store"
+        )
+        return DatasetSource(ds, recipe)
+    stored = {name: array.basename for name, array in zip(names, arrays, strict=True)}
+    return StoreSource(ds, recipe, sharded_arrays(groups[0], stored))
+
+
+def _array_behind(variable: xr.Variable) -> Any:
+    """Return the zarr array that a dask variable shows unchanged, or None."""
+    if variable.chunks is None:
+        return None
+    file = file_behind(variable.data)  # None unless dask reads a file and does nothing else
+    zarr = LazyZarr.behind(file, np.dtype(variable.dtype))
+    # Nothing is sliced, decoded or cast between array and variable.
+    if zarr.is_undecoded and zarr.is_whole:
+        return zarr.array
+    return None

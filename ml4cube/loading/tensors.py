@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.display import Summarized, Summary, bytes_text, counted, one_line, shown
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch, parse_names
-from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
-from ml4cube.core.rank_shares import Ints
-from ml4cube.core.sample_facts import variable_facts
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
+from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
-from ml4cube.cube.opening import as_dataset
-from ml4cube.loading.coordinate_features import add_coordinates
-from ml4cube.loading.cube_source import CubeSource
-from ml4cube.loading.opening import DatasetOptions, open_source
-from ml4cube.loading.ring.arrays import Field
-from ml4cube.loading.ring.ring import ChunkSource, read_chunk
-from ml4cube.loading.sources import SampleSource, known_scaling
+from ml4cube.loading.dataset_options import SIZES, DatasetOptions
+from ml4cube.loading.items import fitted_of, items_of, sizes_of_one_step
+from ml4cube.loading.ring.ring import ChunkCache
+from ml4cube.loading.sources import blocks_of, facts_of, scaling_of
 from ml4cube.loading.unbatch import to_dataset
-from ml4cube.loading.views import (
-    WEIGHTS,
-    add_weights,
-    refuse_inexact_integers,
-    repeat_along_missing_dims,
-)
 from ml4cube.recipe.fitted import FittedRecipe
-from ml4cube.recipe.roles import INPUT, TARGET, ArrayName, DimLead
-from ml4cube.sampling.request import check_known
-from ml4cube.store.format import store_facts
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch
@@ -50,10 +32,6 @@ if TYPE_CHECKING:
 Batch = Any
 
 _MB = 1 << 20
-_SAMPLE_ANEW = (
-    "sample the cube again with to_pred=, which leaves gaps in targets, or with "
-    "fill_method={variable: method, ...} for the features alone"
-)
 
 
 class PTXrDataset(Summarized, Dataset[Any]):
@@ -190,61 +168,57 @@ class PTXrDataset(Summarized, Dataset[Any]):
         cache_mb: float = 256,
         **cutting: Any,
     ) -> None:
+        if block_size is not None and block_sizes is not None:
+            raise InvalidTypeError(
+                "block_size and block_sizes are two names of one argument; give one of them"
+            )
+        blocks = block_sizes if block_size is None else block_size
+        for name, sizes in zip(SIZES, (sample_size, overlap, blocks), strict=True):
+            if sizes is not None:
+                cutting[name] = sizes
         options = DatasetOptions(
             to_pred=to_pred,
             features=features,
-            block_size=block_size,
-            sample_size=sample_size,
-            overlap=overlap,
-            block_sizes=block_sizes,
             target_offset=target_offset,
             target_size=target_size,
             rollout=rollout,
             coord_features=coord_features,
             weights=weights,
             part=part,
-            dtype=dtype,
-            target_dtype=target_dtype,
+            dtype=_numpy_dtype("dtype", dtype),
+            target_dtype=_numpy_dtype(
+                "target_dtype", dtype if target_dtype is None else target_dtype
+            ),
             cache_mb=cache_mb,
             cutting=cutting,
         )
-        self.shifted = options.shifted
+        self.shifted, self.targets = options.shifted, options.targets
         self.weights, self.rollout = options.weights, options.rollout
-        self.coord_features = parse_names("coord_features", options.coord_features)
-        self._source: SampleSource
-        self._source, self.metadata = open_source(ds, options)
-        lead = {dim: [a.offset, a.target_size] for dim, a in self._source.lead.items()}
+        self.coord_features = options.coordinates
+        self._items = items = items_of(ds, options)
+        source = self._source = items.source
+        self._fields = items.fields
+        self.metadata, self.features, self.channels = items.metadata, items.features, items.channels
+        lead = {dim: [a.offset, a.target_size] for dim, a in source.lead.items()}
         self.lead = lead or None
-        self._from_cube = isinstance(self._source, CubeSource)
         opened_from = getattr(ds, "encoding", {}).get("source", ds)
-        is_path = isinstance(opened_from, str | os.PathLike) and not self._from_cube
+        is_path = isinstance(opened_from, str | os.PathLike) and not source.is_cut
         self._path = str(opened_from) if is_path else None
-        self._choose_variables(options)
-        self._warn_of_filled(ds, options)
-        self._add_features()
-        self._add_weights(options.weights)
-        self._fields = self._make_fields(options)
-        integers = [field for field in self._fields if field.dtype.kind in "iub"]
-        if integers:
-            dtypes = {name: field.dtype for field in integers for name in field.names}
-            self._source = refuse_inexact_integers(self._source, dtypes)
-        variables = self._source.variables
-        self.layout = tuple(tuple(variables[f.names[0]].sizes) for f in self._fields)
-        self.step_sizes = self._sizes_of_one_step()
-        self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
+        self.layout = tuple(tuple(source.variables[f.names[0]].sizes) for f in self._fields)
+        self.step_sizes = sizes_of_one_step(items, options.rollout)
+        self._cache = ChunkCache(source, items.fields, int(options.cache_mb * _MB))
 
     def _summary(self) -> Summary:
         """Return the arrays of an item, how samples are cut, and how they are read."""
-        part, used_as = "", variable_facts(self.features, self.targets, {})
+        part = ""
         if self.metadata is not None:
             part = f"{self.metadata.part} "
-            used_as = store_facts(self.metadata, self.features, self.targets)
         sample_bytes = sum(field.nbytes for field in self._fields)
         counts = self._source.counts
         largest = int(counts.max(initial=0))
         facts = {
             **self._shapes(),
-            **used_as,
+            **facts_of(self.metadata, self.features, self.targets),
             "Coordinates": self.coord_features,
             "Lead": {d: f"y begins {o:,} after X" for d, (o, _) in (self.lead or {}).items() if o},
             "Rollout": None if self.rollout == 1 else counted(self.rollout, "step"),
@@ -260,7 +234,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
     def _shapes(self) -> dict[str, str]:
         """Return the dims and dtype of each array of an item."""
         names = ["X", "y", "w"]
-        if not self._stacked:
+        if not self._items.stacked:
             names = list(self.features)
         shapes = {}
         for name, field in zip(names, self._fields, strict=False):
@@ -273,22 +247,8 @@ class PTXrDataset(Summarized, Dataset[Any]):
     @property
     def fitted(self) -> FittedRecipe | None:
         """How X and y of a single step are made; None for samples made by hand."""
-        if self.metadata is None:
-            return None
-        fitted, cube_dim = self.metadata.fitted, self._source.cube_dim
-        recipe = replace(fitted.recipe, features=self.features, targets=self.targets)
-        fitted = replace(
-            fitted, recipe=recipe, axes=self._source.axes, coord_features=self.coord_features
-        )
-        if not self.shifted:
-            return fitted
-        x, y, *_ = ({cube_dim(d): n for d, n in sizes.items()} for sizes in self.step_sizes)
-        lead = {}
-        for sample_dim, of_dim in self._source.lead.items():
-            dim = cube_dim(sample_dim)
-            lead[dim] = DimLead(of_dim.offset, x.get(dim, 1), y.get(dim, 1))
-        recipe = replace(recipe, window_dims=tuple(x))
-        return replace(fitted, recipe=recipe, lead=lead, target_dims=tuple(y))
+        steps = self.step_sizes if self.shifted else ()
+        return fitted_of(self._items, self.targets, self.coord_features, steps)
 
     @property
     def statistics(self) -> Statistics | None:
@@ -302,11 +262,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
         """Scaling of the features and targets; None if it is not known."""
         if self.metadata is None:
             return None
-        scaling = known_scaling(self.metadata)
-        names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
-        if not len(self):  # Variables without a known scaling may have one in other parts.
-            return {name: scaling[name] for name in names if name in scaling}
-        return {name: scaling.get(name, Scaling(name, 0.0, 1.0)) for name in names}
+        return scaling_of(self.metadata, (*self.features, *self.targets), len(self) > 0)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -318,11 +274,11 @@ class PTXrDataset(Summarized, Dataset[Any]):
             raise InvalidTypeError(
                 f"index must be one whole number, got {index!r}; take(...) returns several samples"
             )
-        return self._items(self.take([index]))[0]
+        return self._split(self.take([index]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples, each chunk read once; torch's loaders call this."""
-        return self._items(self.take(indices))
+        return self._split(self.take(indices))
 
     def take(self, indices: Sequence[int] | NDArray[Any]) -> Batch:
         """Read several samples as one batch.
@@ -425,7 +381,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
                 f"{list(stored)}; rename the variables back"
             )
 
-    def _rows(self, indices: Any) -> Ints:
+    def _rows(self, indices: Any) -> NDArray[np.int64]:
         """Return the numbers of samples, negative ones counted from the end."""
         positions = np.asarray(indices)
         if positions.dtype == bool and positions.shape == (len(self),):
@@ -441,7 +397,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
             raise IndexError(f"no sample {indices}; there are {len(self)} samples")
         return wanted
 
-    def blocks(self, indices: Sequence[int] | NDArray[Any]) -> tuple[Ints, str]:
+    def blocks(self, indices: Sequence[int] | NDArray[Any]) -> tuple[NDArray[np.int64], str]:
         """Return the block of every sample, to measure how well batches are mixed.
 
         Parameters
@@ -456,16 +412,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
         unit : str
             Kind of blocks: ``"blocks of the split"`` of a store if known, else ``"chunks"``.
         """
-        rows = self._rows(indices)
-        plan = {}
-        if self.metadata:
-            plan = self.metadata.split.get("plan", {})
-        if "grid" not in plan or self._from_cube:
-            return self._source.chunks_of(rows), "chunks"
-        grid = Grid.from_json(json.dumps(plan["grid"]))
-        first = self._source.first_cells(rows, grid.dims)
-        windows = [first[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
-        return np.ravel_multi_index(windows, grid.counts).astype(np.int64), "blocks of the split"
+        return blocks_of(self._source, self.metadata, self._rows(indices))
 
     def pack(self, arrays: Sequence[Tensor]) -> Batch:
         """Return the arrays of a batch in the form of an item.
@@ -482,7 +429,7 @@ class PTXrDataset(Summarized, Dataset[Any]):
         """
         if self.targets:
             return tuple(arrays)
-        if self._stacked:
+        if self._items.stacked:
             return arrays[0]
         return dict(zip(self.features, arrays, strict=True))
 
@@ -502,9 +449,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
         arrays: Any = [batch] if isinstance(batch, Tensor) else batch
         if isinstance(batch, Mapping):
             names = list(self.features)
-            if self._stacked or list(batch) != names:
+            if self._items.stacked or list(batch) != names:
                 expected = "X, or X and y"
-                if not self._stacked:
+                if not self._items.stacked:
                     expected = f"a dict of {names}"
                 raise InvalidValueError(
                     f"the batch must be {expected}, as the data set returns it, got a dict of "
@@ -518,174 +465,13 @@ class PTXrDataset(Summarized, Dataset[Any]):
             )
         return tensors
 
-    def _items(self, batch: Batch) -> list[Any]:
+    def _split(self, batch: Batch) -> list[Any]:
         """Return the samples of a batch."""
         if isinstance(batch, Tensor):
             return list(batch)
         if isinstance(batch, tuple):
             return list(zip(*batch, strict=True))
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
-
-    def _sizes_of_one_step(self) -> tuple[dict[str, int], ...]:
-        """Return the window of each array that samples of a single step have."""
-        sizes = [dict(self._source.variables[f.names[0]].sizes) for f in self._fields]
-        if self.rollout == 1:
-            return tuple(sizes)
-        dim, along = next((d, a) for d, a in self._source.lead.items() if a.offset)
-        outputs = along.target_size // self.rollout
-        for one, cells in zip(sizes, (along.offset, outputs, outputs), strict=False):
-            if dim in one:  # Weights of samples have no window.
-                one[dim] = cells
-                if cells == 1 and self._from_cube:  # Stored samples keep dims of one cell.
-                    del one[dim]
-        return tuple(sizes)
-
-    def _choose_variables(self, options: DatasetOptions) -> None:
-        """Choose the variables of X and of y, and whether they are stacked."""
-        self.targets = targets = options.targets
-        stored = [name.variable for name in self._source.variables if name.role == INPUT]
-        self._check_chosen(options, stored)
-        # At a lead time, y has arrays of its own in the source, and targets are features too.
-        y_role, not_features = INPUT, targets
-        if self.shifted:
-            y_role, not_features = TARGET, ()
-        self._y_names = tuple(ArrayName(name, y_role) for name in targets)
-        others = {*not_features, options.weights_variable, *self._source.auxiliary}
-        self.features = options.chosen or self._default_features(stored, others)
-        self._stacked = bool(options.chosen or targets)
-        if not self.features:
-            raise InvalidValueError(
-                f"no variable is left to predict {list(targets)} from, the samples have "
-                f"{stored}; name fewer in to_pred"
-            )
-
-    def _check_chosen(self, options: DatasetOptions, stored: Sequence[str]) -> None:
-        """Refuse targets and features that the samples lack, or that are both."""
-        reasons = {}
-        if self.metadata:
-            reasons = self.metadata.provenance.get("left_out", {})
-        check_known("to_pred", options.targets, stored, reasons)
-        check_known("features", options.chosen, stored, reasons)
-        both = set(options.targets) & set(options.chosen)
-        if both and not self.shifted:
-            raise InvalidValueError(
-                f"{sorted(both)} are in to_pred and in features; name each in one of them, or "
-                "give target_offset if the targets lie elsewhere"
-            )
-
-    def _default_features(
-        self, stored: Sequence[str], others: Collection[str | None]
-    ) -> tuple[str, ...]:
-        """Return the features that a store was sampled with for just these targets, or the rest."""
-        rest = tuple(name for name in stored if name not in others)
-        if self.metadata is None or self.shifted or not self.targets:
-            return rest
-        recipe = self.metadata.recipe
-        if not recipe.features or self.targets != recipe.targets:
-            return rest
-        return tuple(name for name in recipe.features if name in stored)
-
-    def _warn_of_filled(self, ds: Any, options: DatasetOptions) -> None:
-        """Warn of targets or weights whose gaps were filled when they were sampled."""
-        advice = FILL_FEATURES
-        if self.metadata is None:  # The samples were made by hand.
-            by_hand = as_dataset(ds)
-            attrs = {name: by_hand[name].attrs for name in options.scored}
-            filled = {n: found[FILLED_ATTR] for n, found in attrs.items() if FILLED_ATTR in found}
-        elif self._from_cube:  # This call asks for `metadata.filled`: no need to warn of that.
-            filled = self.metadata.invented(options.scored)
-            filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
-        else:
-            filled, advice = self.metadata.invented(options.scored), _SAMPLE_ANEW
-            if self.shifted:  # a fill that was meant for the inputs is in the targets too
-                given = self.metadata.filled
-                filled |= {name: given[name] for name in options.scored if name in given}
-        warn_of_filled(
-            "weights" if options.weights_variable in filled else "to_pred", filled, advice
-        )
-
-    def _add_features(self) -> None:
-        """Repeat static features along the dims they lack, and add coordinates."""
-        self.channels = self.features
-        names = [ArrayName(name) for name in self.features]
-        if self._stacked and len({self._source.variables[name].window for name in names}) > 1:
-            self._source = repeat_along_missing_dims(self._source, names)
-        if not self.coord_features:
-            return
-        if not self._stacked:
-            raise InvalidTypeError(
-                "coord_features are channels of X, so they need features or to_pred"
-            )
-        self._source = view = add_coordinates(self._source, self.coord_features, names[0])
-        self.channels = (*self.features, *(name.variable for name in view.computed))
-
-    def _add_weights(self, weights: Any) -> None:
-        if weights is None:
-            return
-        if not self.targets:
-            raise InvalidTypeError("weights are for the loss of y, so they need to_pred")
-        if isinstance(weights, Mapping) and len(self.targets) != 1:
-            raise InvalidTypeError(
-                f"weights of classes need exactly one target, got {list(self.targets)}; give a "
-                "variable of weights"
-            )
-        scaling = known_scaling(self.metadata)
-        self._source = add_weights(self._source, weights, self._y_names[0], scaling)
-
-    def _make_fields(self, options: DatasetOptions) -> tuple[Field, ...]:
-        """Make the arrays of a batch: X, y and weights, or one per variable."""
-        dtype = target_dtype = _numpy_dtype("dtype", options.dtype)
-        if options.target_dtype is not None:
-            target_dtype = _numpy_dtype("target_dtype", options.target_dtype)
-        channels = tuple(ArrayName(name) for name in self.channels)
-        if not self._stacked:
-            return tuple(Field((n,), self._window(n), dtype, stacked=False) for n in channels)
-        fields = [self._stacked_field(channels, dtype)]
-        if self.targets:
-            fields.append(self._stacked_field(self._y_names, target_dtype))
-        if WEIGHTS in self._source.variables:
-            # Weights of samples have no axes; those of cells have one channel, however many y has.
-            window, sizes = self._window(WEIGHTS), self._source.variables[WEIGHTS].sizes
-            target_sizes = self._source.variables[self._y_names[0]].sizes
-            if sizes not in ({}, target_sizes):
-                raise InvalidValueError(
-                    f"weights must be one per sample, or per cell of the target's window "
-                    f"{target_sizes}, got window {sizes}"
-                )
-            fields.append(Field((WEIGHTS,), window, np.dtype("float32"), stacked=window != ()))
-        self._check_order_of_dims(fields)
-        return tuple(fields)
-
-    def _check_order_of_dims(self, fields: Sequence[Field]) -> None:
-        """Refuse samples of which some are transposed, which square windows would hide."""
-        variables = self._source.variables
-        names = [name for field in fields for name in field.names]
-        dims = {name.variable: tuple(variables[name].sizes) for name in names}
-        orders = set(dims.values())
-        if len({frozenset(order) for order in orders}) < len(orders):
-            raise InvalidValueError(
-                f"the variables of a sample must have their dims in one order, got {dims}; "
-                "transpose them with ds.transpose"
-            )
-
-    def _stacked_field(self, names: tuple[ArrayName, ...], dtype: np.dtype[Any]) -> Field:
-        windows = [self._window(name) for name in names]
-        sizes = {name.variable: self._source.variables[name].sizes for name in names}
-        if any(of_variable != sizes[names[0].variable] for of_variable in sizes.values()):
-            raise InvalidValueError(
-                f"variables with different windows cannot be stacked: {sizes}; choose some "
-                "with features="
-            )
-        return Field(names, windows[0], dtype)
-
-    def _window(self, name: ArrayName) -> tuple[int, ...]:
-        variable = self._source.variables[name]
-        if variable.dtype.kind not in "fiub":
-            raise InvalidTypeError(
-                f"variable {name.variable!r} has dtype {variable.dtype}, which tensors cannot "
-                "have; choose others by features=, or leave it out with ds.drop_vars"
-            )
-        return variable.window
 
 
 def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:
@@ -703,23 +489,3 @@ def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:
             f"{argument} must be a dtype of real numbers that both numpy and torch have, such as "
             f"'float32', got {given!r} ({error})"
         ) from error
-
-
-class _ChunkCache:
-    """Decoded chunks that were used last; bounded, shared by threads, empty after pickling."""
-
-    def __init__(self, source: ChunkSource, fields: tuple[Field, ...], limit: int) -> None:
-        self._arguments = source, fields, limit
-        largest = int(source.counts.max(initial=1)) * sum(field.nbytes for field in fields)
-        self.get = lru_cache(max(1, limit // max(1, largest)))(partial(_decoded, source, fields))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _ChunkCache, self._arguments
-
-
-def _decoded(source: ChunkSource, fields: tuple[Field, ...], chunk: int) -> list[NDArray[Any]]:
-    """Return the arrays of a chunk, one per field."""
-    arrays = [field.empty(int(source.counts[chunk])) for field in fields]
-    views = [field.views(array) for field, array in zip(fields, arrays, strict=True)]
-    read_chunk(source, chunk, views)
-    return arrays

@@ -38,7 +38,7 @@ def to_dataset(
     described = {}
     if metadata:
         described = metadata.provenance.get("variables", {})
-    inputs = _input_names(fields)
+    inputs = {n.variable for field in fields for n in field.names if n.role == INPUT}
     variables: dict[str, Any] = {}
     windows: dict[str, _WindowDim] = {}
     for field, array in zip(fields, arrays, strict=True):
@@ -58,8 +58,10 @@ def to_dataset(
     ds = ds.assign_coords({name: (SAMPLE_DIM, values) for name, values in coords.items()})
     ds = ds.assign_coords({"sample": (SAMPLE_DIM, samples)})
     # Where targets have no axis along a dim, the coordinate still says where they lie.
-    for dim, window in _windows_of_leads(source).items():
-        windows.setdefault(dim, window)
+    for dim, lead in source.lead.items():
+        if lead.offset:
+            no_cells = _WindowDim(source.cube_dim(dim), 0, lead.offset)
+            windows.setdefault(f"{dim}_target", no_cells)
     return ds.assign_coords(_coords_of_cells(source, windows, coords))
 
 
@@ -71,11 +73,6 @@ def _check_shapes(fields: Sequence[Field], arrays: Sequence[NDArray[Any]], n: in
                 f"the array of {[name.variable for name in field.names]} must have the shape "
                 f"{(n, *field.shape)} for {n} samples, got {array.shape}"
             )
-
-
-def _input_names(fields: Sequence[Field]) -> set[str]:
-    """Return the variables that are inputs."""
-    return {n.variable for field in fields for n in field.names if n.role == INPUT}
 
 
 def _shown_name(name: ArrayName, inputs: Collection[str]) -> str:
@@ -107,15 +104,6 @@ def _window_dims(source: SampleSource, name: ArrayName) -> dict[str, _WindowDim]
         shown = f"{dim}_target" if differs else dim
         dims[shown] = _WindowDim(source.cube_dim(dim), cells, along.offset)
     return dims
-
-
-def _windows_of_leads(source: SampleSource) -> dict[str, _WindowDim]:
-    """Return windows without cells at the lead times of targets."""
-    return {
-        f"{dim}_target": _WindowDim(source.cube_dim(dim), 0, lead.offset)
-        for dim, lead in source.lead.items()
-        if lead.offset
-    }
 
 
 def _coords_of_cells(

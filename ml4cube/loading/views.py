@@ -19,15 +19,14 @@ from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
 from ml4cube.loading.lead_time import TargetOptions, warn_of_uneven_steps, whole_cells
-from ml4cube.loading.ring.arrays import Scratch
+from ml4cube.loading.ring.arrays import Field, Scratch
 from ml4cube.loading.sources import SampleSource, SampleVariable, unscaled
+from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import TARGET, WEIGHT, ArrayName, Lead
 from ml4cube.sampling.request import check_known
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Arrays = dict[str, NDArray[Any]]
 
 #: The weights of the loss, which a view adds.
 WEIGHTS = ArrayName("weights", WEIGHT)
@@ -52,7 +51,7 @@ class View(SampleSource):
         self.variables = source.variables | {name: c.variable for name, c in computed.items()}
         self.lead, self.cube_dims = source.lead, source.cube_dims
         self.counts, self.remote = source.counts, source.remote
-        self.auxiliary = source.auxiliary
+        self.auxiliary, self.filled, self.is_cut = source.auxiliary, source.filled, source.is_cut
         self._scratch = Scratch()
 
     def read(self, chunk: int, out: Mapping[ArrayName, NDArray[Any]]) -> None:
@@ -150,16 +149,17 @@ def repeat_along_missing_dims(source: SampleSource, names: Iterable[ArrayName]) 
     return View(source, computed)
 
 
-def refuse_inexact_integers(
-    source: SampleSource, dtypes: Mapping[ArrayName, np.dtype[Any]]
-) -> View:
+def refuse_inexact_integers(source: SampleSource, fields: Iterable[Field]) -> SampleSource:
     """Refuse gaps, fractions and too large numbers that are read as integers, which change them."""
-    check = {
-        name: partial(_exact, source, name.variable, dtype)
-        for name, dtype in dtypes.items()
-        if not np.can_cast(source.variables[name].dtype, dtype)
-    }
-    return View(source, {n: Computed(source.variables[n], (n,), check[n]) for n in check})
+    checked = {}
+    for name, dtype in [(name, field.dtype) for field in fields for name in field.names]:
+        variable = source.variables[name]
+        if dtype.kind in "iub" and not np.can_cast(variable.dtype, dtype):
+            exact = partial(_exact, source, name.variable, dtype)
+            checked[name] = Computed(variable, (name,), exact)
+    if not checked:
+        return source
+    return View(source, checked)
 
 
 def _exact(

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube.coordinates import is_latitude, is_longitude
-from ml4cube.plotting.maps import SEQUENTIAL, Scale, check_maps, draw_group, new_map_panels
-from ml4cube.plotting.style import check_axes, figure_of, style
+from ml4cube.plotting.maps import SEQUENTIAL, Scale, check_maps, draw_maps
 
 Ints = NDArray[np.int64]
 
@@ -85,14 +84,10 @@ def sample_density(
     if cube is not None:
         counts = counts.assign_coords(_coordinates(cube, counts))
     grids = check_maps([("samples", counts.where(counts > 0))])
-    panels_of_user = check_axes(ax, 1)
     part = store.attrs.get("part", "a store")
     # All counts are shown: a rare one is what one looks for.
     scale = Scale(SEQUENTIAL, 0.0, float(counts.max()), "samples per cell")
-    with style():
-        panels = panels_of_user or new_map_panels(grids, [1])
-        draw_group(panels, grids, [title or f"Samples of {part}"], scale)
-    return figure_of(panels[0])
+    return draw_maps([title or f"Samples of {part}"], grids, scale, "", ax)
 
 
 def _map_dims(dims: list[str], chosen: Sequence[str] | None) -> tuple[str, str]:

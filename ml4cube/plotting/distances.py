@@ -23,14 +23,10 @@ from ml4cube.plotting.style import (
     PINK,
     SKY,
     YELLOW,
-    check_axes,
+    drawing,
     figure_of,
     legend_below,
-    new_axes,
-    new_figure,
-    one_panel,
-    set_heading,
-    style,
+    new_panels,
 )
 
 _CURVE_COLORS = (ORANGE, BLUE, GREEN, PINK, YELLOW, SKY)
@@ -71,21 +67,12 @@ def variogram_plot(
     """
     if not variograms:
         raise InvalidValueError("variograms must have at least one entry, got an empty mapping")
-    panels_of_user = check_axes(ax, len(variograms))
-    with style():
-        panels = panels_of_user or _new_variogram_panels(len(variograms))
+    n, columns = len(variograms), min(len(variograms), 3)
+    width, height = 0.3 + 2.3 * columns, 0.3 + 2.1 * -(-n // columns)
+    with drawing(ax, n, lambda: new_panels(n, width, height, columns), title) as panels:
         for axes, (dim, variogram) in zip(panels, variograms.items(), strict=True):
             _draw_variogram(axes, dim, variogram)
-        if not panels_of_user:
-            set_heading(figure_of(panels[0]), title)
     return figure_of(panels[0])
-
-
-def _new_variogram_panels(n: int) -> list[Axes]:
-    columns = min(n, 3)
-    rows = -(-n // columns)
-    figure = new_figure(0.3 + 2.3 * columns, 0.3 + 2.1 * rows)
-    return [new_axes(figure, rows, columns, i + 1) for i in range(n)]
 
 
 def _draw_variogram(axes: Axes, dim: str, variogram: Variogram) -> None:
@@ -164,9 +151,7 @@ def distance_curves(
     2
     """
     curves = _known_distances(distances)
-    check_axes(ax, 1)
-    with style():
-        axes = one_panel(ax, 4.0, 2.9)
+    with drawing(ax, 1, lambda: new_panels(1, 4.0, 2.9)) as (axes,):
         _draw_distances(axes, curves, unit, range_)
         axes.set_title(title)
     return figure_of(axes)
@@ -201,9 +186,8 @@ def _draw_distances(
     if range_ is not None and np.isfinite(range_):
         axes.axvline(range_, color=BLACK, ls="--", lw=1)
         axes.annotate("range", (range_, 3), xytext=(3, 0), textcoords="offset points", fontsize=7)
-    axes.set(xlim=(-0.02 * end, end), ylim=(0, 103), ylabel="cells within (%)")
-    axes.set_xlabel(f"{label} ({unit})")
-    axes.set_yticks([0, 25, 50, 75, 100])
+    axes.set(xlim=(-0.02 * end, end), ylim=(0, 103), yticks=[0, 25, 50, 75, 100])
+    axes.set(xlabel=f"{label} ({unit})", ylabel="cells within (%)")
     if not farthest:
         axes.set_xticks([0])
         axes.text(0.5, 0.5, f"all at 0 {unit}", transform=axes.transAxes, ha="center", fontsize=8)
@@ -253,22 +237,15 @@ def leakage_figure(
     curves_by_domain = {
         name: (unit, _known_distances(distances)) for name, (unit, distances) in domains.items()
     }
-    n = 1 + len(domains)
-    panels_of_user = check_axes(ax, n)
-    with style():
-        panels = panels_of_user or _new_leakage_panels(n)
+    n, color = 1 + len(domains), BLACK
+    if leaks:
+        color = ORANGE
+    with drawing(ax, n, lambda: new_panels(n, 0.9 + 2.1 * n, 2.9), verdict, color) as panels:
         _draw_shares(panels[0], shares)
         for axes, (name, (unit, curves)) in zip(panels[1:], curves_by_domain.items(), strict=True):
             _draw_distances(axes, curves, unit, label="distance to train")
             axes.set_title(name)
-        if not panels_of_user:
-            set_heading(figure_of(panels[0]), verdict, color=ORANGE if leaks else BLACK)
     return figure_of(panels[0])
-
-
-def _new_leakage_panels(n: int) -> list[Axes]:
-    figure = new_figure(0.9 + 2.1 * n, 2.9)
-    return [new_axes(figure, 1, n, i + 1) for i in range(n)]
 
 
 def _draw_shares(axes: Axes, shares: Mapping[str, float]) -> None:

@@ -14,18 +14,9 @@ from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.plotting.grids import MapGrid
-from ml4cube.plotting.maps import Scale, check_maps, draw_group, new_map_panels
+from ml4cube.plotting.maps import Scale, check_maps, draw_group, draw_maps, new_map_panels
 from ml4cube.plotting.steps import positions_along, step_name
-from ml4cube.plotting.style import (
-    check_axes,
-    figure_of,
-    label_of,
-    name_of,
-    set_heading,
-    style,
-    units_of,
-    with_units,
-)
+from ml4cube.plotting.style import drawing, figure_of, label_of, name_of, units_of, with_units
 
 _MOST_STEPS = 6
 
@@ -77,12 +68,8 @@ def field_map(
     2.0
     """
     grids = check_maps([("field", field)])
-    panels_of_user = check_axes(ax, 1)
     scale = Scale.of(grids, label_of(field), _center_of(field, center))
-    with style():
-        panels = panels_of_user or new_map_panels(grids, [1])
-        draw_group(panels, grids, [title], scale)
-    return figure_of(panels[0])
+    return draw_maps([title], grids, scale, "", ax)
 
 
 def _center_of(field: xr.DataArray, center: float | None = None) -> float | None:
@@ -186,18 +173,15 @@ def field_maps(
         raise InvalidValueError("fields must have at least one map, got none")
     first = next(iter(fields.values()))
     grids, error_grids = check_maps(fields.items()), check_maps(errors.items())
-    panels_of_user = check_axes(ax, len(fields) + len(errors))
+    groups = [len(group) for group in (fields, errors) if group]
     scale = Scale.of(grids, label_of(first), _center_of(first))
     error_scale = Scale.of(error_grids, with_units("error", units_of(first)), center=0.0)
-    with style():
-        panels = panels_of_user or new_map_panels(
-            grids + error_grids, [len(fields), *[len(errors)] * bool(errors)]
-        )
+    with drawing(
+        ax, sum(groups), lambda: new_map_panels(grids + error_grids, groups), title
+    ) as panels:
         draw_group(panels[: len(fields)], grids, list(fields), scale)
         if errors:
             draw_group(panels[len(fields) :], error_grids, list(errors), error_scale)
-        if not panels_of_user:
-            set_heading(figure_of(panels[0]), title)
     return figure_of(panels[0])
 
 
@@ -256,7 +240,7 @@ def time_maps(
     maps = [field.isel({time: step}, drop=True) for step in positions]
     grids = check_maps(zip(names, maps, strict=True))
     scale = Scale.of(grids, label_of(field), _center_of(field, center))
-    return _small_multiples(names, grids, scale, title or name_of(field), ax)
+    return draw_maps(names, grids, scale, title or name_of(field), ax)
 
 
 def error_maps(
@@ -316,11 +300,9 @@ def error_maps(
     grids = check_maps(zip(names, fields, strict=True))
     if metric == "skill":
         names = [f"over {name}" for name in names]
-        return _small_multiples(
-            names, grids, skill_scale(grids), title or f"Skill of {variable}", ax
-        )
+        return draw_maps(names, grids, skill_scale(grids), title or f"Skill of {variable}", ax)
     scale = Scale.of(grids, with_units("RMSE", units_of(scores)))
-    return _small_multiples(names, grids, scale, title or f"RMSE of {variable}", ax)
+    return draw_maps(names, grids, scale, title or f"RMSE of {variable}", ax)
 
 
 def skill_scale(grids: Sequence[MapGrid]) -> Scale:
@@ -329,20 +311,3 @@ def skill_scale(grids: Sequence[MapGrid]) -> Scale:
     if scale.high <= 1:
         return scale
     return replace(scale, low=-1.0, high=1.0, extend="min")  # no skill is above 1
-
-
-def _small_multiples(
-    names: Sequence[str],
-    grids: Sequence[MapGrid],
-    scale: Scale,
-    title: str,
-    ax: Sequence[Axes] | None,
-) -> Figure:
-    """Draw maps of one quantity with one colour scale."""
-    panels_of_user = check_axes(ax, len(grids))
-    with style():
-        panels = panels_of_user or new_map_panels(grids, [len(grids)])
-        draw_group(panels, grids, names, scale)
-        if not panels_of_user:
-            set_heading(figure_of(panels[0]), title)
-    return figure_of(panels[0])

@@ -9,6 +9,7 @@ from typing import Any
 import cftime
 import numpy as np
 import xarray as xr
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError, check_choice, names_of
 from ml4cube.cube.coordinates import map_dims
 from ml4cube.plotting.maps import Scale, check_maps, draw_map
-from ml4cube.plotting.style import BLUE, ORANGE, ink_on, label_of, new_figure, style, with_units
+from ml4cube.plotting.style import BLUE, ORANGE, STYLE, ink_on, label_of, new_figure, with_units
 
 _GREY = "0.4"
 # Variables on a page, and bars of classes in a panel.
@@ -63,7 +64,7 @@ def plot_insights(insights: xr.Dataset, variables: str | Iterable[str] | None = 
     if len(names) > _MOST_VARIABLES:
         raise InvalidValueError(f"variables must be at most {_MOST_VARIABLES}, got {len(names)}")
     chosen = insights.sel(variable=names, other_variable=names)
-    with style():
+    with rc_context(STYLE):
         return _draw_page(insights, chosen, len(all_names) - len(names))
 
 
@@ -81,7 +82,7 @@ def _draw_page(insights: xr.Dataset, chosen: xr.Dataset, n_others: int) -> Figur
         _draw_gaps_in_time(row[1], of_variable, name)
         _draw_values(row[2], of_variable)
         _draw_season(row[3], of_variable)
-        row[0].set_title(_heading(of_variable, name), fontsize=8, loc="left", fontweight="bold")
+        row[0].set_title(_heading(of_variable, name), fontsize=8, fontweight="bold")
     _draw_tables(lower, chosen)
     sizes = ", ".join(f"{dim} {insights.sizes[dim]}" for dim in insights["dim"].values)
     figure.suptitle(f"{insights.attrs.get('title', 'Contents of the cube')} ({sizes})", fontsize=9)
@@ -281,7 +282,7 @@ def _draw_tables(figure: Any, insights: xr.Dataset) -> None:
     panels = figure.subplots(1, len(tables), squeeze=False, width_ratios=widths, sharey=True)[0]
     for axes, (title, columns, values, form, is_colored) in zip(panels, tables, strict=True):
         _draw_table(axes, columns, values, form, is_colored)
-        axes.set_title(title, fontsize=8, loc="left", fontweight="bold")
+        axes.set_title(title, fontsize=8, fontweight="bold")
     panels[0].set_yticks(range(len(names)), names)
     if window := insights.attrs.get("sample_size"):
         note = f"windows of {window}: chunks per window, cells read per cell of a window"

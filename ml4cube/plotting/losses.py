@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.plotting.style import BLACK, BLUE, ORANGE, check_axes, figure_of, one_panel, style
+from ml4cube.plotting.style import BLACK, BLUE, ORANGE, drawing, figure_of, new_panels
 
 
 class _Columns(Protocol):
@@ -79,9 +79,7 @@ def loss_curve(
     losses = {"training": np.array(train, dtype=float)}  # None becomes NaN
     if val is not None:
         losses["validation"] = np.array(val, dtype=float)
-    check_axes(ax, 1)
-    with style():
-        axes = one_panel(ax, 4.2, 2.6)
+    with drawing(ax, 1, lambda: new_panels(1, 4.2, 2.6)) as (axes,):
         _draw_losses(axes, np.asarray(x), losses, xlabel)
         axes.set(xlabel=xlabel, ylabel="mean loss per sample", title=title)
     return figure_of(axes)

@@ -15,12 +15,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 from matplotlib.transforms import Affine2DBase, ScaledTranslation, blended_transform_factory
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.plotting.grids import Floats, MapGrid
-from ml4cube.plotting.style import WIDTH, figure_of, new_axes, new_figure
+from ml4cube.plotting.style import WIDTH, drawing, figure_of, new_axes, new_figure
 
 #: Colour of missing cells.
 GAP_COLOR = "0.85"
@@ -252,6 +253,20 @@ def _panel_size(ratio: float, groups: Sequence[int]) -> tuple[int, float, float]
     even = [columns for columns in fits if all(n % columns == 0 or n < columns for n in groups)]
     columns = (even or fits)[-1]
     return columns, *size(columns)
+
+
+def draw_maps(
+    names: Sequence[str],
+    grids: Sequence[MapGrid],
+    scale: Scale,
+    title: str,
+    ax: Axes | Sequence[Axes] | None,
+) -> Figure:
+    """Draw maps of one quantity with one colour scale, in axes of a user or in a new figure."""
+    n = len(grids)
+    with drawing(ax, n, lambda: new_map_panels(grids, [n]), title) as panels:
+        draw_group(panels, grids, names, scale)
+    return figure_of(panels[0])
 
 
 def draw_group(

@@ -5,34 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_choice
-from ml4cube.cube.coordinates import LEAD, role_of
-from ml4cube.plotting.classes import draw_confusion, draw_scores_of_classes
+from ml4cube.cube.coordinates import LEAD, map_dims
 from ml4cube.plotting.fields import skill_scale
 from ml4cube.plotting.maps import check_maps, draw_group
 from ml4cube.plotting.spectra import draw_spectrum, has_power, lead_axis
 from ml4cube.plotting.style import (
+    BLUE,
     COLORS,
     MARKERS,
+    ORANGE,
     WIDTH,
-    check_axes,
+    drawing,
     figure_of,
+    ink_on,
     legend_below,
     new_axes,
     new_figure,
-    style,
     with_note_on_bars,
     with_units,
 )
 
-_GREY = "0.35"
+_GREY, _PALE = "0.35", "0.6"
 _MOST_TICKS = 8
+# More classes have no numbers in the matrix, and smaller names; darker cells have white numbers.
+_MOST_NUMBERS, _DARK = 8, 55
+_SMALL, _TILTED = 6.5, 40
 # Height of scores and spectra in inches; maps that are lower for their width get their own row.
 _ROW_HEIGHT, _LEAST_RATIO = 2.7, 0.35
 
@@ -100,15 +106,13 @@ def scorecard_figure(
         check_choice("baseline", baseline, names)
     rows = []
     for name in variables:
-        rows.append(_drawings(name, scores, maps, spectra, baseline, names))
+        mapped = baseline or _hardest(scores, name, names)
+        rows.append(_drawings(name, scores, maps, spectra, mapped))
         if classes and confusion and name in classes:
-            mapped = baseline or _hardest(scores, name, names)
             rows.append(_drawings_of_classes(classes[name], confusion[name], mapped))
-    panels_of_user = check_axes(ax, sum(map(len, rows)))
-    with style():
-        panels = panels_of_user or _new_panels(rows)
-        for axes, drawing in zip(panels, chain(*rows), strict=True):
-            drawing.draw(axes)
+    with drawing(ax, sum(map(len, rows)), lambda: _new_panels(rows)) as panels:
+        for axes, panel in zip(panels, chain(*rows), strict=True):
+            panel.draw(axes)
     return figure_of(panels[0])
 
 
@@ -124,17 +128,11 @@ class _Drawing:
 
 
 def _drawings(
-    name: str,
-    scores: xr.Dataset,
-    maps: xr.Dataset,
-    spectra: xr.Dataset,
-    baseline: str | None,
-    names: list[str],
+    name: str, scores: xr.Dataset, maps: xr.Dataset, spectra: xr.Dataset, mapped: str
 ) -> list[_Drawing]:
     """Return the panels of a variable: scores, and if there are any, map and spectrum."""
     of_variable = scores.sel(variable=name)
     drawings = [_Drawing(lambda axes: _draw_scores(axes, of_variable, name))]
-    mapped = baseline or _hardest(scores, name, names)
     skill = _map_of(maps, name, mapped)
     if skill is not None:
         (grid,) = check_maps([(f"{name}_skill", skill)])
@@ -155,17 +153,17 @@ def _drawings_of_classes(
     """Return the panels of the classes of a variable."""
     height = max(_ROW_HEIGHT, 1.2 + 0.17 * scores.sizes["class"])
     return [
-        _Drawing(lambda axes: draw_scores_of_classes(axes, scores, baseline), row_height=height),
-        _Drawing(lambda axes: draw_confusion(axes, confusion), row_height=height),
+        _Drawing(lambda axes: _draw_classes(axes, scores, baseline), row_height=height),
+        _Drawing(lambda axes: _draw_confusion(axes, confusion), row_height=height),
     ]
 
 
 def _new_panels(rows: Sequence[Sequence[_Drawing]]) -> list[Axes]:
     """Return axes of a new figure: a row for each variable, and one for its map if this is wide."""
-    columns = max(sum(drawing.height is None for drawing in row) for row in rows)
+    columns = max(sum(panel.height is None for panel in row) for row in rows)
     heights = _row_heights(rows)
     width = 0.3 + 2.9 * columns
-    if max(drawing.row_height for row in rows for drawing in row) > _ROW_HEIGHT:
+    if max(panel.row_height for row in rows for panel in row) > _ROW_HEIGHT:
         width *= 1.6  # the names of many classes
     if len(heights) > len(rows):
         width = max(width, WIDTH)
@@ -174,12 +172,12 @@ def _new_panels(rows: Sequence[Sequence[_Drawing]]) -> list[Axes]:
     panels, i = [], 0
     for row in rows:
         narrow = iter(range(columns))
-        for drawing in row:
-            if drawing.height:
+        for panel in row:
+            if panel.height:
                 panels.append(new_axes(figure, cells[i + 1, :]))
             else:
                 panels.append(new_axes(figure, cells[i, next(narrow)]))
-        i += 1 + any(drawing.height for drawing in row)
+        i += 1 + any(panel.height for panel in row)
     return panels
 
 
@@ -187,9 +185,15 @@ def _row_heights(rows: Sequence[Sequence[_Drawing]]) -> list[float]:
     """Return the height of the row of each variable, and of that of its map if this is wide."""
     heights = []
     for row in rows:
-        heights.append(max(drawing.row_height for drawing in row))
-        heights += [drawing.height for drawing in row if drawing.height]
+        heights.append(max(panel.row_height for panel in row))
+        heights += [panel.height for panel in row if panel.height]
     return heights
+
+
+def _value_and_ends(scores: xr.Dataset, metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return values, and the lengths of their bars down and up."""
+    value, low, high = (np.atleast_1d(scores[metric + end].values) for end in ("", "_low", "_high"))
+    return value, np.stack([value - low, high - value]).clip(min=0)  # NaN draws no bar
 
 
 def _words(name: str) -> str:
@@ -215,14 +219,10 @@ def _map_of(maps: xr.Dataset, variable: str, baseline: str) -> xr.DataArray | No
     skill = maps[f"{variable}_skill"].sel(baseline=baseline)
     if skill.ndim < 2:
         return None
-    of_map = [
-        dim
-        for dim in skill.dims
-        if dim in skill.coords and role_of(skill[dim]) in ("latitude", "longitude")
-    ]
-    if len(of_map) != 2:
-        of_map = list(skill.dims[-2:])
-    return skill.mean([dim for dim in skill.dims if dim not in of_map], keep_attrs=True)
+    kept = map_dims(skill.coords.values(), skill.dims)
+    if len(kept) != 2:
+        kept = tuple(map(str, skill.dims[-2:]))
+    return skill.mean([dim for dim in skill.dims if dim not in kept], keep_attrs=True)
 
 
 def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
@@ -242,13 +242,10 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     for i, label in enumerate(labels):
         color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
         of_line = scores.sel({second: label})
-        value, low, high = (
-            np.atleast_1d(of_line[metric + end].values) for end in ("", "_low", "_high")
-        )
+        value, ends = _value_and_ends(of_line, metric)
         x = leads
         if not has_leads:
             x = np.array([float(i)])
-        ends = np.stack([value - low, high - value]).clip(min=0)  # NaN draws no bar
         axes.errorbar(
             x, value, yerr=ends, color=color, marker=marker, capsize=2,
             elinewidth=1, label=_words(label),
@@ -268,3 +265,75 @@ def _draw_scores(axes: Axes, scores: xr.Dataset, name: str) -> None:
     axes.set_ylabel(with_units(shown, units))
     axes.set_title(name, fontweight="bold")
     axes.grid(visible=True)
+
+
+def _draw_classes(axes: Axes, scores: xr.Dataset, baseline: str) -> None:
+    """Draw recall and precision of each class with intervals, and those of a baseline in grey."""
+    names = _names_of_classes(scores)
+    own = scores.isel(model=0)
+    rows = np.arange(len(names))
+    for metric, color, marker, up in (
+        ("recall", BLUE, "o", -0.14),
+        ("precision", ORANGE, "s", 0.14),
+    ):
+        value, ends = _value_and_ends(own, metric)
+        axes.errorbar(
+            value, rows + up, xerr=ends, color=color, marker=marker, ls="", capsize=2,
+            elinewidth=1, label=metric,
+        )  # fmt: skip
+        if baseline:
+            other = scores[metric].sel(model=baseline).values
+            words = f"{metric} of {_words(baseline)}"
+            axes.plot(
+                other, rows + up, color=_PALE, marker=marker, ls="", mfc="none", label=words,
+                zorder=1,
+            )  # fmt: skip
+    share = own["frequency"].values
+    between, size = "\n", 7.0
+    if len(names) > _MOST_NUMBERS:
+        between, size = "  ", _SMALL
+    shown = [f"{n}{between}{_percent(s)}" for n, s in zip(names, share, strict=True)]
+    axes.set_yticks(rows, shown, size=size)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    xlabel = with_note_on_bars("score (1 is perfect)", own["recall_low"])
+    axes.set(xlim=(-0.03, 1.03), xlabel=xlabel, ylabel="class, and its share of the truth")
+    axes.set_title("Scores by class")
+    axes.grid(visible=True, axis="x")
+    legend_below(axes)
+
+
+def _draw_confusion(axes: Axes, shares: xr.DataArray) -> None:
+    """Draw how much of each true class is predicted as each class, in percent."""
+    names, pairs = _names_of_classes(shares), shares.isel(model=0).values
+    total = pairs.sum(1, keepdims=True)
+    percent = np.divide(100 * pairs, total, out=np.full_like(pairs, np.nan), where=total > 0)
+    image = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100, aspect="auto")
+    if len(names) <= _MOST_NUMBERS:
+        for (row, column), value in np.ndenumerate(percent):
+            if np.isfinite(value):
+                axes.text(
+                    column, row, f"{value:.0f}", ha="center", va="center", size=7,
+                    color=ink_on(value > _DARK),
+                )  # fmt: skip
+    ticks = range(len(names))
+    rotation, side, size = 0, "center", 7.0
+    if len(names) > _MOST_NUMBERS:
+        rotation, size = 90, _SMALL
+    elif max(map(len, names)) * len(names) >= 20:
+        rotation, side = _TILTED, "right"
+    axes.set_xticks(ticks, names, rotation=rotation, ha=side, size=size)
+    axes.set_yticks(ticks, names, size=size)
+    axes.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
+    axes.spines[:].set_visible(False)
+    bar = figure_of(axes).colorbar(image, ax=axes, label="% of the true class")
+    bar.outline.set_visible(False)
+
+
+def _names_of_classes(scores: xr.Dataset | xr.DataArray) -> list[str]:
+    return [_words(str(name)) for name in scores["class_name"].values]
+
+
+def _percent(share: float) -> str:
+    if not share > 0:
+        return "none"
+    return f"{100 * share:.2g} %" if share < 0.995 else "100 %"

@@ -16,11 +16,10 @@ from ml4cube.cube.coordinates import LEAD
 from ml4cube.plotting.style import (
     BLUE,
     ORANGE,
-    check_axes,
+    drawing,
     figure_of,
     legend_below,
-    one_panel,
-    style,
+    new_panels,
     units_of,
     with_units,
 )
@@ -74,9 +73,7 @@ def spectrum_plot(power: xr.DataArray, *, title: str = "", ax: Axes | None = Non
         )
     if not has_power(power):
         raise InvalidValueError("power must be above 0 at a wavenumber, got none")
-    check_axes(ax, 1)
-    with style():
-        axes = one_panel(ax, 3.6, 2.9)
+    with drawing(ax, 1, lambda: new_panels(1, 3.6, 2.9)) as (axes,):
         draw_spectrum(axes, power, title or f"Spectrum of {power.name}")
     return figure_of(axes)
 
@@ -104,8 +101,8 @@ def draw_spectrum(axes: Axes, power: xr.DataArray, title: str) -> None:
     xlabel = "wavenumber"
     if dim := str(power.attrs.get("rows_along", "")).strip():
         xlabel = f"cycles along {dim}"
-    axes.set(xscale="log", yscale="log", xlabel=xlabel)
-    axes.set(ylabel=with_units("power", units_of(power)), title=title)
+    ylabel = with_units("power", units_of(power))
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

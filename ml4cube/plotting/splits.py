@@ -31,12 +31,11 @@ from ml4cube.plotting.steps import positions_along, step_name
 from ml4cube.plotting.style import (
     PART_COLORS,
     WIDTH,
-    check_axes,
+    drawing,
     figure_of,
     ink_on,
     legend_below,
-    one_panel,
-    style,
+    new_panels,
 )
 
 # The heading, the field and the colours of a map.
@@ -103,22 +102,16 @@ def split_map(
     cells = _counting_cells(label, valid)
     maps = _maps_of(cells, time, map_dims, steps, aggregated)
     grids = check_maps((heading or "label", field) for heading, field, _ in maps)
-    panels_of_user = check_axes(ax, (time is not None) + len(maps))
-    present = _parts_in(cells)
-    with style():
-        panels = panels_of_user or _new_panels(grids, maps, time)
+    n = (time is not None) + len(maps)
+    present = [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
+    with drawing(ax, n, lambda: _new_panels(grids, maps, time)) as panels:
         _draw_maps(panels[len(panels) - len(maps) :], grids, maps)
         if time is not None:
             _draw_timeline(panels[0], cells, time, map_dims)
         panels[0].set_title(title)
-        _add_legend(
-            panels[-1], present, has_gaps=bool(maps) and valid is not None, own=not panels_of_user
-        )
+        has_gaps = bool(maps) and valid is not None
+        _add_legend(panels[-1], present, has_gaps=has_gaps, own=ax is None)
     return figure_of(panels[0])
-
-
-def _parts_in(cells: xr.DataArray) -> list[str]:
-    return [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
 
 
 def _check_map_dims(map_dims: list[str], time: str | None) -> None:
@@ -135,7 +128,7 @@ def _check_map_dims(map_dims: list[str], time: str | None) -> None:
 def _new_panels(grids: Sequence[MapGrid], maps: Sequence[_Map], time: str | None) -> list[Axes]:
     """Return axes of a new figure: for the bars over time if there is time, then for the maps."""
     if not maps:
-        return [one_panel(None, WIDTH, 1.9)]
+        return new_panels(1, WIDTH, 1.9)
     above = _TIMELINE_HEIGHT * (time is not None)
     bars = any(scale is not _PARTS_SCALE for _, _, scale in maps)
     return new_map_panels(grids, [len(maps)], above, bars)
@@ -265,9 +258,8 @@ def fold_bars(
         percentages = _percentages(_counting_cells(label, valid), label.dims)
         shares[name] = {part: float(share.fillna(0)) for part, share in percentages.items()}
     present = [part for part in _ORDER if any(share[part] for share in shares.values())]
-    check_axes(ax, 1)
-    with style():
-        axes = one_panel(ax, 5.0, 0.9 + 0.28 * len(named))
+    height = 0.9 + 0.28 * len(named)
+    with drawing(ax, 1, lambda: new_panels(1, 5.0, height)) as (axes,):
         rows = np.arange(len(named))
         left = np.zeros(len(named))
         for part in present:
@@ -340,8 +332,7 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, map_dims: list[st
             edges = {"edgecolor": color, "lw": 0.0}
         axes.bar(steps, height, bottom=bottom, width=1.0, color=color, **edges)
         bottom = bottom + height
-    axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), ylabel="cells (%)")
-    axes.set_yticks([0, 50, 100])
+    axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), yticks=[0, 50, 100], ylabel="cells (%)")
     ticks = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
     names = [step_name(cells, time, i) for i in ticks]
     # The hour is written below the day.

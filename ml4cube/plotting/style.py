@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
@@ -31,7 +31,7 @@ PART_COLORS = {"train": BLUE, "val": YELLOW, "test": ORANGE, "excluded": "#8C8C8
 BLACK = "0.15"
 
 _TICK_SIZE = 7.0
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
     "axes.titlesize": 8.5,
@@ -58,11 +58,6 @@ _SIGNS = {
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def style() -> AbstractContextManager[None]:
-    """Return a context in which artists are made in the style; the user's settings are kept."""
-    return rc_context(_STYLE)
-
-
 class _ShownFigure(Figure):
     """A figure that notebooks show, which they do for other figures only if pyplot draws inline."""
 
@@ -85,7 +80,7 @@ def new_axes(figure: Figure, *where: Any) -> Axes:
     return axes
 
 
-def check_axes(ax: Axes | Sequence[Axes] | None, n: int) -> list[Axes] | None:
+def _check_axes(ax: Axes | Sequence[Axes] | None, n: int) -> list[Axes] | None:
     """Return the axes that a user gave, one for each of n panels; None if there are none."""
     if ax is None:
         return None
@@ -99,11 +94,32 @@ def check_axes(ax: Axes | Sequence[Axes] | None, n: int) -> list[Axes] | None:
     return panels
 
 
-def one_panel(ax: Axes | None, width: float, height: float) -> Axes:
-    """Return the axes that a user gave, or those of a new figure."""
-    if panels := check_axes(ax, 1):
-        return panels[0]
-    return new_axes(new_figure(width, height))
+def new_panels(n: int, width: float, height: float, columns: int | None = None) -> list[Axes]:
+    """Return n axes of a new figure, row by row; by default in one row."""
+    figure, columns = new_figure(width, height), columns or n
+    return [new_axes(figure, -(-n // columns), columns, i + 1) for i in range(n)]
+
+
+@contextmanager
+def drawing(
+    ax: Axes | Sequence[Axes] | None,
+    n: int,
+    new: Callable[[], list[Axes]],
+    title: str = "",
+    color: str = "black",
+) -> Iterator[list[Axes]]:
+    """Yield the n axes that a user gave, or new ones, whose figure gets the heading.
+
+    Artists are made in the style; the user's settings are kept.
+    """
+    of_user = _check_axes(ax, n)
+    with rc_context(STYLE):
+        panels = of_user or new()
+        yield panels
+        if title and not of_user:
+            figure = figure_of(panels[0])
+            letters = int(13 * figure.get_figwidth())
+            figure.suptitle("\n".join(textwrap.wrap(title, letters)), color=color)
 
 
 def figure_of(axes: Axes) -> Figure:
@@ -112,13 +128,6 @@ def figure_of(axes: Axes) -> Figure:
     while not isinstance(figure, Figure):
         figure = figure.figure
     return figure
-
-
-def set_heading(figure: Figure, title: str, color: str = "black") -> None:
-    """Write the heading of a whole figure, in lines that fit its width."""
-    if title:
-        letters = int(13 * figure.get_figwidth())
-        figure.suptitle("\n".join(textwrap.wrap(title, letters)), color=color)
 
 
 def legend_below(axes: Axes, points: float = 30, **options: Any) -> None:

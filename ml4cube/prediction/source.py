@@ -11,7 +11,7 @@ import xarray as xr
 from ml4cube.core.errors import InvalidValueError, parse_names
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.loading.sources import stored_axes
+from ml4cube.loading.dataset_source import stored_axes
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.recipe.fitted import FittedRecipe

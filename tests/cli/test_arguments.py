@@ -6,6 +6,7 @@ import pytest
 
 from ml4cube.cli.arguments import arguments_of
 from ml4cube.cli.by_name import load
+from ml4cube.cli.inputs import open_cube
 from ml4cube.cli.main import program
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.evaluation import evaluate
@@ -57,7 +58,10 @@ def test_arguments_that_a_command_gives_itself_exist(name):
     if name in ("train", "predict"):
         pytest.importorskip("torch")
     command = program.commands[name]
-    taken = {n for path in command._calls.values() for n in arguments_of(load(path))}
+    functions = [load(path) for path in command._calls.values()]
+    if "open_cube" in command._made:
+        functions.append(open_cube)
+    taken = {n for function in functions for n in arguments_of(function)}
     assert command._without <= taken
 
 

@@ -56,7 +56,7 @@ def test_a_limit_of_memory_is_named(monkeypatch, tmp_path, error):
     def fail(*args, **settings):
         raise error
 
-    monkeypatch.setattr("ml4cube.cli.cubes.open_cube", fail)
+    monkeypatch.setattr("ml4cube.cli.command.open_cube", fail)
     line = f"split cube.zarr --out {tmp_path}/split.json"
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**30, 2**30))
     assert "gets no more memory or threads (ulimit -v: 1024 MB): raise" in error_of(line, code=1)

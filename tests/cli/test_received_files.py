@@ -93,7 +93,7 @@ def write_run(model):
 
 @pytest.mark.parametrize("recipe", ATTACKS.values(), ids=ATTACKS)
 def test_the_model_of_a_run_is_neither_imported_nor_called(evil, recipe, monkeypatch):
-    monkeypatch.setattr("ml4cube.cli.models.samples_of", lambda *_: None)
+    monkeypatch.setattr("ml4cube.cli.predictions.samples_of", lambda *_: None)
     write_run(recipe)
     told = error_of("predict cube.zarr --run run --out x.zarr")
     assert re.search("it was neither imported nor called|must be a class|must be module:", told)
@@ -133,8 +133,8 @@ def test_safe_classes_are_made_without_being_named_by_the_user():
 
 def test_a_copied_configuration_writes_no_file_that_is_executed_later(evil, monkeypatch):
     """Lines of a .pth file in site-packages are run by every Python; names of metrics are lines."""
-    monkeypatch.setattr("ml4cube.cli.models.samples_of", lambda *_: None)
-    monkeypatch.setattr("ml4cube.cli.models._loaders", lambda *_: (range(1), None))
+    monkeypatch.setattr("ml4cube.cli.runs.samples_of", lambda *_: None)
+    monkeypatch.setattr("ml4cube.cli.runs._loaders", lambda *_: (range(1), None))
     lines = {
         "model": {"class": "torch.nn:Linear", "in_features": 1, "out_features": 1},
         "metrics": {f"a\nimport os; os.system('{TOUCH}')#": "MSELoss"},
@@ -148,8 +148,8 @@ def test_a_copied_configuration_writes_no_file_that_is_executed_later(evil, monk
 
 
 def test_the_refusal_prints_what_would_be_called_and_the_line_to_type(evil, monkeypatch):
-    monkeypatch.setattr("ml4cube.cli.models.samples_of", lambda *_: None)
-    monkeypatch.setattr("ml4cube.cli.models._load_weights", lambda *_: None)
+    monkeypatch.setattr("ml4cube.cli.predictions.samples_of", lambda *_: None)
+    monkeypatch.setattr("ml4cube.cli.predictions._load_weights", lambda *_: None)
     small_cube().to_zarr("cube.zarr")
     write_run({"class": "my_evil:Network", "in_channels": 1, "out_channels": 1, "kernel_size": 1})
     line = "predict cube.zarr --run run --out x.zarr --dry-run"
@@ -209,8 +209,8 @@ CONFIG = {
 def test_a_configuration_is_the_users_own_unless_it_is_a_copy(
     evil, monkeypatch, path, header, is_typed
 ):
-    monkeypatch.setattr("ml4cube.cli.models.samples_of", lambda *_: None)
-    monkeypatch.setattr("ml4cube.cli.models._loaders", lambda *_: ())
+    monkeypatch.setattr("ml4cube.cli.runs.samples_of", lambda *_: None)
+    monkeypatch.setattr("ml4cube.cli.runs._loaders", lambda *_: ())
     Path("run").mkdir()
     Path("run/best_model.pt").touch()
     Path(path).write_text(header + yaml.safe_dump(CONFIG))

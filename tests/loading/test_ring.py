@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.core.rank_shares import ChunkOrder, ChunkSchedule, TrainShare
 from ml4cube.loading.ring.arrays import Field
-from ml4cube.loading.ring.gathering import BatchQueue
-from ml4cube.loading.ring.ring import Ring
+from ml4cube.loading.ring.ring import BatchQueue, Ring
 from ml4cube.recipe.roles import ArrayName
 
 FIELD = Field((ArrayName("a"),), (2,), np.dtype("f4"))

@@ -19,8 +19,8 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.ledger.folders import filesystem
-from ml4cube.loading.sources import DatasetSource, StoreSource
-from ml4cube.loading.store_files import ShardedArray
+from ml4cube.loading.dataset_source import DatasetSource
+from ml4cube.loading.store_files import ShardedArray, StoreSource
 from ml4cube.store.format import open_store
 from tests.samplestores import numbered, write_store
 

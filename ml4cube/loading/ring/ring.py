@@ -9,19 +9,23 @@ processes. Does not use torch.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
-from typing import Protocol
+from functools import cached_property, lru_cache, partial
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.core.rank_shares import ChunkSchedule, Ints
 from ml4cube.loading.ring.arrays import Array, Field, SampleArray
-from ml4cube.loading.ring.gathering import BatchQueue
 from ml4cube.recipe.roles import ArrayName
 
+# Bytes that a thread fills in one task.
+_FILL_BYTES = 4 << 20
+# Batches are appended ahead of need while those ahead of need have fewer bytes: one at least.
+_AHEAD_BYTES = 8 << 20
 # Takes positions in an epoch, and returns the numbers of the samples that come there.
 SamplesAt = Callable[[Ints], Ints]
 # Takes the positions of a batch, and returns its arrays, which are not filled yet.
@@ -60,6 +64,72 @@ def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[ArrayNam
             f"cannot read {source.describe(chunk)}: {type(error).__name__}: {error}; "
             "if the file is damaged, make it again"
         ) from error
+
+
+class BatchQueue:
+    """Batches in the order in which they are handed out, filled by threads, some ahead of need."""
+
+    # Use it in a ``with`` statement, whose end waits for running tasks and cancels the others.
+    # Only one thread may call the methods.
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-gather")
+        # Arrays of each batch, and the tasks that fill them.
+        self._batches: deque[tuple[list[Array], list[Future[None]]]] = deque()
+        # Tasks of all batches, each with the first position in the epoch that it fills.
+        self._tasks: deque[tuple[int, Future[None]]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __len__(self) -> int:
+        """Number of batches in the queue, full or not."""
+        return len(self._batches)
+
+    def has_room(self) -> bool:
+        """Return True if a batch may be appended before the first one is handed out."""
+        if not self._batches:
+            return True
+        batch_bytes = sum(array.nbytes for array in self._batches[0][0])
+        full = (len(self._batches) - 1) * batch_bytes >= _AHEAD_BYTES
+        return len(self._batches) <= self._threads and not full
+
+    def append(self, out: list[Array]) -> None:
+        """Append a batch, whose rows `fill` then fills."""
+        self._batches.append((out, []))
+
+    def fill(self, positions: Ints, rows: slice, gather: Callable[[slice], None]) -> None:
+        """Start threads that fill some rows of the last batch; row i is of ``positions[i]``."""
+        out, tasks = self._batches[-1]
+        step = max(1, _FILL_BYTES * len(positions) // max(sum(array.nbytes for array in out), 1))
+        for start in range(rows.start, rows.stop, step):
+            task = self._pool.submit(gather, slice(start, min(start + step, rows.stop)))
+            tasks.append(task)
+            self._tasks.append((int(positions[start]), task))
+
+    def first_unfilled(self) -> int | None:
+        """Return the first position that is not filled yet; None if all are."""
+        while self._tasks and self._tasks[0][1].done():
+            self._tasks.popleft()
+        if self._tasks:
+            return self._tasks[0][0]
+        return None
+
+    def wait_for_first(self) -> None:
+        """Wait for the rows at the position that `first_unfilled` returns."""
+        if self._tasks:
+            self._tasks[0][1].result()
+
+    def pop(self) -> list[Array]:
+        """Remove and return the first batch, once it is full."""
+        out, tasks = self._batches.popleft()
+        for task in tasks:
+            task.result()
+        return out
 
 
 class Ring:
@@ -291,3 +361,23 @@ class Resident:
     def _gather(self, rows: Ints, out: Sequence[Array], filled: slice) -> None:
         for array, target in zip(self._arrays, out, strict=True):
             array.gather(rows[filled], target[filled])
+
+
+class ChunkCache:
+    """Decoded chunks that were used last; bounded, shared by threads, empty after pickling."""
+
+    def __init__(self, source: ChunkSource, fields: tuple[Field, ...], limit: int) -> None:
+        self._arguments = source, fields, limit
+        largest = int(source.counts.max(initial=1)) * sum(field.nbytes for field in fields)
+        self.get = lru_cache(max(1, limit // max(1, largest)))(partial(_decoded, source, fields))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkCache, self._arguments
+
+
+def _decoded(source: ChunkSource, fields: tuple[Field, ...], chunk: int) -> list[Array]:
+    """Return the arrays of a chunk, one per field."""
+    arrays = [field.empty(int(source.counts[chunk])) for field in fields]
+    views = [field.views(array) for field, array in zip(fields, arrays, strict=True)]
+    read_chunk(source, chunk, views)
+    return arrays

@@ -1,30 +1,19 @@
-"""`train`, `predict` and `evaluate`: from sample stores to scored predictions."""
+"""`train`: a model trained on sample stores, and the folder of its run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ml4cube.cli.arguments import arguments_of
 from ml4cube.cli.by_name import Names
 from ml4cube.cli.command import Command
-from ml4cube.cli.configuration import check_known, read_file
-from ml4cube.cli.cubes import open_cube, read_statistics
-from ml4cube.cli.files import BEST, CONFIG, SNAPSHOT, check_free, check_ours
+from ml4cube.cli.configuration import read_file
+from ml4cube.cli.files import BEST, CONFIG, HISTORY, SNAPSHOT, check_ours
+from ml4cube.cli.inputs import Recipe, model_of, options_of, samples_of
 from ml4cube.cli.task import NOTHING, Keep, Report, Task
-from ml4cube.core.display import one_line
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
-
-if TYPE_CHECKING:
-    import torch
-
-    from ml4cube.datasets.pytorch import PTXrDataset
-
-HISTORY = "history.json"  # of a run
-
-Recipe = str | Mapping[str, Any]
+from ml4cube.core.errors import InvalidValueError, StoreExistsError
 
 _UNDER_TORCHRUN = """\b
 On several GPUs of one machine, and on several nodes:
@@ -40,16 +29,6 @@ As a job of SLURM, which goes on from its snapshot if it is started again:
   srun torchrun --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=4 --rdzv-id="$SLURM_JOB_ID" \\
     --rdzv-backend=c10d --rdzv-endpoint="$HOST:29400" -m ml4cube train --config train.yaml
 """
-
-
-def samples_of(store: str, data: Mapping[str, Any] | None) -> PTXrDataset:
-    """Open the samples of a store; its targets are predicted unless `data` names others."""
-    from ml4cube.datasets.pytorch import PTXrDataset
-    from ml4cube.datasets.store import StoreMetadata
-
-    options = _options("data", data, PTXrDataset, {"ds"})
-    options.setdefault("to_pred", list(StoreMetadata.of(store).targets) or None)
-    return PTXrDataset(store, **options)
 
 
 def train(
@@ -130,7 +109,7 @@ def train(
     loaders = _loaders(train_data, val_data, batch_size, loader, names)
     if seed is not None:
         seed_everything(seed)
-    module = _model(model, names)
+    module = model_of(model, names)
     stepped = names.make("optimizer", optimizer, module.parameters(), call=True)
 
     recorder = _recorder(folder, {"train_store": train_store, "val_store": val_store})
@@ -198,7 +177,7 @@ def _loaders(
     from ml4cube.datasets.pytorch import prep_dataloader
 
     set_by_command = {"train_ds", "test_ds", "val_ds", "batch_size", "parallel"}
-    options = _options("loader", loader, prep_dataloader, set_by_command)
+    options = options_of("loader", loader, prep_dataloader, set_by_command)
     for name in options.keys() & {"augment", "callback"}:
         options[name] = names.make(f"loader.{name}", options[name])
     made = prep_dataloader(
@@ -207,16 +186,6 @@ def _loaders(
     if isinstance(made, tuple):
         return made
     return (made, None)
-
-
-def _options(
-    name: str, options: Any, function: Callable[..., Any], given: set[str]
-) -> dict[str, Any]:
-    """Return arguments for a function, checked, without those that it is given anyway."""
-    if options is not None and not isinstance(options, Mapping):
-        raise InvalidTypeError(f"{name} must be a mapping of arguments, got {options!r}")
-    check_known(name, options or {}, arguments_of(function).keys() - given)
-    return dict(options or {})
 
 
 def _recorder(run: str, stores: Mapping[str, str | None]) -> Any:
@@ -257,10 +226,13 @@ def _check_folder(run: str, recipes: Mapping[str, Any]) -> None:
         raise StoreExistsError(
             f"{run} has {HISTORY}, but is no folder of a run; give another --run, or move it away"
         )
-    has_weights = has[SNAPSHOT] or has[BEST]
-    before = recipes
-    if has[CONFIG] and has_weights:
-        before = read_file(f"{run}/{CONFIG}")
+    if has[CONFIG] and (has[SNAPSHOT] or has[BEST]):
+        _check_same(run, recipes)
+
+
+def _check_same(run: str, recipes: Mapping[str, Any]) -> None:
+    """Refuse another model or other data than those of a run."""
+    before = read_file(f"{run}/{CONFIG}")
     for name, recipe in recipes.items():
         if before.get(name) != recipe:
             raise InvalidValueError(
@@ -275,163 +247,9 @@ def _absolute(store: str | None) -> str | None:
     return os.path.abspath(store)
 
 
-def predict(
-    cube: str,
-    /,
-    *,
-    out: str,
-    run: str | None = None,
-    model: Recipe | None = None,
-    weights: str | None = None,
-    store_or_stats: str | None = None,
-    variables: str | Sequence[str] | None = None,
-    engine: str | None = None,
-    names: Names,
-    **arguments: Any,
-) -> Task:
-    """Predict a cube with a trained model, on its grid and in physical units.
-
-    With --run, a folder of ml4cube train, model, weights and scaling are those of that run.
-    Under torchrun the ranks share the blocks.
-
-    Parameters
-    ----------
-    cube : path or URL
-        Cube with all features.
-    out : path or URL
-        Where to write the prediction: .zarr, or .nc. A killed run goes on from where it stopped.
-    run : path, optional
-        Folder of the run.
-    model : module:name, or mapping with class and arguments, optional
-        Class, or function that returns a module. Default: that of the run.
-    weights : path, optional
-        Weights or snapshot that training wrote. Default: the weights of the best epoch of the run.
-    store_or_stats : path or URL, optional
-        Sample store that the model was trained on, or statistics as ml4cube stats writes them.
-        Default: the store of the run.
-    variables : str or list of str, optional
-        Variables of the cube to open, a mask too. Default: all.
-    engine : str, optional
-        How xarray opens the cube, such as cfgrib or rasterio. Default: as its ending says.
-    """
-    from ml4cube.prediction import predict_cube
-    from ml4cube.training.pytorch_distributed import ddp_init
-
-    source = read_statistics(store_or_stats)
-    if run is not None:
-        trained = _configuration_of(run)
-        model, weights = model or trained["model"], weights or f"{run}/{BEST}"
-        if not isinstance(source, str | None):
-            raise InvalidTypeError(
-                "store_or_stats must be a sample store with run, whose features and windows "
-                f"statistics lack, got {store_or_stats}"
-            )
-        source = source or trained["train_store"]
-        if isinstance(source, str):
-            source = samples_of(source, trained["data"])
-    check_ours(f"{out}.yaml")
-    if model is None or weights is None:
-        raise InvalidTypeError("predict needs run, or model and weights; see --help")
-    ddp_init()
-    module = _model(model, names)
-    _load_weights(module, weights)
-    ds = open_cube(cube, variables, engine=engine)
-
-    def work(keep: Keep) -> Report:
-        predicted = predict_cube(module, ds, source, out=out, **arguments)
-        keep(f"{out}.yaml")
-        return Report.of(out=out, variables=list(predicted.data_vars), sizes=dict(predicted.sizes))
-
-    plan = Report.of(model=model, weights=weights, sizes=dict(ds.sizes), out=out)
-    return Task(lambda: plan, work)
-
-
-def _configuration_of(run: str) -> dict[str, Any]:
-    """Return the arguments of `train` in the folder of a run."""
-    if "://" not in run and not os.path.isfile(f"{run}/{CONFIG}"):
-        raise InvalidValueError(f"run must be a folder of ml4cube train, {run} has no {CONFIG}")
-    trained = read_file(f"{run}/{CONFIG}")
-    if lacking := [name for name in ("model", "train_store", "data") if name not in trained]:
-        raise InvalidValueError(f"{run}/{CONFIG} is not of ml4cube train: it lacks {lacking}")
-    return trained
-
-
-def _model(recipe: Recipe, names: Names) -> torch.nn.Module:
-    from ml4cube.training import torch
-
-    module = names.make("model", recipe, call=True)
-    if not isinstance(module, torch.nn.Module):
-        raise InvalidTypeError(
-            f"model must be, or return, a torch.nn.Module, {recipe!r} gave {one_line(module)}"
-        )
-    return module
-
-
-def _load_weights(module: Any, path: str) -> None:
-    """Load the weights of a file that training wrote: those of the best epoch, or a snapshot."""
-    from ml4cube.training.files.checkpoint import read_file as read_weights
-
-    content = read_weights(path)
-    try:
-        module.load_state_dict(content["model"] if "ml4cube_snapshot" in content else content)
-    except RuntimeError as error:
-        raise InvalidTypeError(f"{path} has the weights of another model: {error}") from None
-
-
-def evaluate(
-    prediction: str,
-    truth: str,
-    /,
-    *,
-    variables: str | Sequence[str] | None = None,
-    recipe: str | None = None,
-    engine: str | None = None,
-    out: str | None = None,
-    overwrite: bool = False,
-    **arguments: Any,
-) -> Task:
-    """Compare a predicted cube, and baselines beside it, with the true cube.
-
-    Parameters
-    ----------
-    prediction : path or URL
-        The predicted cube.
-    truth : path or URL
-        The true cube, with a split label if it has one.
-    variables : str or list of str, optional
-        Variables of the truth to open. Default: all.
-    recipe : path or URL, optional
-        Recipe of the split label of the truth, as ml4cube split writes it.
-    engine : str, optional
-        How xarray opens the truth, such as cfgrib or rasterio. Default: as its ending says.
-    out : path or URL, ending in .json, optional
-        Where to write the scorecard; ml4cube.evaluation.Scorecard.from_json reads its text.
-    overwrite : bool
-        Replace a scorecard at out.
-    """
-    from ml4cube.evaluation import evaluate as compare
-
-    if out is not None:
-        check_free(out, overwrite)
-    cube = open_cube(prediction)
-    true_cube = open_cube(truth, variables, recipe, engine=engine)
-
-    def work(keep: Keep) -> Report:
-        card = compare(cube, true_cube, **arguments)
-        if out is not None:
-            keep(f"{out}.yaml", {out: card.to_json()})
-        rows = card.table.to_dict("records")
-        return Report({"scores": rows, "verdict": card.verdict, "out": out}, repr(card))
-
-    plan = Report.of(predicted=list(cube.data_vars), true=list(true_cube.data_vars), out=out)
-    return Task(lambda: plan, work)
-
-
 TRAIN = Command(
     train,
     "ml4cube.training.pytorch:Trainer",
     without=["train_data", "test_data", "best_model_path", "snapshot_path", "model_path"],
     epilog=_UNDER_TORCHRUN,
 )
-PREDICT = Command(predict, "ml4cube.prediction:predict_cube", without=["ds"])
-EVALUATE = Command(evaluate, "ml4cube.evaluation:evaluate", without=["data", "predict"])
