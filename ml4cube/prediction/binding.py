@@ -19,7 +19,7 @@ from ml4cube.cube import variables as cube_variables
 from ml4cube.cube.classes import class_names, holds_classes
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR, check_codes
 from ml4cube.loading.coordinate_features import coordinate_tables
-from ml4cube.prediction.windows import Windows
+from ml4cube.prediction.geometry import Windows
 from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.recipe.fitted import FittedRecipe, fills_of, scaling_of
 
@@ -29,10 +29,9 @@ def check_fits(cube: xr.Dataset, fitted: FittedRecipe, mask: str | None) -> Fitt
     recipe, dims = fitted.recipe, cube_variables.cube_dims(cube)
     if not recipe.features:
         features = _all_features(cube, recipe.targets, mask)
-        recipe = replace(recipe, features=features)
+        fitted = replace(fitted, recipe=replace(recipe, features=features))
     if fitted.variables is not None:
-        names = dict.fromkeys((*(recipe.features or ()), *recipe.targets))
-        if unknown := [name for name in names if name not in fitted.variables]:
+        if unknown := [name for name in fitted.names if name not in fitted.variables]:
             raise InvalidValueError(
                 f"unknown variables {unknown}; the store has {list(fitted.variables)}; rename "
                 "variables of the cube, or give statistics"
@@ -42,7 +41,14 @@ def check_fits(cube: xr.Dataset, fitted: FittedRecipe, mask: str | None) -> Fitt
                 f"the dims of the cube must be those of the store, {recipe.dims}, got {dims}; "
                 "rename them"
             )
-    return replace(fitted, recipe=recipe)
+    for name in fitted.recipe.features or ():
+        _check_variable(cube, dims, "features", name)
+        if cube[name].dtype.kind not in "fiub":
+            raise InvalidTypeError(
+                f"features must be numbers, got {name!r} of dtype {cube[name].dtype}"
+            )
+        check_decoded(name, cube[name])
+    return fitted
 
 
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
@@ -70,12 +76,10 @@ def bind(
         recipe = replace(recipe, filter_var=None)
     if mask is None and recipe.apply_mask:
         mask = recipe.filter_var
-    features = recipe.features or ()
-    present = [name for name in features if name in cube.variables]
-    scaling = _scaling(fitted, dict.fromkeys((*features, *recipe.targets)), windows)
+    scaling, features = _scaling(fitted, windows), recipe.features or ()
     if fitted.variables is None:
-        _refuse_unclear(cube, [name for name in present if name in scaling])
-    floats = [name for name in present if cube[name].dtype.kind == "f"]
+        _refuse_unclear(cube, [name for name in features if name in scaling])
+    floats = [name for name in features if cube[name].dtype.kind == "f"]
     bound = BoundRecipe(
         recipe,
         tuple(cube.sizes[dim] for dim in recipe.dims),
@@ -83,16 +87,8 @@ def bind(
         scaling=scaling,
         coordinates=coordinate_tables(fitted.coord_features, windows.coords),
     )
-    for name in features:
-        _check_variable(cube, windows, "features", name)
-    for name in features:
-        if cube[name].dtype.kind not in "fiub":
-            raise InvalidTypeError(
-                f"features must be numbers, got {name!r} of dtype {cube[name].dtype}"
-            )
-        check_decoded(name, cube[name])
     for name in filter(None, (mask, bound.mask)):
-        _check_variable(cube, windows, "mask", name)
+        _check_variable(cube, tuple(windows.dims), "mask", name)
         check_mask("mask", cube[name].dtype)
     if recipe.callback is None:  # which may change units
         _warn_of_units(cube, fitted)
@@ -100,7 +96,7 @@ def bind(
     return bound, mask
 
 
-def _scaling(fitted: FittedRecipe, names: Iterable[str], windows: Windows) -> dict[str, Scaling]:
+def _scaling(fitted: FittedRecipe, windows: Windows) -> dict[str, Scaling]:
     """Return offset and scale of the scaled variables, in every cell and later ones of forecasts.
 
     Statistics of other variables need not match the cube.
@@ -108,11 +104,12 @@ def _scaling(fitted: FittedRecipe, names: Iterable[str], windows: Windows) -> di
     statistics, scale_fn = fitted.statistics, fitted.recipe.scale_fn
     if scale_fn is None:
         return {}
+    names = fitted.names
     used = {name: statistics[name] for name in names if name in statistics}
     if statistics and not used:
         raise InvalidValueError(
             f"store_or_stats has statistics of {list(statistics)}, but not of the features or "
-            f"targets {list(names)}"
+            f"targets {names}"
         )
     if isinstance(statistics, Statistics):
         sizes = {dim: of_dim.cells for dim, of_dim in windows.dims.items()}
@@ -137,19 +134,18 @@ def _refuse_unclear(cube: xr.Dataset, scaled: Iterable[str]) -> None:
         )
 
 
-def _check_variable(cube: xr.Dataset, windows: Windows, argument: str, name: str) -> None:
+def _check_variable(cube: xr.Dataset, dims: tuple[str, ...], argument: str, name: str) -> None:
     """Refuse a variable that the cube lacks, or has along other dims."""
     if name not in cube.variables:
         raise InvalidValueError(
             f"{argument}: unknown variable {name!r}; the cube has {list(cube.data_vars)}"
         )
-    if not set(cube[name].dims) <= set(windows.dims):
+    if not set(cube[name].dims) <= set(dims):
         reason = ""
         if kind := cube_variables.not_data(cube).get(name):
             reason = f", which is {kind}"
         raise InvalidValueError(
-            f"{argument} must lie along {tuple(windows.dims)}, got {name!r} with "
-            f"dims {cube[name].dims}{reason}"
+            f"{argument} must lie along {dims}, got {name!r} with dims {cube[name].dims}{reason}"
         )
 
 

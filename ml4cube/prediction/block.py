@@ -18,9 +18,9 @@ from ml4cube.core.grid import Block, Grid
 from ml4cube.core.missing import bool_mask, find_gaps
 from ml4cube.core.statistics import unscale_values
 from ml4cube.cube.reader import CubeReader
+from ml4cube.prediction.geometry import Tile, Windows
 from ml4cube.prediction.layout import Expected, Layout, Variable, join_channels
 from ml4cube.prediction.models import Members, Result
-from ml4cube.prediction.windows import Tile, Windows
 from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.recipe.placer import Placer
 from ml4cube.recipe.preparation import Arrays, PreparedCells, cut, mask_cells, prepare

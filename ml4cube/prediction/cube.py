@@ -214,6 +214,8 @@ def predict_cube(
         check_aligned("mask", mask, cube)
         cube, mask = cube.assign({_MASK: mask.variable}), _MASK
     check_whole("rollout", rollout, 1)
+    if batch_size is not None:
+        check_whole("batch_size", batch_size, 1)
     shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
     fitted = fitted_recipe(store_or_stats, shape, features, targets)
     fitted = check_fits(cube, fitted, mask)
@@ -223,7 +225,7 @@ def predict_cube(
         windows = replace(windows, feedback=Rollout.of(store_or_stats))
     bound, mask = bind(cube, fitted, windows, mask)
     classes = classes_of_targets(cube, fitted, bound.scaling)
-    expected = expected_results(bound.recipe, windows, classes, models, outputs, reduce)
+    expected = expected_results(fitted, windows, classes, models, outputs, reduce)
     for member in models:
         refuse_method(member)
     for member in filter(is_estimator, models):
@@ -243,4 +245,4 @@ def predict_cube(
         client=client,
         missing_chunks=missing_chunks,
     )
-    return run(models, cube, fitted, bound, windows, expected, options)
+    return run(models, cube, bound, windows, expected, options)

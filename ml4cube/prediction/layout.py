@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
+from ml4cube.prediction.geometry import Windows
 from ml4cube.prediction.models import Model, Result, classes_of
-from ml4cube.prediction.windows import Windows
-from ml4cube.recipe.recipe import Recipe
+from ml4cube.recipe.fitted import FittedRecipe
 
 #: Dim of the outputs that are probabilities of classes.
 CLASS = "class"
@@ -168,6 +168,8 @@ class Expected:
     outputs: Outputs
     # By target and name, the numbers of classes that flags list.
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # Attributes of targets in the cube of the training.
+    attrs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def parts(self, result: Result) -> list[_Part]:
         """Return the results of each target; none if they cannot be told apart."""
@@ -301,7 +303,7 @@ class Layout:
 
 
 def expected_results(
-    recipe: Recipe,
+    fitted: FittedRecipe,
     windows: Windows,
     flags_of_classes: Mapping[str, Mapping[float, str]],
     models: Sequence[Model],
@@ -309,6 +311,7 @@ def expected_results(
     reduce: str | None,
 ) -> Expected:
     """Return what is known of the results of a model."""
+    recipe = fitted.recipe
     named = Outputs.parse(outputs, windows.result_shape)
     labels = _labels_of(models)
     classes: dict[str, tuple[Any, ...] | None] = {}
@@ -322,8 +325,15 @@ def expected_results(
         raise InvalidValueError(
             "reduce='argmax' needs targets that are classes: integers, or outputs={'class': ...}"
         )
-    window, are_named = windows.target_window, bool(recipe.targets)
-    return Expected(recipe.predicted, are_named, window, classes, named, numbers)
+    return Expected(
+        targets=recipe.predicted,
+        are_named=bool(recipe.targets),
+        window=windows.target_window,
+        classes=classes,
+        outputs=named,
+        numbers=numbers,
+        attrs={target: fitted.attrs_of(target) for target in recipe.predicted},
+    )
 
 
 def _labels_of(models: Sequence[Model]) -> tuple[Any, ...] | None:

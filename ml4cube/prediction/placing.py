@@ -16,7 +16,7 @@ from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.time_steps import WindowsOverTime
 from ml4cube.cube.coordinates import INIT, LEAD, find_time_dim, role_of
 from ml4cube.loading.lead_time import warn_of_uneven_steps
-from ml4cube.prediction.windows import DimWindows, Windows
+from ml4cube.prediction.geometry import DimWindows, Windows
 from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import DimLead, Lead
@@ -102,7 +102,7 @@ def place_windows(
 def _dims_of_forcings(cube: xr.Dataset, recipe: Recipe) -> set[str]:
     """Return the dims of features that a rollout cannot predict."""
     names = [name for name in recipe.features or () if name not in recipe.predicted]
-    return {str(dim) for name in names if name in cube.variables for dim in cube[name].dims}
+    return {str(dim) for name in names for dim in cube[name].dims}
 
 
 def _orders(

@@ -11,19 +11,17 @@ import numpy as np
 import torch
 import xarray as xr
 
-from ml4cube.core.errors import check_whole
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.prediction.block import BlockPredictor
+from ml4cube.prediction.geometry import Windows
 from ml4cube.prediction.layout import Expected, Layout
 from ml4cube.prediction.models import Model, device_of, input_dtype, running
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
 from ml4cube.prediction.output.same_call import call_of, source_state
 from ml4cube.prediction.sharing import check_cluster, choose_blocks, predict_blocks, probe
 from ml4cube.prediction.template import make_template
-from ml4cube.prediction.windows import Windows
 from ml4cube.recipe.bound import BoundRecipe
-from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.training.ranks.dist import World
 
 # Bytes of inputs in a batch of default size: what a core's cache holds, and what keeps a GPU busy.
@@ -52,7 +50,6 @@ class RunOptions:
 def run(
     models: Sequence[Model],
     cube: xr.Dataset,
-    fitted: FittedRecipe,
     bound: BoundRecipe,
     windows: Windows,
     expected: Expected,
@@ -65,7 +62,6 @@ def run(
     if batch_size is None:
         device = device_of(models[0], options.device)
         batch_size = _windows_per_call(bound, windows, dtype, device)
-    check_whole("batch_size", batch_size, 1)
     location = output_location(options.out)
     targets = bound.recipe.predicted
     dtypes = {name: cube[name].dtype for name in targets if name in cube.data_vars}
@@ -96,7 +92,6 @@ def run(
         blocks = choose_blocks(predictor, cube)
         template = make_template(
             cube,
-            fitted,
             predictor.windows,
             predictor.layout,
             dict(zip(blocks.dims, blocks.tile, strict=True)),

@@ -17,11 +17,10 @@ from ml4cube.core.statistics import NODATA
 from ml4cube.cube.classes import FLAGS
 from ml4cube.cube.coordinates import INIT, LEAD
 from ml4cube.cube.variables import cube_dims, names_in
+from ml4cube.prediction.geometry import DimWindows, Windows
 from ml4cube.prediction.layout import Layout, Variable, int_if_whole
 from ml4cube.prediction.placing import forecast_coords
-from ml4cube.prediction.windows import DimWindows, Windows
 from ml4cube.preprocessing.counts import is_count
-from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.sampling.cf_encoding import as_json, as_texts, in_numpy_dtype
 
 CONVENTIONS = "CF-1.11"
@@ -48,7 +47,6 @@ _ATTRS_BY_NAME = {
 
 def make_template(
     cube: xr.Dataset,
-    fitted: FittedRecipe,
     windows: Windows,
     layout: Layout,
     block_size: Mapping[str, int],
@@ -84,7 +82,7 @@ def make_template(
             own_chunks[variable.dim] = variable.channels
             coords[variable.dim] = xr.Variable(variable.dim, np.array(variable.labels))
         dtype = _dtype(cube, variable, default)
-        attrs = _attrs(cube, fitted, variable, is_label=is_label)
+        attrs = _attrs(cube, layout, variable, is_label=is_label)
         variables[variable.name] = gaps_like(own, own_chunks, dtype, attrs)
         if with_spread and not is_label:
             spread = {**attrs, "long_name": f"standard deviation of {variable.name} over members"}
@@ -117,12 +115,12 @@ def _dtype(cube: xr.Dataset, variable: Variable, default: np.dtype[Any]) -> np.d
 
 
 def _attrs(
-    cube: xr.Dataset, fitted: FittedRecipe, variable: Variable, *, is_label: bool
+    cube: xr.Dataset, layout: Layout, variable: Variable, *, is_label: bool
 ) -> dict[str, Any]:
     """Return the attributes of a variable: those of its target, as far as they hold for it."""
     if variable.target is None:
         return {"long_name": "embedding", "units": "1"}
-    attrs = target_attrs(cube, variable.target, fitted.attrs_of(variable.target))
+    attrs = target_attrs(cube, variable.target, layout.expected.attrs[variable.target])
     if is_label:
         attrs.pop("units", None)  # of what the labels were computed from
         return _with_flags(attrs, variable)

@@ -103,6 +103,11 @@ class FittedRecipe:
     lead: Lead = field(default_factory=dict)
     target_dims: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """Features and targets."""
+        return list(dict.fromkeys((*(self.recipe.features or ()), *self.recipe.targets)))
+
     def attrs_of(self, name: str) -> Mapping[str, Any]:
         """Return the attributes that a variable had in the cube of the training."""
         attrs: Mapping[str, Any] = (self.variables or {}).get(name, {}).get("attrs", {})

@@ -50,11 +50,6 @@ def mask_cells(cells: Mapping[str, NDArray[Any]], names: Iterable[str], mask: st
     return masked
 
 
-def wait_for_cut(masked: Arrays, box: Box, bound: BoundRecipe) -> PreparedCells:
-    """Return cells that `cut` fills and scales window by window, where few of them are cut."""
-    return PreparedCells(bound, box, masked, {}, masked.keys(), {})
-
-
 def prepare(
     masked: Arrays, box: Box, bound: BoundRecipe, out: Arrays, by_window: Collection[str] = ()
 ) -> PreparedCells:

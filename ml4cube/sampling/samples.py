@@ -19,7 +19,7 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS, holds_dtype
 from ml4cube.recipe.fitted import fills_of
-from ml4cube.recipe.preparation import Arrays, cut, mask_cells, wait_for_cut
+from ml4cube.recipe.preparation import Arrays, cut, mask_cells, prepare
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT
 from ml4cube.sampling.tiling import Callback, TiledRecipe
@@ -44,7 +44,7 @@ def make_samples(
     # Samples are scaled when the statistics are known, and after the callback.
     bound = replace(bound, fills=fills_of(recipe, floats, tiled.fill))
     # Most windows may be dropped, and their cells need no statistics to fill them by.
-    prepared = wait_for_cut(masked, bound.cells_of(tile), bound)
+    prepared = prepare(masked, bound.cells_of(tile), bound, {}, by_window=masked.keys())
     windows = bound.windows_in(tile)
     index = np.unravel_index(keep, tuple(tile.shape.values()))
     samples = {name: cut(prepared, name, windows, index) for name in masked}
