@@ -121,7 +121,7 @@ def lengths_of_gaps(known):
     seed=st.integers(0, 99),
     dims=st.permutations(("time", "lat", "lon")),
     calendar=st.sampled_from(["standard", "noleap", "360_day"]),
-    method=st.sampled_from(METHODS),
+    method=st.sampled_from([*METHODS]),
     beyond_ends=st.booleans(),
     neighbours=st.sampled_from([1, 3, 50]),
     has_mask=st.booleans(),

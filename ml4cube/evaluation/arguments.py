@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,67 +10,23 @@ import xarray as xr
 
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
-from ml4cube.core.metric_registry import CLASS_SUMS, METRICS, SCORECARD_METRICS
-from ml4cube.cube.coordinates import find_time_dim
-from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.variables import check_left_out, data_variables, split_label
+from ml4cube.core.metric_registry import CLASS_SUMS, METRICS, SCORECARD_METRICS, defaults_of
+from ml4cube.cube.variables import split_label
 from ml4cube.evaluation.cells.baselines import (
     BASELINES,
     DAMPED,
     FROM_CLIMATOLOGY,
-    FROM_INIT,
     PREDICTION,
 )
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_train_cells
 from ml4cube.evaluation.cells.labels import Labels
-from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
+from ml4cube.evaluation.cells.timing import Timing
 from ml4cube.evaluation.sums.scored_variable import ScoredVariable
-from ml4cube.ledger.locations import store_and_path
 from ml4cube.preprocessing.cubes import cells_of_part
 
 Baselines = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 _MOST_BYTES = 2**32  # of the sums by date
-
-
-def time_dim_of(truth: xr.Dataset) -> str:
-    """Return the time dim of the truth."""
-    time_dim = find_time_dim(truth.coords.values(), truth.dims)
-    if time_dim is None:
-        raise InvalidValueError(
-            f"truth must have one time dim, got {[str(dim) for dim in truth.dims]}; name it "
-            "'time', or score maps without one with score_cube"
-        )
-    return time_dim
-
-
-def check_starts(named: Iterable[str], timing: Timing) -> None:
-    """Refuse baselines that start from the last input of a plain prediction."""
-    from_init = [name for name in named if name in FROM_INIT]
-    if from_init and not timing.is_forecast:
-        raise InvalidValueError(
-            f"baselines {from_init} start from the value at init_time, which a prediction without "
-            "lead times lacks; choose 'climatology', or give cubes"
-        )
-
-
-def as_prediction(
-    prediction: Any,
-    truth: xr.Dataset,
-    data: Any,
-    predict: Mapping[str, Any] | None,
-    by_default: Mapping[str, Any],
-) -> xr.Dataset:
-    """Return a predicted cube, which a model makes first."""
-    is_cube = isinstance(prediction, xr.Dataset | xr.DataArray | str | os.PathLike)
-    if is_cube or store_and_path(prediction)[0] is not None:
-        if data is not None or predict is not None:
-            raise InvalidTypeError("data and predict need a model, got a predicted cube")
-        return with_forecast_dims(as_dataset(prediction))
-    from ml4cube.prediction import predict_cube
-
-    options = {**by_default, **(predict or {})}
-    return with_forecast_dims(predict_cube(prediction, truth, data, **options))
 
 
 def read_baselines(baselines: Baselines) -> tuple[list[str], dict[str, Any]]:
@@ -102,20 +57,6 @@ def read_metrics(metrics: str | Sequence[str] | None) -> list[str]:
     for metric in wanted:
         check_choice("metrics", metric, list(SCORECARD_METRICS))
     return list(wanted)
-
-
-def common_variables(cube: xr.Dataset, truth: xr.Dataset, time_dim: str) -> list[str]:
-    """Return the variables to score."""
-    true = [name for name in data_variables(truth) if time_dim in truth[name].dims]
-    predicted = data_variables(cube)
-    check_left_out(cube)
-    names = [name for name in predicted if name in true]
-    if not names:
-        raise InvalidValueError(
-            f"prediction has variables {predicted}, truth has {true} along {time_dim!r}, none in "
-            "common"
-        )
-    return names
 
 
 def _check_means(means: xr.Dataset, variables: Sequence[str], truth: xr.Dataset) -> None:
@@ -189,3 +130,15 @@ def part_to_score(truth: xr.Dataset, split: str | None) -> tuple[xr.DataArray | 
         return None, "all cells"
     variable, part = cells_of_part(truth, split)
     return xr.DataArray(variable), f"the {part} cells of {label!r}"
+
+
+def applicable_metrics(variables: Iterable[ScoredVariable], has_climatology: bool) -> list[str]:
+    """Return the usual metrics that any of the variables has."""
+    predictions = set[str]().union(*(variable.predictions for variable in variables))
+    names = []
+    for name in defaults_of("evaluate"):
+        metric = METRICS[name]
+        is_known = has_climatology or not metric.needs_climatology
+        if is_known and not predictions.isdisjoint(metric.predictions):
+            names.append(name)
+    return names

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import xarray as xr
-
-from ml4cube.core.errors import InvalidValueError, caller_level
-from ml4cube.core.metric_registry import METRICS, defaults_of
-from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.areas import Weights
-from ml4cube.cube.opening import as_dataset
 from ml4cube.evaluation import arguments
 from ml4cube.evaluation.arguments import Baselines
-from ml4cube.evaluation.cells.baselines import FROM_CLIMATOLOGY, PREDICTION
-from ml4cube.evaluation.cells.climatology import ClimatologyOptions, warn_of_years
+from ml4cube.evaluation.cautions import warn_of_cells_left_out, warn_of_scores
 from ml4cube.evaluation.cells.labels import Labels
-from ml4cube.evaluation.cells.predicted import matching_steps, own_steps
-from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS
-from ml4cube.evaluation.cells.timing import Timing, with_forecast_dims
+from ml4cube.evaluation.compared_cubes import open_cubes
 from ml4cube.evaluation.scorecard import Scorecard
 from ml4cube.evaluation.scores.intervals import Intervals
 from ml4cube.evaluation.sums.named_sums import NamedSums
+from ml4cube.evaluation.sums.score_options import ScoreOptions
 from ml4cube.evaluation.sums.score_sums import sum_up, sums_to_keep
-from ml4cube.evaluation.sums.scored_variable import ScoredVariable, ScoreOptions
+from ml4cube.evaluation.sums.scored_variable import ScoredVariable
 from ml4cube.progress import Stage
 
 
@@ -201,32 +192,31 @@ def evaluate(
     intervals = Intervals(level, block_length)
     named, cubes_of_baselines = arguments.read_baselines(baselines)
     wanted = arguments.read_metrics(metrics)
-    if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
-        prediction = prediction.rename(truth.name)  # two arrays are compared whatever their names
-    truth = as_dataset(truth)
-    time_dim = arguments.time_dim_of(truth)
-    by_default = {"progress": progress, "missing_chunks": missing_chunks}
-    cube = arguments.as_prediction(prediction, truth, data, predict, by_default)
-    names = arguments.common_variables(cube, truth, time_dim)
-    cube = heed_absent_chunks(cube, names, missing_chunks).cube
-    truth = heed_absent_chunks(truth, names, missing_chunks).cube
-    timing = Timing.of(cube, truth, time_dim)
-    arguments.check_starts(named, timing)
-    labels = Labels.of(by, cube, truth, timing)
-    normal = arguments.climatology_options(truth, timing, climatology, names, (*named, *wanted))
+    cubes = open_cubes(
+        prediction,
+        truth,
+        cubes_of_baselines,
+        named_baselines=named,
+        data=data,
+        predict=predict,
+        progress=progress,
+        missing_chunks=missing_chunks,
+    )
+    truth, timing = cubes.truth, cubes.timing
+    labels = Labels.of(by, cubes.prediction, truth, timing)
+    needing = (*named, *wanted)
+    normal = arguments.climatology_options(truth, timing, climatology, cubes.names, needing)
     part, described_part = arguments.part_to_score(truth, split)
-    cubes = {PREDICTION: (cube, own_steps(timing))}
-    for name, baseline in cubes_of_baselines.items():
-        baseline = with_forecast_dims(as_dataset(baseline))
-        present = [variable for variable in names if variable in baseline]
-        baseline = heed_absent_chunks(baseline, present, missing_chunks).cube
-        cubes[name] = baseline, matching_steps(name, baseline, timing)
-    options = ScoreOptions(timing, named, normal, part, labels, sums_to_keep(wanted))
-    variables = [ScoredVariable.of(name, cubes, truth, options, weights) for name in names]
+    kept = sums_to_keep(wanted)
+    options = ScoreOptions(timing, named, normal, part, labels, weights, kept)
+    variables = [ScoredVariable.of(name, cubes.models, truth, options) for name in cubes.names]
     arguments.check_size(variables, labels)
-    with Stage("evaluate", sum(v.n_blocks for v in variables), "blocks", show=progress) as stage:
-        sums = {v.name: (v, sum_up(v, normal, stage.update)) for v in variables}
-    wanted = wanted or _applicable_metrics(variables, normal is not None)
+    n_blocks = sum(variable.n_blocks for variable in variables)
+    sums = {}
+    with Stage("evaluate", n_blocks, "blocks", show=progress) as stage:
+        for variable in variables:
+            sums[variable.name] = variable, sum_up(variable, normal, stage.update)
+    wanted = wanted or arguments.applicable_metrics(variables, normal is not None)
     described_weights = dict.fromkeys(variable.described_weights for variable in variables)
     attrs: dict[str, Any] = {"weights": "; ".join(described_weights), "climatology": "none"}
     if normal is not None:
@@ -237,68 +227,6 @@ def evaluate(
     card = Scorecard(
         NamedSums.of(sums, truth, labels, attrs), labels.names, tuple(wanted), intervals
     )
-    _warn_of_cells_left_out(card, normal)
-    _warn_of_scores(card, normal)
+    warn_of_cells_left_out(card, normal)
+    warn_of_scores(card, normal)
     return card
-
-
-def _applicable_metrics(variables: Iterable[ScoredVariable], has_climatology: bool) -> list[str]:
-    """Return the usual metrics that any of the variables has."""
-    predictions = set[str]().union(*(variable.predictions for variable in variables))
-    names = []
-    for name in defaults_of("evaluate"):
-        metric = METRICS[name]
-        is_known = has_climatology or not metric.needs_climatology
-        if is_known and not predictions.isdisjoint(metric.predictions):
-            names.append(name)
-    return names
-
-
-def _warn_of_cells_left_out(card: Scorecard, normal: ClimatologyOptions | None) -> None:
-    """Say how many cells with a truth are in no score, and for which model."""
-    for variable, rows in card.sums.rows.items():
-        dims = [dim for dim in rows["count"].dims if dim != "model"]
-        scored = int(rows["count"].sum(dims).values[0])
-        missing = rows["unpredicted"].sum(dims).values
-        most = int(missing.max())
-        if not scored and not most:
-            raise InvalidValueError(
-                f"no cell of {variable!r} can be scored: {card.attrs['scored']} have no value at "
-                "the dates of the prediction; split=None scores all cells"
-            )
-        model = card.sums.models[missing.argmax()]
-        if not scored:
-            why = ""
-            if normal is not None and model in FROM_CLIMATOLOGY:
-                why = f", because {normal.why_unknown}"
-            raise InvalidValueError(
-                f"no cell of {variable!r} can be scored: {model!r} has no value in any cell with a "
-                f"truth{why}; leave it out"
-            )
-        if most:
-            warnings.warn(
-                f"{variable!r}: no model is scored where one lacks a value: {model!r} does in "
-                f"{most:,} cells with a truth, {scored:,} are scored; see `unpredicted`",
-                stacklevel=caller_level(),
-            )
-
-
-def _warn_of_scores(card: Scorecard, normal: ClimatologyOptions | None) -> None:
-    """Warn of few quantiles, few years and few dates."""
-    if "crps" in card.metrics:
-        for name, n in card.few_levels.items():
-            warnings.warn(
-                f"crps of {name!r} is the weighted quantile loss of {n} levels, not the CRPS, "
-                f"which needs {LEAST_LEVELS} or more; compare it with that of the same levels only",
-                stacklevel=caller_level(),
-            )
-    needs_climatology = any(METRICS[name].needs_climatology for name in card.metrics)
-    needs_climatology |= not {*card.sums.models}.isdisjoint(FROM_CLIMATOLOGY)
-    if normal is not None and needs_climatology:
-        warn_of_years(normal)
-    if card.why_no_interval:
-        warnings.warn(
-            f"scores have no intervals, and nothing is decided: {card.why_no_interval}; score more "
-            "dates, or set block_length",
-            stacklevel=caller_level(),
-        )

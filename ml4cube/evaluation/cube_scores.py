@@ -14,7 +14,6 @@ import xarray as xr
 
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
-from ml4cube.core.grid import Block
 from ml4cube.core.metric_registry import PAIR_METRICS, defaults_of, sums_of
 from ml4cube.core.statistics import check_decoded
 from ml4cube.core.sums.pairs import PairSums, combined
@@ -311,7 +310,7 @@ def _sum_variable(
 
 
 def _sum_block(
-    name: str, n_labels: Mapping[str, int], names: Sequence[str], _: Block, cells: Cells
+    name: str, n_labels: Mapping[str, int], names: Sequence[str], _: object, cells: Cells
 ) -> PairSums:
     """Sum up one block."""
     group = combined((cells[key], n) for key, n in n_labels.items())

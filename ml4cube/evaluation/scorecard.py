@@ -15,7 +15,6 @@ from ml4cube.core.display import Summarized, Summary, Table
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.metric_registry import SKILLS, squared
 from ml4cube.cube.coordinates import LEAD
-from ml4cube.evaluation.cells.baselines import PREDICTION
 from ml4cube.evaluation.cells.cell_reader import CLASS
 from ml4cube.evaluation.cells.probabilities import LEAST_LEVELS, QUANTILE, reliability_table
 from ml4cube.evaluation.cells.timing import span
@@ -167,7 +166,7 @@ class Scorecard(Summarized):
             frame = xr.Dataset(arrays).to_dataframe().reset_index()
             frame = frame.assign(metric=metric)
             if metric in SKILLS:
-                frame = frame.assign(model=PREDICTION)
+                frame = frame.assign(model=self.sums.models[0])
             else:
                 frame = frame.assign(baseline="")
             tables.append(frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from ml4cube.cube.areas import cell_weights
 from ml4cube.cube.coordinates import find_time_dim, map_dims
 from ml4cube.cube.reader import CubeReader
 from ml4cube.gap_filling.artificial import LENGTHS, REACH, ArtificialGaps, Flags, length_classes
-from ml4cube.gap_filling.methods import Floats, Method
+from ml4cube.gap_filling.methods import Floats, Gaps, Method
 from ml4cube.preprocessing.cubes import all_over_other_dims, as_flags, cells_of_part
 
 Box = dict[str, slice]
@@ -81,10 +81,10 @@ class GapFiller:
             n_steps = array.sizes[time_dim]
         return cls(reader, name, time_dim, artificial(n_steps))
 
-    def blocks(self, chunks: Mapping[str, int], whole: tuple[str, ...]) -> Grid:
-        """Return blocks that are whole along some dims, and follow the chunks along others."""
+    def blocks(self, chunks: Mapping[str, int], uncut: tuple[str, ...]) -> Grid:
+        """Return blocks that do not cut some dims, and follow the chunks along others."""
         sizes = dict(zip(self.reader.dims, self.reader.shape, strict=True))
-        cut = [dim for dim in sizes if dim not in whole]
+        cut = [dim for dim in sizes if dim not in uncut]
         tile = sizes | dict.fromkeys(cut, 1)
         for dim in reversed(cut):
             affordable = max(_BLOCK_CELLS // math.prod(tile.values()), 1)
@@ -101,7 +101,7 @@ class GapFiller:
         wanted = find_gaps(values) & cells[ALLOWED]
         if not wanted.any():
             return self._as_read(values)
-        estimates = method.estimate(_with_nan(values), wanted, cells[USED], box)
+        estimates = method.estimate(Gaps(_with_nan(values), wanted, cells[USED], box))
         with np.errstate(over="ignore"):
             estimates = estimates.astype(values.dtype)
         filled = np.where(wanted & np.isfinite(estimates), estimates, values)
@@ -128,7 +128,7 @@ class GapFiller:
         if not scored.any():
             return PairSums.empty(len(LENGTHS), SUMS), counts
         visible = np.where(hidden, np.nan, values)
-        estimates = method.estimate(visible, scored, cells[USED], box)[scored]
+        estimates = method.estimate(Gaps(visible, scored, cells[USED], box))[scored]
         weight, group = cells[WEIGHT][scored], lengths[scored]
         return PairSums.of(estimates, values[scored], weight, group, len(LENGTHS), SUMS), counts
 
@@ -143,9 +143,11 @@ class GapFiller:
         cells = self._read(self._at(box, slice(around.start, around.start + len(source))))
         gaps = find_gaps(cells[self.name])
         copied = np.zeros_like(gaps)
-        for steps in _runs(source):
-            rows = self._at(box, slice(source[steps[0]], source[steps[-1]] + 1))
-            copied[steps] = find_gaps(self._read(rows, self.name)[self.name])
+        is_copied = source >= 0
+        if is_copied.any() and self.time_dim is not None:
+            steps, position = np.unique(source[is_copied], return_inverse=True)
+            read = self.reader.only([self.name]).read_steps(self.time_dim, steps, box)
+            copied[is_copied] = find_gaps(read[self.name])[position]
         hidden = copied & ~gaps & cells[ALLOWED]
         part = slice(inner.start - around.start, inner.stop - around.start)
         return (
@@ -161,9 +163,9 @@ class GapFiller:
             return box
         return {**box, self.time_dim: steps}
 
-    def _read(self, box: Box, *names: str) -> dict[str, NDArray[Any]]:
+    def _read(self, box: Box) -> dict[str, NDArray[Any]]:
         """Read a block, with an axis for time also without a time dim."""
-        cells = (self.reader.only(names) if names else self.reader).read(box)
+        cells = self.reader.read(box)
         if self.time_dim is not None:
             return cells
         return {n: v[np.newaxis] for n, v in cells.items()}
@@ -177,14 +179,6 @@ class GapFiller:
 def _with_nan(values: NDArray[Any]) -> Floats:
     """Return values as float64, with NaN in gaps."""
     return np.where(find_gaps(values), np.nan, values).astype(np.float64)
-
-
-def _runs(source: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-    """Yield the positions of sources that follow one another, without those of -1."""
-    ends = np.flatnonzero((np.diff(source) != 1) | (source[1:] < 1)) + 1
-    for steps in np.split(np.arange(len(source)), ends):
-        if len(steps) and source[steps[0]] >= 0:
-            yield steps
 
 
 def _allowed(cube: xr.Dataset, array: xr.DataArray, mask: xr.DataArray | str) -> xr.Variable:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -19,29 +17,16 @@ from ml4cube.core.errors import (
     check_flags,
     check_whole,
 )
-from ml4cube.core.grid import Grid
-from ml4cube.core.missing import FILLED_ATTR
-from ml4cube.core.sums.pairs import PairSums
 from ml4cube.cube.absent_chunks import heed_absent_chunks
-from ml4cube.cube.areas import cell_weights
-from ml4cube.cube.chunks.blocks import chunk_sizes
 from ml4cube.cube.classes import holds_classes
-from ml4cube.cube.masks_and_labels import NAME_ATTR, ROLE_ATTR
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.reader import CubeReader
-from ml4cube.cube.variables import split_label
-from ml4cube.gap_filling.artificial import LENGTHS, ArtificialGaps
-from ml4cube.gap_filling.blocks import SCORES, SUMS, GapFiller
-from ml4cube.gap_filling.methods import METHODS, Method, MethodOptions, Predicted
+from ml4cube.gap_filling.arrays import filled_variables, hidden_variable
+from ml4cube.gap_filling.artificial import ArtificialGaps
+from ml4cube.gap_filling.blocks import GapFiller
+from ml4cube.gap_filling.methods import METHODS, MethodOptions
+from ml4cube.gap_filling.model import methods_of_model
+from ml4cube.gap_filling.scoring import errors_and_gaps, scores_of
 from ml4cube.preprocessing.statistics import chosen_variables
-
-# Values of the flag variable.
-_FLAGS = {"known": 0, "filled": 1, "gap": 2}
-
-_ASSUMES = (
-    "gaps do not depend on the values that they hide; where they do, the true errors are larger, "
-    "and the bias of the real gaps does not show"
-)
 
 
 class FilledCube(NamedTuple):
@@ -152,6 +137,7 @@ def fill_gaps(
 
     Examples
     --------
+    >>> import numpy as np
     >>> time = xr.date_range("2000-01-01", periods=6)
     >>> ds = xr.Dataset({"t": ("time", [1.0, np.nan, 3.0, 4.0, np.nan, 6.0])}, {"time": time})
     >>> filled, scores = fill_gaps(ds)
@@ -170,17 +156,19 @@ def fill_gaps(
     is_model = not isinstance(method, str)
     fillers = {name: GapFiller.of(cube, name, mask, split, artificial, is_model) for name in names}
     if isinstance(method, str):
-        options = MethodOptions(method, beyond_ends, cycle, neighbours)
-        methods = {n: options.method_of(cube[n], f.time_dim) for n, f in fillers.items()}
+        options = MethodOptions(beyond_ends, cycle, neighbours)
+        make = METHODS[method]
+        methods = {n: make(cube[n], f.time_dim, options) for n, f in fillers.items()}
         methods_to_score, filled_by = methods, method
     else:
         filled_by = type(method).__name__
         predict = {"missing_chunks": missing_chunks, **(predict or {})}
-        methods, methods_to_score = _methods_of_model(cube, fillers, method, data, predict)
+        methods, methods_to_score = methods_of_model(cube, fillers, method, data, predict)
     sums = {
-        name: _score(filler, methods_to_score[name], cube[name]) for name, filler in fillers.items()
+        name: errors_and_gaps(filler, methods_to_score[name], cube[name])
+        for name, filler in fillers.items()
     }
-    scores = _scores(cube, sums)
+    scores = scores_of(cube, sums)
     if not (scores["count"] + scores["unpredicted"]).sel(gap_length="all").all():
         warnings.warn(
             "the error of filling is unknown for some variables: artificial gaps need a time dim, "
@@ -189,7 +177,7 @@ def fill_gaps(
         )
     result = cube
     for name, filler in fillers.items():
-        result = result.assign(_filled(filler, methods[name], cube[name], filled_by))
+        result = result.assign(filled_variables(filler, methods[name], cube[name], filled_by))
     return FilledCube(result, scores)
 
 
@@ -231,6 +219,7 @@ def hide_cells(
 
     Examples
     --------
+    >>> import numpy as np
     >>> ds = xr.Dataset({"t": ("time", np.r_[np.arange(8.0), np.nan, 9.0])})
     >>> [int(hide_cells(ds, seed=seed).t.isnull().sum()) for seed in range(6)]
     [2, 2, 2, 2, 2, 2]
@@ -238,7 +227,7 @@ def hide_cells(
     cube, names = _checked(ds, variables, fraction, seed, "warn")
     artificial = partial(ArtificialGaps.of, fraction=fraction, seed=seed)
     fillers = {name: GapFiller.of(cube, name, mask, None, artificial) for name in names}
-    return cube.assign({n: _hidden(f, cube[n]) for n, f in fillers.items()})
+    return cube.assign({n: hidden_variable(f, cube[n]) for n, f in fillers.items()})
 
 
 def _checked(
@@ -265,157 +254,3 @@ def _checked(
             f"variables must hold floating-point numbers, the cube has {list(cube.data_vars)}"
         )
     return heed_absent_chunks(cube, names, missing_chunks).cube, names
-
-
-def _methods_of_model(
-    cube: xr.Dataset,
-    fillers: Mapping[str, GapFiller],
-    model: Any,
-    data: Any,
-    predict: dict[str, Any],
-) -> tuple[dict[str, Method], dict[str, Method]]:
-    """Return the predictions that fill the gaps of a cube, and those of cells that are hidden."""
-    if split_label(cube) is None:
-        warnings.warn(
-            "the cube has no split label, so the model may have been trained on the cells that "
-            "it is scored on, and its error may be larger than the scores say",
-            stacklevel=caller_level(),
-        )
-    methods = _predicted(cube, fillers, model, data, predict)
-    hidden = cube.assign({n: _hidden(f, cube[n]) for n, f in fillers.items()})
-    without_out = {key: value for key, value in predict.items() if key != "out"}
-    return methods, _predicted(hidden, fillers, model, data, without_out)
-
-
-def _predicted(
-    cube: xr.Dataset,
-    fillers: Mapping[str, GapFiller],
-    model: Any,
-    data: Any,
-    predict: dict[str, Any],
-) -> dict[str, Method]:
-    """Return the prediction of a model for each variable."""
-    from ml4cube.prediction import predict_cube
-
-    options: dict[str, Any] = {"keep_gaps": False}
-    if data is None:
-        options["targets"] = list(fillers)
-    predicted = predict_cube(model, cube, data, **{**options, **predict})
-    wanted = {name: set(cube[name].dims) for name in fillers}
-    dims_by_variable = {str(name): set(array.dims) for name, array in predicted.data_vars.items()}
-    if wrong := {
-        name: dims_by_variable.get(name)
-        for name in wanted
-        if dims_by_variable.get(name) != wanted[name]
-    }:
-        raise InvalidValueError(
-            f"the model must predict the variables to fill, with dims {wanted}, got {wrong}"
-        )
-    readers = {n: CubeReader.of(predicted, [n], f.reader.dims) for n, f in fillers.items()}
-    return {n: Predicted((), readers[n], n, f.time_dim) for n, f in fillers.items()}
-
-
-def _by_block(
-    function: Callable[..., NDArray[Any]],
-    grid: Grid,
-    dtype: Any,
-    *arrays: Any,
-    is_lazy: bool,
-) -> Any:
-    """Return an array made block by block from a box, and from the same block of given arrays."""
-    if not is_lazy:
-        values = np.empty(grid.shape, dtype)
-        for block in grid:
-            index = tuple(block.slices.values())
-            values[index] = function(*(array[index] for array in arrays), block.slices)
-        return values
-    import dask.array
-
-    sizes = zip(grid.shape, grid.tile, strict=True)
-    chunks = tuple(tuple(min(tile, n - at) for at in range(0, n, tile)) for n, tile in sizes)
-    return dask.array.map_blocks(  # type: ignore[no-untyped-call]
-        partial(_of_block, function, grid.dims), *arrays,
-        chunks=chunks, dtype=dtype, meta=np.empty((0,) * len(grid.dims), dtype),
-    )  # fmt: skip
-
-
-def _of_block(
-    function: Callable[..., NDArray[Any]],
-    dims: tuple[str, ...],
-    *arrays: NDArray[Any],
-    block_info: Any,
-) -> NDArray[Any]:
-    """Make the block of a dask array that `block_info` describes."""
-    ends = block_info[None]["array-location"]
-    return function(*arrays, {d: slice(*of_dim) for d, of_dim in zip(dims, ends, strict=True)})
-
-
-def _hidden(filler: GapFiller, array: xr.DataArray) -> xr.Variable:
-    """Return a variable with artificial gaps."""
-    is_lazy = not array.variable._in_memory
-    grid = filler.blocks(chunk_sizes(array.variable), ())
-    values = _by_block(filler.hide, grid, array.dtype, is_lazy=is_lazy)
-    return xr.Variable(grid.dims, values, array.attrs).transpose(*array.dims)
-
-
-def _filled(
-    filler: GapFiller, method: Method, array: xr.DataArray, described: str
-) -> dict[str, xr.Variable]:
-    """Return a filled variable and its flags."""
-    is_lazy = not array.variable._in_memory
-    grid = filler.blocks(chunk_sizes(array.variable), method.whole)
-    values = _by_block(partial(filler.fill, method), grid, array.dtype, is_lazy=is_lazy)
-    flags = _by_block(filler.flags, grid, np.uint8, values, is_lazy=is_lazy)
-    name, flag_name = str(array.name), f"{array.name}_filled"
-    beside = f"{array.attrs.get('ancillary_variables', '')} {flag_name}".strip()
-    attrs = {**array.attrs, "ancillary_variables": beside}
-    if is_lazy or (flags == _FLAGS["filled"]).any():  # of a lazy one it is not known yet
-        attrs[FILLED_ATTR] = described
-    flag_attrs = {
-        "long_name": f"origin of the values of {name}",
-        "flag_values": np.array(list(_FLAGS.values()), np.uint8),
-        "flag_meanings": " ".join(_FLAGS),
-        ROLE_ATTR: "mask",  # so that it is no feature
-        NAME_ATTR: flag_name,
-    }
-    made = {
-        name: xr.Variable(grid.dims, values, attrs),
-        flag_name: xr.Variable(grid.dims, flags, flag_attrs),
-    }
-    return {key: variable.transpose(*array.dims) for key, variable in made.items()}
-
-
-def _score(
-    filler: GapFiller, method: Method, array: xr.DataArray
-) -> tuple[PairSums, NDArray[np.int64]]:
-    """Return the errors on artificial gaps, and the cells in real ones, by length."""
-    total, gaps = PairSums.empty(len(LENGTHS), SUMS), np.zeros(len(LENGTHS), np.int64)
-    for block in filler.blocks(chunk_sizes(array.variable), method.whole):
-        of_values, counts = filler.score(method, block.slices)
-        total, gaps = total.merge(of_values), gaps + counts
-    return total, gaps
-
-
-def _scores(cube: xr.Dataset, sums: Mapping[str, tuple[PairSums, NDArray[np.int64]]]) -> xr.Dataset:
-    """Return the scores of all variables, over all gaps and by their length."""
-    by_metric: dict[str, list[Any]] = {metric: [] for metric in (*SCORES, "gaps")}
-    for by_length, gaps in sums.values():
-        overall = by_length.of_all_groups()
-        for metric in SCORES:
-            scores = np.concatenate([overall.score(metric), by_length.score(metric)])
-            by_metric[metric].append(scores)
-        by_metric["gaps"].append([gaps.sum(), *gaps])
-    units = [str(cube[name].attrs.get("units", "")) for name in sums]
-    weights = {name: cell_weights("area", cube[name], cube.variables).warn().rule for name in sums}
-    return xr.Dataset(
-        {metric: (("variable", "gap_length"), rows) for metric, rows in by_metric.items()},
-        {
-            "variable": list(sums),
-            "units": ("variable", units),
-            "gap_length": ("gap_length", ["all", *LENGTHS], {"long_name": "time steps of the gap"}),
-        },
-        {
-            "weights": "; ".join(f"{name}: {how}" for name, how in weights.items()),
-            "assumes": _ASSUMES,
-        },
-    )

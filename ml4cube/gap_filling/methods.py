@@ -1,10 +1,14 @@
-"""Methods: estimates of the values in gaps, from arrays (time, *cells) with NaN in gaps."""
+"""Methods: estimates of the values in gaps, from arrays (time, *cells) with NaN in gaps.
+
+A new method is a function that estimates, one that makes it for a variable, and a row of `METHODS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -14,177 +18,158 @@ from ml4cube.core.axes import date_keys
 from ml4cube.core.climatology import ClimatologySums, Cycle, Design
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import dates_along
-from ml4cube.cube.reader import CubeReader
 from ml4cube.gap_filling.artificial import Flags, known_neighbours
 from ml4cube.gap_filling.places import map_points
 
 Floats = NDArray[np.float64]
 
-#: Methods by name.
-METHODS = ("linear", "nearest", "climatology", "spatial")
-# Cells of a grid that may be as far away as the last neighbour.
+# Equally distant neighbours looked up beyond the k-th.
 _TIES = 16
 
 
-class Method(Protocol):
-    """Estimates the cells that are wanted; NaN where it cannot."""
+@dataclass(frozen=True, eq=False)
+class Gaps:
+    """A block with gaps, arrays (time, *cells)."""
 
-    @property
-    def whole(self) -> tuple[str, ...]:
-        """Dims that a block must have whole."""
-
-    def estimate(
-        self, values: Floats, wanted: Flags, used: Flags, box: Mapping[str, slice]
-    ) -> Floats: ...
+    # NaN in gaps.
+    values: Floats
+    # The cells to estimate, and those that a climatology may use.
+    wanted: Flags
+    used: Flags
+    box: Mapping[str, slice]
 
 
 @dataclass(frozen=True, eq=False)
-class InTime:
-    """From the known steps before and after: linear or the nearest; beyond the ends if asked."""
+class Method:
+    """Estimates of the wanted cells, NaN where there is none; other cells may have any value."""
 
-    whole: tuple[str, ...]
-    times: NDArray[Any]
-    is_linear: bool
-    beyond_ends: bool
-
-    def estimate(
-        self, values: Floats, wanted: Flags, used: Flags, box: Mapping[str, slice]
-    ) -> Floats:
-        """Return estimates of all cells."""
-        n = len(values)
-        before, after = known_neighbours(np.isfinite(values))
-        has_before, has_after = before >= 0, after < n
-        before, after = np.where(has_before, before, 0), np.where(has_after, after, n - 1)
-        since = (self.times.reshape(-1, *(1,) * (values.ndim - 1)) - self.times[before]).astype(
-            float
-        )
-        until = (self.times[after] - self.times.reshape(-1, *(1,) * (values.ndim - 1))).astype(
-            float
-        )
-        earlier = np.take_along_axis(values, before, 0)
-        later = np.take_along_axis(values, after, 0)
-        is_nearer = has_before & (~has_after | (since <= until))
-        nearest = np.where(is_nearer, earlier, later)
-        nearest[~has_before & ~has_after] = np.nan
-        inside = has_before & has_after
-        result = nearest
-        if self.is_linear:
-            span = np.where(inside, since + until, 1.0)
-            share = since / np.where(span > 0, span, 1.0)
-            result = np.where(inside, earlier + share * (later - earlier), nearest)
-        if self.beyond_ends:
-            return result
-        return np.where(inside, result, np.nan)
+    estimate: Callable[[Gaps], Floats]
+    # Dims that blocks must not cut.
+    uncut_dims: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class FromClimatology:
-    """The climatology of the known cells of a part at the same place."""
+@dataclass(frozen=True)
+class MethodOptions:
+    """Options of all methods, as in `fill_gaps`."""
 
-    whole: tuple[str, ...]
-    design: Design
-
-    def estimate(
-        self, values: Floats, wanted: Flags, used: Flags, box: Mapping[str, slice]
-    ) -> Floats:
-        """Return estimates of all cells."""
-        steps = np.arange(len(values))
-        sums = ClimatologySums.of(self.design, steps, np.where(used, values, np.nan))
-        return sums.climatology(self.design).at(steps)
-
-
-@dataclass(frozen=True, eq=False)
-class Spatial:
-    """The mean of the nearest known cells of the same step, weighted by 1 / distance squared."""
-
-    whole: tuple[str, ...]
-    # Position of each cell of the last axes: on the unit sphere, or in cells.
-    points: Floats
-    is_sphere: bool
-    neighbours: int
-
-    def estimate(
-        self, values: Floats, wanted: Flags, used: Flags, box: Mapping[str, slice]
-    ) -> Floats:
-        """Return estimates of the wanted cells."""
-        from scipy.spatial import KDTree
-
-        fields = values.reshape(-1, len(self.points))
-        result = np.full(fields.shape, np.nan)
-        has_place = np.isfinite(self.points).all(axis=1)
-        wanted_fields = wanted.reshape(fields.shape) & has_place
-        for i in np.flatnonzero(wanted_fields.any(axis=1)):
-            has_value = np.isfinite(fields[i]) & has_place
-            k = min(self.neighbours, int(has_value.sum()))
-            if k == 0:
-                continue
-            # more than that, because all cells at the distance of the last one count
-            most = min(k + _TIES, int(has_value.sum()))
-            distance, index = KDTree(self.points[has_value]).query(
-                self.points[wanted_fields[i]], k=[*range(1, most + 1)]
-            )
-            is_near = distance <= distance[:, k - 1 : k] * (1 + 1e-9)
-            if self.is_sphere:
-                distance = 2 * np.arcsin(np.minimum(distance / 2, 1.0))
-            # cells at one place count alone
-            distance = np.maximum(distance, 1e-9)
-            weight = is_near * (distance.min(axis=1, keepdims=True) / distance) ** 2
-            near = fields[i][has_value][index]
-            result[i, wanted_fields[i]] = (weight * near).sum(axis=1) / weight.sum(axis=1)
-        return result.reshape(values.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class Predicted:
-    """The prediction of a model, which has been made for all cells."""
-
-    whole: tuple[str, ...]
-    reader: CubeReader
-    name: str
-    time_dim: str | None
-
-    def estimate(
-        self, values: Floats, wanted: Flags, used: Flags, box: Mapping[str, slice]
-    ) -> Floats:
-        """Return the prediction in a box."""
-        predicted = self.reader.read(box)[self.name].astype(np.float64)
-        if self.time_dim is not None:
-            return predicted
-        return predicted[np.newaxis]
-
-
-class MethodOptions(NamedTuple):
-    """Which method, and its options."""
-
-    method: str
     beyond_ends: bool
     cycle: str | int | None
     neighbours: int
 
-    def method_of(self, array: xr.DataArray, time_dim: str | None) -> Method:
-        """Return the method for one variable."""
-        if self.method == "spatial":
-            return Spatial(*map_points(array, time_dim), self.neighbours)
-        if time_dim is None:
-            raise InvalidValueError(
-                f"method={self.method!r} needs a time dim, {array.name!r} has {array.dims}; use "
-                "'spatial'"
-            )
-        dates = dates_along(array.coords.values(), time_dim)
-        if dates is None:
-            dates = array[time_dim]
-        keys, _ = date_keys(dates.values)
-        if not (np.diff(keys) > 0).all():
-            raise InvalidValueError(
-                f"method={self.method!r} needs increasing dates along {time_dim!r}; sort them, as "
-                f"with ds.sortby({time_dim!r}), and drop those that repeat or are missing"
-            )
-        if self.method != "climatology":
-            is_linear = self.method == "linear"
-            return InTime((time_dim,), keys, is_linear, self.beyond_ends or not is_linear)
-        if self.cycle is None:
-            steps = np.arange(dates.size)
-            cycle = Cycle.supported_by(dates.values, steps, steps)
-        else:
-            cycle = Cycle.of("cycle", self.cycle)
-        return FromClimatology((time_dim,), Design.of("cycle", cycle, dates.values))
+
+def _in_time(gaps: Gaps, times: NDArray[Any], is_linear: bool, beyond_ends: bool) -> Floats:
+    """Estimate from the known steps before and after; beyond the ends if asked."""
+    values, n = gaps.values, len(gaps.values)
+    before, after = known_neighbours(np.isfinite(values))
+    has_before, has_after = before >= 0, after < n
+    before, after = np.where(has_before, before, 0), np.where(has_after, after, n - 1)
+    time = times.reshape(-1, *(1,) * (values.ndim - 1))
+    since, until = (time - times[before]).astype(float), (times[after] - time).astype(float)
+    earlier = np.take_along_axis(values, before, 0)
+    later = np.take_along_axis(values, after, 0)
+    is_nearer = has_before & (~has_after | (since <= until))
+    result = np.where(is_nearer, earlier, later)
+    result[~has_before & ~has_after] = np.nan
+    inside = has_before & has_after
+    if is_linear:
+        span = np.where(inside, since + until, 1.0)
+        share = since / np.where(span > 0, span, 1.0)
+        result = np.where(inside, earlier + share * (later - earlier), result)
+    if beyond_ends:
+        return result
+    return np.where(inside, result, np.nan)
+
+
+def _from_climatology(gaps: Gaps, design: Design) -> Floats:
+    """Estimate the climatology of the known cells of a part at the same place."""
+    steps = np.arange(len(gaps.values))
+    sums = ClimatologySums.of(design, steps, np.where(gaps.used, gaps.values, np.nan))
+    return sums.climatology(design).at(steps)
+
+
+def _spatial(gaps: Gaps, points: Floats, is_sphere: bool, neighbours: int) -> Floats:
+    """Estimate the mean of the nearest known cells, weighted by 1 / distance squared.
+
+    `points` are positions of the cells of the last axes: on the unit sphere, or in cells.
+    """
+    from scipy.spatial import KDTree
+
+    fields = gaps.values.reshape(-1, len(points))
+    result = np.full(fields.shape, np.nan)
+    has_place = np.isfinite(points).all(axis=1)
+    wanted = gaps.wanted.reshape(fields.shape) & has_place
+    for i in np.flatnonzero(wanted.any(axis=1)):
+        has_value = np.isfinite(fields[i]) & has_place
+        n_known = int(has_value.sum())
+        k = min(neighbours, n_known)
+        if k == 0:
+            continue
+        # more than that, because all cells at the distance of the last one count
+        looked_up = [*range(1, min(k + _TIES, n_known) + 1)]
+        distance, index = KDTree(points[has_value]).query(points[wanted[i]], k=looked_up)
+        is_near = distance <= distance[:, k - 1 : k] * (1 + 1e-9)
+        if is_sphere:
+            distance = 2 * np.arcsin(np.minimum(distance / 2, 1.0))
+        # cells at one place count alone
+        distance = np.maximum(distance, 1e-9)
+        weight = is_near * (distance.min(axis=1, keepdims=True) / distance) ** 2
+        near = fields[i][has_value][index]
+        result[i, wanted[i]] = (weight * near).sum(axis=1) / weight.sum(axis=1)
+    return result.reshape(gaps.values.shape)
+
+
+def _linear(array: xr.DataArray, time_dim: str | None, options: MethodOptions) -> Method:
+    time_dim, dates = _dates("linear", array, time_dim)
+    times = date_keys(dates.values)[0]
+    estimate = partial(_in_time, times=times, is_linear=True, beyond_ends=options.beyond_ends)
+    return Method(estimate, (time_dim,))
+
+
+def _nearest(array: xr.DataArray, time_dim: str | None, options: MethodOptions) -> Method:
+    time_dim, dates = _dates("nearest", array, time_dim)
+    times = date_keys(dates.values)[0]
+    estimate = partial(_in_time, times=times, is_linear=False, beyond_ends=True)
+    return Method(estimate, (time_dim,))
+
+
+def _climatology(array: xr.DataArray, time_dim: str | None, options: MethodOptions) -> Method:
+    time_dim, dates = _dates("climatology", array, time_dim)
+    if options.cycle is None:
+        steps = np.arange(dates.size)
+        cycle = Cycle.supported_by(dates.values, steps, steps)
+    else:
+        cycle = Cycle.of("cycle", options.cycle)
+    design = Design.of("cycle", cycle, dates.values)
+    return Method(partial(_from_climatology, design=design), (time_dim,))
+
+
+def _of_places(array: xr.DataArray, time_dim: str | None, options: MethodOptions) -> Method:
+    dims, points, is_sphere = map_points(array, time_dim)
+    estimate = partial(_spatial, points=points, is_sphere=is_sphere, neighbours=options.neighbours)
+    return Method(estimate, dims)
+
+
+def _dates(method: str, array: xr.DataArray, time_dim: str | None) -> tuple[str, xr.DataArray]:
+    """Return the time dim and its dates, which must increase."""
+    if time_dim is None:
+        raise InvalidValueError(
+            f"method={method!r} needs a time dim, {array.name!r} has {array.dims}; use 'spatial'"
+        )
+    dates = dates_along(array.coords.values(), time_dim)
+    if dates is None:
+        dates = array[time_dim]
+    if not (np.diff(date_keys(dates.values)[0]) > 0).all():
+        raise InvalidValueError(
+            f"method={method!r} needs increasing dates along {time_dim!r}; sort them, as with "
+            f"ds.sortby({time_dim!r}), and drop those that repeat or are missing"
+        )
+    return time_dim, dates
+
+
+#: What makes each method for a variable, its time dim and the options, by name.
+METHODS: dict[str, Callable[[xr.DataArray, str | None, MethodOptions], Method]] = {
+    "linear": _linear,
+    "nearest": _nearest,
+    "climatology": _climatology,
+    "spatial": _of_places,
+}

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
-from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
-from ml4cube.core.sums.fields import Moments
 from ml4cube.core.sums.pairs import PairSums
-from ml4cube.core.sums.quantiles import Histogram
 from ml4cube.cube.absent_chunks import heed_absent_chunks
 from ml4cube.cube.chunks.blocks import chunk_sizes
-from ml4cube.cube.coordinates import dates_along, find_time_dim, is_category
+from ml4cube.cube.coordinates import find_time_dim, is_category
 from ml4cube.cube.opening import as_dataset
 from ml4cube.insights.chunks import window_reads
-from ml4cube.insights.classes import class_fractions
+from ml4cube.insights.distribution import (
+    PROBABILITIES,
+    cycle_of,
+    distribution_of,
+    gap_fraction,
+    merged_steps,
+)
 from ml4cube.insights.sums import Floats, Pair, VariableSums, sum_up
 from ml4cube.preprocessing.statistics import chosen_variables
-from ml4cube.splits.cube import microseconds
 from ml4cube.splits.ranges import ranges_of
 
-#: Probabilities of the quantiles.
-PROBABILITIES = (0.0, 0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995, 1.0)
-# Bins of a histogram, between the quantiles of two probabilities.
-_BINS, _LOWEST, _HIGHEST = 40, 0.005, 0.995
 # Names of the result's own coordinates.
 _COORDS = (
     "variable", "other_variable", "dim", "probability", "bin", "edge", "class", "units",
@@ -38,9 +34,6 @@ _COORDS = (
 )  # fmt: skip
 # Variables of the result in the units of each variable.
 _IN_UNITS = ("mean", "std", "quantile", "bin_edge", "class_name")
-# The longest step of each cycle, in days.
-_LONGEST_STEP = {"month": 45.0, "season": 135.0}
-_MICROSECONDS_PER_DAY = 86_400_000_000
 # Units and long names of what is not in the units of each variable.
 _ATTRS = {
     "cells": ("1", "number of cells"),
@@ -158,7 +151,7 @@ def get_insights(
     for name, variable_sums in sums.items():
         of_variable = described[name] = {
             "cells": variable_sums.array.size,
-            **_values(variable_sums),
+            **distribution_of(variable_sums),
         }
         of_variable |= _ranges(cube, name, list(sizes), is_number="histogram" in of_variable)
         chunks = chunk_sizes(cube.variables[name])
@@ -188,106 +181,12 @@ def _check(cube: xr.Dataset, names: Iterable[str]) -> None:
                 f"variables must have dims and cells, got {array.name!r} with {dict(array.sizes)}"
             )
     used = {str(name) for array in arrays for name in (*array.dims, *array.coords)}
-    cycles = {_cycle(a, find_time_dim(a.coords.values(), a.dims))[0] for a in arrays}
+    cycles = {cycle_of(a, find_time_dim(a.coords.values(), a.dims))[0] for a in arrays}
     if taken := sorted(used & {*_COORDS, *_ATTRS, *_IN_UNITS, *cycles}):
         raise InvalidValueError(
             f"dims and coordinates must not be named {listed(taken, 'or')}, which the result has; "
             f"rename them, as with ds.rename({taken[0]}='{taken[0]}_')"
         )
-
-
-def _values(sums: VariableSums) -> dict[str, Any]:
-    """Return gaps, and the distribution of the values."""
-    total = _merged(sums.steps)
-    gaps = _gap_fraction(total, sums.weight_of_step.sum())
-    classes = class_fractions(sums.array, sums.histogram)
-    no_quantile = ("probability", [np.nan] * len(PROBABILITIES))
-    if classes is not None:
-        of_classes = {str(n): v for n, v in classes.variables.items()}
-        no_number = {"mean": np.nan, "std": np.nan, "quantile": no_quantile}
-        return {"gap_fraction": gaps, **no_number, **of_classes}
-    quantiles = [np.nan] * len(PROBABILITIES)
-    fractions, edges = _no_bins()
-    if total.count:
-        histogram = sums.histogram
-        quantiles = [float(histogram.quantile(p, total.min, total.max)) for p in PROBABILITIES]
-        low, high = (quantiles[PROBABILITIES.index(p)] for p in (_LOWEST, _HIGHEST))
-        fractions, edges = _in_equal_bins(histogram, low, high)
-    return {
-        "gap_fraction": gaps,
-        "mean": total.mean,
-        "std": np.sqrt(total.m2 / total.weight) if total.count else np.nan,
-        "quantile": ("probability", quantiles),
-        "histogram": ("bin", fractions),
-        "bin_edge": ("edge", edges),
-        **_season(sums),
-    }
-
-
-def _merged(steps: Moments) -> Moments:
-    """Merge the moments of all steps."""
-    steps = steps.map(np.atleast_1d)
-    if not len(steps.count):
-        return Moments.empty(())
-    while (n := len(steps.count)) > 1:
-        first, second, rest = (
-            steps.map(itemgetter(part))
-            for part in (slice(n // 2), slice(n // 2, n // 2 * 2), slice(n // 2 * 2, n))
-        )
-        merged = first.merge(second)
-        steps = Moments(*(np.concatenate(parts) for parts in zip(merged, rest, strict=True)))
-    return steps.map(itemgetter(0))
-
-
-def _gap_fraction(moments: Moments, weight: Any) -> Floats:
-    """Return the fraction of a weight that belongs to gaps; exactly 0 without gaps."""
-    has_gap = moments.gaps + moments.infs > 0
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(has_gap, (1 - moments.weight / weight).clip(0, 1), 0.0)
-
-
-def _in_equal_bins(histogram: Histogram, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return the fractions of cells in equal bins, and the edges of these."""
-    least = 4 * _BINS * np.spacing(max(abs(low), abs(high)))
-    if high - low <= least:
-        half = max(0.5, least)
-        low, high = low - half, high + half
-    used = ~np.isnan(histogram.edges)
-    counts = histogram.counts[used]
-    centers = histogram.edges[used] + histogram.width / 2
-    shares, edges = np.histogram(centers, _BINS, (low, high), weights=counts)
-    return shares / counts.sum(), edges
-
-
-def _no_bins() -> tuple[Floats, Floats]:
-    return np.full(_BINS, np.nan), np.full(_BINS + 1, np.nan)
-
-
-def _season(sums: VariableSums) -> dict[str, Any]:
-    """Return the mean of each month or season, and the spread of the steps' means in it."""
-    by, groups = _cycle(sums.array, sums.time_dim)
-    if by is None:
-        return {}
-    means, spreads = [], []
-    for group in range(len(GROUPS[by])):
-        steps = sums.steps.map(itemgetter(groups == group))
-        of_steps = steps.mean[steps.count > 0]
-        means.append(float(_merged(steps).mean))
-        spreads.append(float(of_steps.std()) if of_steps.size else np.nan)
-    return {by: (by, GROUPS[by]), f"mean_by_{by}": (by, means), f"std_by_{by}": (by, spreads)}
-
-
-def _cycle(array: xr.DataArray, time_dim: str | None) -> tuple[str | None, NDArray[Any]]:
-    """Return the cycle that the time steps show, if any, and the group of each step."""
-    dates = None
-    if time_dim is not None:
-        dates = dates_along(array.coords.values(), time_dim)
-    if dates is not None and dates.size > 1 and not bool(dates.isnull().any()):
-        step = np.median(np.abs(np.diff(microseconds(dates)))) / _MICROSECONDS_PER_DAY
-        for by, longest in _LONGEST_STEP.items():
-            if step <= longest:
-                return by, group_numbers(dates.values, by)
-    return None, np.empty(0)
 
 
 def _ranges(cube: xr.Dataset, name: str, dims: list[str], *, is_number: bool) -> dict[str, Any]:
@@ -324,7 +223,7 @@ def _correlations(
         i = names.index(name)
         pairs[i, i] = sums[name].steps.count.sum()
         # of a constant there is none
-        correlation[i, i] = 1.0 if _merged(sums[name].steps).m2 > 0 else np.nan
+        correlation[i, i] = 1.0 if merged_steps(sums[name].steps).m2 > 0 else np.nan
     for pair, of_pair in pair_sums.items():
         if set(pair) <= set(numbers):
             i, j = (names.index(name) for name in pair)
@@ -347,7 +246,7 @@ def _maps_and_series(sums: VariableSums, is_number: bool) -> dict[str, xr.DataAr
         steps = sums.array.size // sums.known.size
         result["gaps_by_place"] = _like(sums.array, sums.place_dims, 1 - sums.known / steps, gaps)
     if time_dim is not None:
-        fractions = _gap_fraction(sums.steps, sums.weight_of_step)
+        fractions = gap_fraction(sums.steps, sums.weight_of_step)
         result["gaps_by_time"] = _like(sums.array, [time_dim], fractions, gaps)
         if is_number:
             mean = {

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from ml4cube.core.axes import check_aligned
 from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.errors import InvalidValueError, check_choice, prefixed
-from ml4cube.core.grid import Block
 from ml4cube.core.scaling import dated_dim
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
@@ -158,7 +157,7 @@ def statistics_of_part(
         return reduce(VariableStatistics.merge, scan(reader, sum_block, blocks_of(reader)), _NONE)
 
 
-def _sum_whole_block(name: str, code: Any, _: Block, cells: Cells) -> VariableStatistics:
+def _sum_whole_block(name: str, code: Any, _: object, cells: Cells) -> VariableStatistics:
     return VariableStatistics.of(cells[name], _cells_of_part(cells, code))
 
 
@@ -264,7 +263,7 @@ def _sum_block(
     axes: tuple[int, ...],
     time_axis: int | None,
     bins: int | None,
-    _: Block,
+    _: object,
     cells: Cells,
 ) -> list[tuple[int, Moments, Histogram | None]]:
     """Return moments along `axes`, and a histogram if `bins` is given, of each group in a block."""

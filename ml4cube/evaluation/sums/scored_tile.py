@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from ml4cube.core.climatology import Climatology
 from ml4cube.core.grid import Block
-from ml4cube.core.metric_registry import Floats
 from ml4cube.core.sums.pairs import combined
 from ml4cube.cube.scan import Cells
 from ml4cube.evaluation.cells.baselines import CLIMATOLOGY, DAMPED, baseline_values
-from ml4cube.evaluation.cells.cell_reader import LoadedCells, Steps, Tile
+from ml4cube.evaluation.cells.cell_reader import Floats, LoadedCells, Steps, Tile
 from ml4cube.evaluation.cells.classes import known_in_all, most_likely
 from ml4cube.evaluation.cells.climatology import ClimatologyOptions
 from ml4cube.evaluation.cells.climatology_distribution import Distribution
 from ml4cube.evaluation.cells.train_climatology import damping, train_climatology
-from ml4cube.evaluation.sums.scored_variable import PART, WEIGHTS, ScoredVariable
+from ml4cube.evaluation.sums.score_options import PART, WEIGHTS
+from ml4cube.evaluation.sums.scored_variable import ScoredVariable
 
 # Numbers of one array that are computed with at a time.
 _NUMBERS_AT_ONCE = 2**20

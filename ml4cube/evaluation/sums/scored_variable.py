@@ -10,66 +10,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.axes import check_aligned
-from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Block
 from ml4cube.core.metric_registry import LABEL, PROBABILITY, VALUE
-from ml4cube.core.sums.fields import check_weights
-from ml4cube.cube.areas import cell_weights, check_not_zero
 from ml4cube.cube.coordinates import LEAD
 from ml4cube.cube.scan import blocks_of
 from ml4cube.evaluation.cells.baselines import CLIMATOLOGY, PREDICTION
 from ml4cube.evaluation.cells.cell_reader import CLASS, CellReader, Steps, Tile
 from ml4cube.evaluation.cells.classes import class_labels
-from ml4cube.evaluation.cells.climatology import ClimatologyOptions
-from ml4cube.evaluation.cells.climatology_distribution import distribution_beside
-from ml4cube.evaluation.cells.labels import Labels
 from ml4cube.evaluation.cells.predicted import Predicted
 from ml4cube.evaluation.cells.probabilities import Outputs, reliability_coords
 from ml4cube.evaluation.cells.timing import Timing
-from ml4cube.evaluation.cells.train_climatology import TRAIN
+from ml4cube.evaluation.sums.score_options import ScoreOptions
 from ml4cube.evaluation.sums.spectrum import spectrum_dim
-from ml4cube.preprocessing.cubes import all_over_other_dims
-
-#: Names of what is read beside the truth; those of variables in files have no spaces.
-PART, WEIGHTS = "is scored", "weights of cells"
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreOptions:
-    """What is compared, and how."""
-
-    timing: Timing
-    # Names of our baselines, and the climatology that they or a metric need.
-    baselines: Sequence[str]
-    climatology: ClimatologyOptions | None
-    # Flags of the cells that are scored, None for all.
-    part: xr.DataArray | None
-    labels: Labels
-    # Names of the sums by date.
-    sums: Sequence[str]
-
-    @property
-    def has_distribution(self) -> bool:
-        """True if there is a climatology of train cells among the baselines."""
-        if self.climatology is None or CLIMATOLOGY not in self.baselines:
-            return False
-        return bool(self.climatology.train.steps.size)
-
-    def beside(self, name: str, dims: Sequence[str]) -> dict[str, xr.Variable | None]:
-        """Return the flags and labels of a variable, which may lack dims of the flags."""
-        for label in self.labels.of_cells:
-            if lacking := [dim for dim in label.codes.dims if dim not in dims]:
-                raise InvalidValueError(
-                    f"by={label.name!r} lies along {lacking}, which {name!r} lacks; evaluate "
-                    "variables of other dims by themselves, as with prediction[['name']]"
-                )
-        flags: dict[str, xr.Variable | None] = {**self.labels.variables}
-        if self.part is not None:
-            flags[PART] = all_over_other_dims(self.part.variable, dims)
-        if self.climatology is not None:
-            flags[TRAIN] = all_over_other_dims(self.climatology.train.flags.variable, dims)
-        return flags
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,33 +54,24 @@ class ScoredVariable:
         cubes: Mapping[str, tuple[xr.Dataset, Mapping[str, Steps]]],
         truth: xr.Dataset,
         options: ScoreOptions,
-        weights: Any,
     ) -> ScoredVariable:
         """Check one variable of the prediction and of given baselines against the truth."""
         array, time_dim = truth[name], options.timing.time_dim
-        for model, (cube, _) in cubes.items():
-            if name not in cube:
-                raise InvalidValueError(f"the baseline {model!r} lacks the variable {name!r}")
         prediction = next(iter(cubes.values()))[0][name]
         row_dim = spectrum_dim(array, time_dim)
         dims = [str(dim) for dim in array.dims if dim not in (time_dim, row_dim)]
         if row_dim is not None:
             dims.append(row_dim)
         sizes, classes = {dim: array.sizes[dim] for dim in dims}, class_labels(prediction, array)
-        beside = options.beside(name, (time_dim, *sizes))
-        of_cells, described, _ = cell_weights(weights, array, truth.variables).warn()
-        if of_cells is not None:
-            _check_weights(of_cells, array, sizes)
-            beside[WEIGHTS] = of_cells.variable
+        beside, described = options.beside(array, truth, (time_dim, *sizes))
         if classes is not None:
             sizes, row_dim = {CLASS: len(classes), **sizes}, None
         predicted = {}
         for model, (cube, steps) in cubes.items():
             predicted[model] = Predicted.of(cube[name], steps, array, tuple(sizes), classes)
-        outputs = predicted[PREDICTION].outputs
         distribution = None
-        if classes is None and outputs is not None and options.has_distribution:
-            distribution = distribution_beside(outputs)
+        if classes is None:
+            distribution = options.distribution_beside(predicted[PREDICTION].outputs)
         return cls(
             name=name,
             timing=options.timing,
@@ -222,15 +165,3 @@ class ScoredVariable:
         rows = np.arange(self.timing.valid_steps.size).reshape(self.timing.valid_steps.shape)
         samples = block.slices[self.timing.sample_dim]
         return rows[samples, block.slices.get(LEAD, slice(None))].ravel()
-
-
-def _check_weights(weights: xr.DataArray, array: xr.DataArray, sizes: Mapping[str, int]) -> None:
-    """Refuse weights that do not lie along the dims of a step, or are not positive."""
-    if not set(weights.dims) <= set(sizes):
-        raise InvalidValueError(
-            f"weights must lie along the dims of a step of {array.name!r}, {tuple(sizes)}, got "
-            f"{weights.dims}"
-        )
-    check_aligned("weights", weights, array)
-    check_weights(weights.values)
-    check_not_zero(weights)
