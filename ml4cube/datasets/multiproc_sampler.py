@@ -30,13 +30,9 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.scaling import Scaling
 from ml4cube.cube.engine import DaskCluster, Engine, check_client, choose_engine, local_engine
-from ml4cube.ledger.draft import Draft
+from ml4cube.ledger.draft import Draft, WriteErrors, remove_work_folder
 from ml4cube.ledger.folders import Files
-from ml4cube.ledger.locations import Location, folder_of, paths_of
-from ml4cube.ledger.opening import open_draft, remove_work_folder
-from ml4cube.ledger.overwriting import may_write
-from ml4cube.ledger.targets import is_in_memory, targets_of
-from ml4cube.ledger.write_errors import WriteErrors
+from ml4cube.ledger.locations import Location, folder_of, is_in_memory, paths_of, targets_of
 from ml4cube.progress import Stage
 from ml4cube.sampling.identity.callback import checked_identity, copy_of
 from ml4cube.sampling.identity.cube import SourceChangedError
@@ -553,7 +549,7 @@ class MultiProcSampler(Summarized):
         # In one order, so that two runs cannot block one another.
         for part in sorted(self._unwritten(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
-                draft = open_draft(self.targets[part], call.id, SAMPLES)
+                draft = Draft(self.targets[part], call.id, SAMPLES)
             locked[part] = stack.enter_context(draft)
         # Another run may have written some before this one got their locks.
         return {part: locked[part] for part in self._unwritten(call) if part in locked}
@@ -569,7 +565,7 @@ class MultiProcSampler(Summarized):
     def _exists(self, target: Location, call: Call) -> bool:
         """Return True if the store of this call exists; refuse anything else at its path."""
         with WriteErrors.of(target):
-            if may_write(folder_of(target), SAMPLES, self._overwrite):
+            if SAMPLES.may_write(folder_of(target), self._overwrite):
                 return False
         try:
             made_from = StoreMetadata.of(open_store(target)).provenance

@@ -9,7 +9,7 @@ import os
 import socket
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
@@ -21,6 +21,15 @@ HOST = socket.gethostname()
 HASH_ALGORITHM = "sha256"
 #: Files that are written or synced at once.
 FILES_AT_ONCE = 8
+
+COPIED_AT_ONCE = 256
+#: The file without which there is no store, of any kind; it is put last.
+MARKER = "zarr.json"
+#: Names in a work folder that begin so are ours: unfinished stores and journals, with the call's
+#: id, the lock, and the list of files that a copy to the target removes and puts.
+OUR_PREFIX = "ml4cube-"
+STORE_PREFIX, JOURNAL_PREFIX = f"{OUR_PREFIX}store-", f"{OUR_PREFIX}journal-"
+LOCK, COPY_RECORD = f"{OUR_PREFIX}lock", f"{OUR_PREFIX}publishing.json"
 
 Files = dict[str, tuple[int, str]]
 """Size and hash of files by their path inside a folder, with ``/``."""
@@ -52,10 +61,6 @@ class Folder(ABC):
         """Return the size of every file by its path inside the folder."""
 
     @abstractmethod
-    def draft(self, call_id: str, kind: Any) -> Any:
-        """Open and lock the `Draft` of a store of some `StoreKind` that will be here."""
-
-    @abstractmethod
     def zarr_store(self) -> tuple[Store, Self, str]:
         """Return a zarr store that has this folder, the folder of its root, and the path inside."""
 
@@ -67,13 +72,68 @@ class Folder(ABC):
         """Return True if there is any file."""
         return bool(self.list())
 
+    def entries(self) -> set[str]:
+        """Return the names of files and folders directly here."""
+        return {name.partition("/")[0] for name in self.list()}
+
+    def make(self) -> None:
+        """Make the folder, where files can only be written to one that exists."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file if it exists."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Remove all files, and the folder; also a file that is here instead."""
+        raise NotImplementedError
+
+    def lock(self, target: Folder) -> Lock:
+        """Lock this work folder of a target."""
+        raise NotImplementedError
+
+    def replace(
+        self, finished: Folder, old: set[str], overwrite: bool, check: Callable[[], None]
+    ) -> None:
+        """Put a finished store here, in place of `old` files; `check` raises if the lock is lost.
+
+        Files are copied, the marker last: without it, there is no store. They are recorded first,
+        so that a later run knows by this which files of an interrupted copy are ours.
+        """
+        new = finished.list().keys()
+        self.record_copy(sorted(old | new))
+        steps = [*self.removals(old)]
+        # metadata of arrays before their chunks
+        names = sorted(new - {MARKER}, key=lambda name: MARKER not in name)
+        starts = range(0, len(names), COPIED_AT_ONCE)
+        for batch in [*(names[start : start + COPIED_AT_ONCE] for start in starts), [MARKER]]:
+            steps.append(functools.partial(self.copy_from, finished, batch))
+        for step in steps:
+            # a run that was suspended must not write into the store of a run that took over
+            check()
+            step()
+
+    def removals(self, old: set[str]) -> Sequence[Callable[[], None]]:
+        """Return the steps that remove an old store, the marker first."""
+        return [functools.partial(self.remove, name) for name in (MARKER, *sorted(old))]
+
+    def copy_from(self, other: Folder, paths: Sequence[str]) -> None:
+        """Copy files from another folder."""
+        for path in paths:
+            self.write(path, other.read(path))
+
+    def record_copy(self, files: Sequence[str]) -> None:
+        """Record which files a copy removes and puts."""
+
     def half_copied(self) -> set[str]:
         """Return the files that an interrupted copy of ours has put here or was to remove."""
         return set()
 
     def for_workers(self) -> Folder:
-        """Return the folder for workers of this machine, whose files `Draft.record` syncs."""
+        """Return the folder for workers of this machine, whose files `sync` makes durable."""
         return self
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Make files durable that workers of this machine have written."""
 
     def check_target(self, argument: str) -> None:
         """Refuse a place where a store would not be seen, or would hide another."""
@@ -86,6 +146,27 @@ class Folder(ABC):
 
     def restore(self) -> None:
         """Put back an old store that a killed run was replacing."""
+
+
+class Lock(ABC):
+    """The lock of a work folder."""
+
+    #: True until it is released.
+    is_open: bool
+    #: False if another run has taken over.
+    is_held: bool
+
+    def check(self) -> None:
+        """Raise RunError if another run has taken over."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the lock; remove a work folder that is empty."""
+
+
+def work_location(target: object) -> str:
+    """Return the work folder of a target."""
+    return f"{target}.partial"
 
 
 def group_json(attributes: Mapping[str, Any], **more: Any) -> bytes:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from ml4cube.core.errors import InvalidValueError, StoreExistsError
-from ml4cube.ledger.draft import Draft, StoreKind
-from ml4cube.ledger.folders import Files, Folder, group_json, size_and_hash
-from ml4cube.ledger.local import LocalFolder
-from ml4cube.ledger.overwriting import check_free, replaceable_files
+from ml4cube.ledger.folders import MARKER, Folder, group_json, size_and_hash
 
 # Key, in JSON, of the files that a copy writes.
 _DRAFT_KEY = "ml4cube_draft"
@@ -55,7 +51,7 @@ class ZarrFolder(Folder):
         prefix = self._key("")
 
         async def sizes() -> dict[str, int]:
-            group_exists = not self.path or await self.store.exists(self._key("zarr.json"))
+            group_exists = not self.path or await self.store.exists(self._key(MARKER))
             # Icechunk refuses to list below a missing group, other stores may have files there
             listed = self.store.list_prefix(prefix) if group_exists else self.store.list()
             keys = [key async for key in listed if key.startswith(prefix)]
@@ -81,9 +77,6 @@ class ZarrFolder(Folder):
         name = type(self.store).__name__
         return f"{name} at {self.path!r}" if self.path else name
 
-    def draft(self, call_id: str, kind: StoreKind) -> ZarrDraft:
-        return ZarrDraft(self, kind)
-
     def zarr_store(self) -> tuple[Any, ZarrFolder, str]:
         return self.store, ZarrFolder(self.store), self.path
 
@@ -92,9 +85,20 @@ class ZarrFolder(Folder):
         name = str(self.store)
         return name if name.startswith("memory://") else self.store, self.path
 
+    def record_copy(self, files: Sequence[str]) -> None:
+        for group in self.groups_from_root()[:-1]:
+            if group.size(MARKER) is None:  # readers do not look into a folder without it
+                group.write(MARKER, group_json({}))
+        if self.store.supports_deletes:  # a zip file would keep both versions of the group
+            self.write(MARKER, group_json({_DRAFT_KEY: files}))
+
+    def removals(self, old: set[str]) -> Sequence[Callable[[], None]]:
+        children = {name.partition("/")[0] for name in old} - {MARKER}
+        return [partial(self.remove, child) for child in sorted(children)]
+
     def half_copied(self) -> set[str]:
         try:
-            return set(json.loads(self.read("zarr.json"))["attributes"][_DRAFT_KEY])
+            return set(json.loads(self.read(MARKER))["attributes"][_DRAFT_KEY])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return set()
 
@@ -102,7 +106,7 @@ class ZarrFolder(Folder):
         # all groups above are written in zarr v3, and would hide one of zarr v2
         for group in self.groups_from_root()[:-1]:
             with contextlib.suppress(KeyError):  # Icechunk refuses names of zarr v2
-                if group.size("zarr.json") is None and group.size(".zgroup") is not None:
+                if group.size(MARKER) is None and group.size(".zgroup") is not None:
                     raise InvalidValueError(
                         f"{argument}={str(self)!r} is inside the group {str(group)!r} of zarr v2, "
                         "which samples in zarr v3 would hide; give another path"
@@ -114,58 +118,6 @@ class ZarrFolder(Folder):
                 f"{self} exists, and a {type(self.store).__name__} cannot remove files, so it is "
                 "not overwritten; write to a new one"
             )
-
-
-class ZarrDraft(Draft):
-    """An unfinished store that goes into a user's zarr store, such as an Icechunk session."""
-
-    # Workers write to a temporary folder of this machine, and this process copies its files into
-    # the zarr store at the end. So a stopped run cannot be resumed.
-
-    def __init__(self, target: ZarrFolder, kind: StoreKind) -> None:
-        self.target: ZarrFolder = target
-        self.kind = kind
-        self._temporary = tempfile.TemporaryDirectory(prefix="ml4cube-")
-        self.store_folder: LocalFolder = LocalFolder(Path(self._temporary.name))
-        self.finished_tasks = {}
-
-    def begin(self, resume: bool = True) -> None:
-        """Do nothing: there are no finished tasks."""
-
-    def read_journal(self) -> None:
-        """Do nothing: there is no journal."""
-
-    def _clear(self, keep_this_call: bool) -> None:
-        """Do nothing: the temporary folder is new."""
-
-    def record(self, task: int, files: Files) -> None:
-        """Record that a task is finished."""
-        self.finished_tasks[task] = files
-
-    def publish(self, overwrite: bool = False) -> None:
-        """Copy the finished store: metadata of arrays, then chunks, then that of its group."""
-        if not overwrite:
-            check_free(self.target, self.kind)
-        new_files = self.store_folder.list().keys()
-        old_files = replaceable_files(self.target, self.kind)
-        for group in self.target.groups_from_root()[:-1]:
-            if group.size("zarr.json") is None:  # readers do not look into a folder without it
-                group.write("zarr.json", group_json({}))
-        if self.target.store.supports_deletes:  # a zip file would keep both versions of the group
-            # if this run is interrupted, the next one knows by this which files are ours
-            ours = sorted(old_files | new_files)
-            self.target.write("zarr.json", group_json({_DRAFT_KEY: ours}))
-        for child in sorted({name.partition("/")[0] for name in old_files} - {"zarr.json"}):
-            self.target.remove(child)
-        # False comes before True
-        for name in sorted(new_files, key=lambda n: (n == "zarr.json", "zarr.json" not in n)):
-            self.target.write(name, self.store_folder.read(name))
-
-    def discard(self) -> None:
-        """Remove the temporary folder."""
-        self._temporary.cleanup()
-
-    close = discard
 
 
 def wait_for(coroutine: Any) -> Any:

@@ -11,29 +11,28 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from ml4cube.core.errors import RunError, StoreError
-from ml4cube.ledger.draft import (
+from ml4cube.ledger.folders import (
+    FILES_AT_ONCE,
+    LOCK,
     OUR_PREFIX,
-    Draft,
-    StoreKind,
-    calls_with_tasks,
-    journal_name,
-    store_name,
+    STORE_PREFIX,
+    Folder,
+    Lock,
+    raise_error,
+    sync_path,
     work_location,
+    write_file,
 )
-from ml4cube.ledger.folders import FILES_AT_ONCE, Files, Folder, raise_error, sync_path, write_file
-from ml4cube.ledger.overwriting import check_free, check_overwritable
 
 if TYPE_CHECKING:
     from zarr.storage import LocalStore
-
-_LOCK = f"{OUR_PREFIX}lock"
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class LocalFolder(Folder):
             return write_file(file, *pieces, sync=self.sync_each_file)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Make files durable, concurrently: the disk syncs several in the time of one."""
+        # concurrently: the disk syncs several in the time of one
         with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-sync") as threads:
             list(threads.map(sync_path, [self.root / path for path in paths]))
 
@@ -72,7 +71,7 @@ class LocalFolder(Folder):
 
     def list(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        if not self.root.exists():
+        if not self.root.is_dir():  # a netCDF file may be here
             return sizes
         for folder, _, names in os.walk(self.root, onerror=raise_error, followlinks=True):
             for path in (Path(folder, name) for name in names):
@@ -88,16 +87,44 @@ class LocalFolder(Folder):
         for folder, _, _ in os.walk(self.root):
             sync_path(Path(folder))
 
+    def entries(self) -> set[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return set(os.listdir(self.root))
+        return set()
+
+    def make(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+
     def clear(self) -> None:
-        """Remove the folder and its content."""
-        if self.root.exists():
-            shutil.rmtree(self.root)
+        if self.root.is_dir():
+            # Errors are ignored, because tasks of a stopped run may still write files here.
+            shutil.rmtree(self.root, ignore_errors=True)
+        else:
+            self.root.unlink(missing_ok=True)
+
+    def lock(self, target: Folder) -> LocalLock:
+        lock = LocalLock(self.root, target)
+        if isinstance(target, LocalFolder):
+            target._restore_replaced()
+        return lock
+
+    def replace(
+        self, finished: Folder, old: set[str], overwrite: bool, check: Callable[[], None]
+    ) -> None:
+        """Rename a finished store, or file, to this path."""
+        assert isinstance(finished, LocalFolder)
+        try:
+            if overwrite and self.root.exists():
+                self.root.rename(self._replaced.root)
+            finished.root.rename(self.root)
+        except BaseException:
+            self._restore_replaced()
+            raise
+        sync_path(self.root.parent)
+        self._replaced.clear()
 
     def __str__(self) -> str:
         return str(self.root)
-
-    def draft(self, call_id: str, kind: StoreKind) -> LocalDraft:
-        return LocalDraft(self.root, call_id, kind)
 
     def zarr_store(self) -> tuple[LocalStore, LocalFolder, str]:
         from zarr.storage import LocalStore
@@ -114,158 +141,79 @@ class LocalFolder(Folder):
         return replace(self, sync_each_file=False)
 
     def restore(self) -> None:
-        if _is_half_replaced(self.root):
+        if self._is_half_replaced():
             # A run that holds the lock is replacing the store right now.
-            with contextlib.suppress(RunError), _lock_and_restore(self.root):
-                pass
+            with contextlib.suppress(RunError):
+                LocalFolder(Path(work_location(self))).lock(self).release()
+
+    @property
+    def _replaced(self) -> LocalFolder:
+        """Where the old store is while it is being replaced."""
+        return LocalFolder(Path(work_location(self)) / f"{OUR_PREFIX}replaced")
+
+    def _is_half_replaced(self) -> bool:
+        """Return True if the old store was moved away, and the new one is not at its path yet."""
+        # Without an unfinished store, the old one was moved by a run that published its own, and
+        # the target has been removed since.
+        unfinished = Path(work_location(self)).glob(f"{STORE_PREFIX}*")
+        return not self.root.exists() and self._replaced.root.exists() and any(unfinished)
+
+    def _restore_replaced(self) -> None:
+        if self._is_half_replaced():
+            self._replaced.root.rename(self.root)
 
 
-class LocalDraft(Draft):
-    """An unfinished store on disk."""
+class LocalLock(Lock):
+    """A locked file, which the kernel unlocks when this process ends."""
 
-    def __init__(self, target: Path, call_id: str, kind: StoreKind) -> None:
-        self.target: LocalFolder = LocalFolder(target)
-        self.kind = kind
-        path = Path(work_location(target))
-        self.work_folder: LocalFolder = LocalFolder(path)
-        self.store_folder: LocalFolder = LocalFolder(path / store_name(call_id))
-        self.journal: LocalFolder = LocalFolder(path / journal_name(call_id))
-        self.call_id = call_id
-        self.finished_tasks = {}
-        self._lock = _lock_and_restore(target)
+    is_held = True
 
-    def _clear(self, keep_this_call: bool) -> None:
-        if not keep_this_call:
-            self.journal.clear()
-            self.store_folder.clear()
-        ours = self.store_folder.root, self.journal.root
-        # The folder of journals holds one folder for each call.
-        journals = self.journal.root.parent
-        for path in (*self.work_folder.root.glob(f"{OUR_PREFIX}*"), *journals.glob("*")):
-            if path not in (journals, *ours):
-                # Also an old store: taking the lock has put it back unless it had been replaced.
-                _remove(path)
-        for path in ours:
-            path.mkdir(parents=True, exist_ok=True)
-
-    def record(self, task: int, files: Files) -> None:
-        """Sync the files of a finished task, then record it."""
-        self.store_folder.sync(files)
-        super().record(task, files)
-
-    def publish(self, overwrite: bool = False) -> None:
-        """Rename the finished store to its path."""
-        path = self.target.root
-        if not overwrite:
-            check_free(self.target, self.kind)
-        finished = self._finished()
+    def __init__(self, folder: Path, target: Folder) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / LOCK
+        self._file = self._path.open("ab")
         try:
-            if overwrite and path.exists():
-                check_overwritable(self.target, self.kind)
-                path.rename(_replaced_path(path))
-            finished.rename(path)
+            if not self._is_locked():
+                raise RunError(
+                    f"another run is writing {target} (it has locked {folder}); wait for it to end"
+                )
         except BaseException:
-            _restore_replaced(path)
+            self._file.close()
             raise
-        sync_path(path.parent)
-        _remove(_replaced_path(path))
 
-    def _finished(self) -> Path:
-        """Return the finished store, which is renamed to its path."""
-        return self.store_folder.root
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        """True until it is released."""
+        return not self._file.closed
 
-    def discard(self) -> None:
-        """Remove our part of the work folder, the lock last."""
+    def _is_locked(self) -> bool:
+        """Lock the file; return False if another run has locked it, or has removed it meanwhile."""
+        import fcntl  # Windows has none, and can still read stores
+
         try:
-            for path in self.work_folder.root.glob(f"{OUR_PREFIX}*"):
-                _remove(path)
-            with contextlib.suppress(OSError):
-                (self.work_folder.root / _LOCK).unlink()
-                self.work_folder.root.rmdir()
-        finally:
-            self._release()
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._remove()  # the user will choose another path
+            raise StoreError(
+                f"cannot lock {self._path}: {error}; choose a path on a file system with locks "
+                "(flock), or mount this one with them (Lustre: -o flock)"
+            ) from error
+        try:
+            return os.fstat(self._file.fileno()).st_ino == self._path.stat().st_ino
+        except FileNotFoundError:
+            return False
 
-    def close(self) -> None:
-        """Release the lock; remove a work folder without finished tasks."""
-        if self._lock.closed:
-            return
-        if calls_with_tasks(self.work_folder):
-            self._release()
-        else:
-            self.discard()
-
-    def _release(self) -> None:
+    def release(self) -> None:
         import fcntl
 
-        # a process forked in the meantime also has the lock open
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
-        self._lock.close()
+        self._remove()
+        # a process forked in the meantime also has the file open
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._file.close()
 
-
-def _remove(path: Path) -> None:
-    """Remove a file or folder of ours, but not the lock."""
-    if path.is_dir():
-        # Errors are ignored, because tasks of a stopped run may still write files here.
-        shutil.rmtree(path, ignore_errors=True)
-    elif path.name != _LOCK:
-        path.unlink(missing_ok=True)
-
-
-def _lock_and_restore(target: Path) -> IO[bytes]:
-    """Lock the work folder of a target, then move an old store back.
-
-    The kernel releases the lock when this process ends.
-    """
-    folder = Path(work_location(target))
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = (folder / _LOCK).open("ab")
-    try:
-        if not _try_lock(lock, folder / _LOCK):
-            raise RunError(
-                f"another run is writing {target} (it has locked {folder}); wait for it to end"
-            )
-        _restore_replaced(target)
-    except BaseException:
-        lock.close()
-        raise
-    return lock
-
-
-def _try_lock(lock: IO[bytes], path: Path) -> bool:
-    """Lock a file; return False if another run has locked it, or has removed it meanwhile."""
-    import fcntl  # Windows has none, and can still read stores
-
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        with contextlib.suppress(OSError):  # the user will choose another path
-            path.unlink()
-            path.parent.rmdir()
-        raise StoreError(
-            f"cannot lock {path}: {error}; choose a path on a file system with locks (flock), or "
-            "mount this one with them (Lustre: -o flock)"
-        ) from error
-    try:
-        return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
-    except FileNotFoundError:
-        return False
-
-
-def _replaced_path(target: Path) -> Path:
-    """Return where the old store is while it is being replaced."""
-    return Path(work_location(target)) / f"{OUR_PREFIX}replaced"
-
-
-def _is_half_replaced(target: Path) -> bool:
-    """Return True if the old store was moved away, and the new one is not at its path yet."""
-    # Without an unfinished store, the old one was moved by a run that published its own, and the
-    # target has been removed since.
-    unfinished = Path(work_location(target)).glob(store_name("*"))
-    return not target.exists() and _replaced_path(target).exists() and any(unfinished)
-
-
-def _restore_replaced(target: Path) -> None:
-    if _is_half_replaced(target):
-        _replaced_path(target).rename(target)
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+            self._path.parent.rmdir()

@@ -21,29 +21,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.core.errors import InvalidValueError, RunError
-from ml4cube.ledger.draft import (
-    OUR_PREFIX,
-    Draft,
-    StoreKind,
-    calls_with_tasks,
-    journal_name,
-    store_name,
+from ml4cube.ledger.folders import (
+    COPY_RECORD,
+    FILES_AT_ONCE,
+    LOCK,
+    MARKER,
+    Folder,
+    Lock,
+    filesystem,
+    size_and_hash,
     work_location,
 )
-from ml4cube.ledger.folders import FILES_AT_ONCE, Files, Folder, filesystem, size_and_hash
-from ml4cube.ledger.overwriting import check_free, replaceable_files
 
 if TYPE_CHECKING:
     from zarr.storage import FsspecStore
 
 logger = logging.getLogger(__name__)
 
-_LOCK = f"{OUR_PREFIX}lock.json"
 _LOCK_RENEWED_EVERY_S = 20.0
 _LOCK_EXPIRES_AFTER_S = 90.0
-_COPIED_AT_ONCE = 256
-# Lists the files that a copy to the target removes and puts.
-_COPY_RECORD = f"{OUR_PREFIX}publishing.json"
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,9 @@ class RemoteFolder(Folder):
         objects = fs.find(root, detail=True)
         return {name[len(root) + 1 :]: int(info["size"]) for name, info in objects.items()}
 
-    def copy_from(self, other: RemoteFolder, paths: Sequence[str]) -> None:
+    def copy_from(self, other: Folder, paths: Sequence[str]) -> None:
         """Copy objects from another folder of the same file system, on the server."""
+        assert isinstance(other, RemoteFolder)
         fs, root = filesystem(self.url)
         _, other_root = filesystem(other.url)
         fs.copy(
@@ -99,13 +96,11 @@ class RemoteFolder(Folder):
         )
 
     def remove(self, path: str) -> None:
-        """Remove an object if it exists."""
         fs, root = filesystem(self.url)
         with contextlib.suppress(FileNotFoundError):
             fs.rm_file(f"{root}/{path}")
 
     def clear(self) -> None:
-        """Remove all objects."""
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
         # not `fs.rm(names)`, which reads some of their characters as wildcards
@@ -117,8 +112,11 @@ class RemoteFolder(Folder):
     def __str__(self) -> str:
         return self.url
 
-    def draft(self, call_id: str, kind: StoreKind) -> RemoteDraft:
-        return RemoteDraft(self.url, call_id, kind)
+    def lock(self, target: Folder) -> RemoteLock:
+        return RemoteLock(self, target)
+
+    def removals(self, old: set[str]) -> Sequence[Callable[[], None]]:
+        return [partial(self.remove, MARKER), self.clear]
 
     def zarr_store(self) -> tuple[FsspecStore, RemoteFolder, str]:
         from zarr.storage import FsspecStore
@@ -128,9 +126,12 @@ class RemoteFolder(Folder):
     def system_and_path(self) -> tuple[Any, str]:
         return filesystem(self.url)
 
+    def record_copy(self, files: Sequence[str]) -> None:
+        RemoteFolder(work_location(self)).write(COPY_RECORD, json.dumps(files).encode())
+
     def half_copied(self) -> set[str]:
         try:
-            return set(json.loads(RemoteFolder(work_location(self)).read(_COPY_RECORD)))
+            return set(json.loads(RemoteFolder(work_location(self)).read(COPY_RECORD)))
         except (FileNotFoundError, ValueError, TypeError):
             return set()
 
@@ -142,49 +143,42 @@ class RemoteFolder(Folder):
             )
 
 
-class RemoteDraft(Draft):
-    """An unfinished store behind a URL."""
+class RemoteLock(Lock):
+    """An object that its owner renews."""
 
-    def __init__(self, target: str, call_id: str, kind: StoreKind) -> None:
-        self.target: RemoteFolder = RemoteFolder(target)
-        self.kind = kind
-        self.work_folder: RemoteFolder = RemoteFolder(work_location(target))
-        self.store_folder: RemoteFolder = RemoteFolder(f"{self.work_folder}/{store_name(call_id)}")
-        # named by call, like the store: a run that was suspended may still record a task
-        self.journal: RemoteFolder = RemoteFolder(f"{self.work_folder}/{journal_name(call_id)}")
-        self.call_id = call_id
-        self.finished_tasks = {}
+    def __init__(self, folder: RemoteFolder, target: Folder) -> None:
+        self._folder, self._target = folder, target
         self._owner = uuid.uuid4().hex
         self._renewal_ended = threading.Event()
         # so that this process does not read the lock while it is half written
-        self._lock_access = threading.RLock()
-        self._take_lock()
+        self._access = threading.RLock()
+        self._take()
         self._renewer = threading.Thread(
             target=self._keep_renewing, daemon=True, name="ml4cube-lock"
         )
         self._renewer.start()
 
-    def _take_lock(self) -> None:
-        if not self.work_folder.create(_LOCK, self._lock_note()):
-            owner = self._read_lock()
+    def _take(self) -> None:
+        if not self._folder.create(LOCK, self._note()):
+            owner = self._read()
             if time.time() - owner.get("time", 0.0) < _LOCK_EXPIRES_AFTER_S:
                 raise RunError(
-                    f"another run is writing {self.target} (on {owner.get('host')}, it has locked "
-                    f"{self.work_folder}); wait for it to end, or {_LOCK_EXPIRES_AFTER_S:.0f} s "
+                    f"another run is writing {self._target} (on {owner.get('host')}, it has locked "
+                    f"{self._folder}); wait for it to end, or {_LOCK_EXPIRES_AFTER_S:.0f} s "
                     "if it was killed"
                 )
-            self.work_folder.write(_LOCK, self._lock_note())
-        if not self._holds_lock():
-            raise RunError(f"another run just started to write {self.target}; wait for it to end")
+            self._folder.write(LOCK, self._note())
+        if not self.is_held:
+            raise RunError(f"another run just started to write {self._target}; wait for it to end")
 
-    def _lock_note(self) -> bytes:
+    def _note(self) -> bytes:
         note = {"owner": self._owner, "host": socket.gethostname(), "time": time.time()}
         return json.dumps(note).encode()
 
-    def _read_lock(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         """Return the note of the lock's owner; nothing if there is none, or it is half written."""
         try:
-            note: dict[str, Any] = json.loads(self.work_folder.read(_LOCK))
+            note: dict[str, Any] = json.loads(self._folder.read(LOCK))
         except (FileNotFoundError, ValueError):
             return {}
         return note
@@ -192,86 +186,39 @@ class RemoteDraft(Draft):
     def _keep_renewing(self) -> None:
         while not self._renewal_ended.wait(_LOCK_RENEWED_EVERY_S):
             try:
-                with self._lock_access:
-                    if not self._holds_lock():
+                with self._access:
+                    if not self.is_held:
                         return
-                    self.work_folder.write(_LOCK, self._lock_note())
+                    self._folder.write(LOCK, self._note())
             except Exception as error:  # file systems raise any exception
                 logger.warning(
-                    "could not renew the lock of %s, trying again: %s", self.work_folder, error
+                    "could not renew the lock of %s, trying again: %s", self._folder, error
                 )
 
-    def _holds_lock(self) -> bool:
-        with self._lock_access:
-            return self._read_lock().get("owner") == self._owner
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        """True until it is released."""
+        return not self._renewal_ended.is_set()
 
-    def _check_lock(self) -> None:
-        if not self._holds_lock():
+    @property
+    def is_held(self) -> bool:  # type: ignore[override]
+        """False if another run has taken over."""
+        with self._access:
+            return self._read().get("owner") == self._owner
+
+    def check(self) -> None:
+        if not self.is_held:
             raise RunError(
-                f"another run took over {self.target}, because the lock of this run was not "
+                f"another run took over {self._target}, because the lock of this run was not "
                 f"renewed for {_LOCK_EXPIRES_AFTER_S:.0f} s or could not be read; wait for the "
                 "other run to end, then run again"
             )
 
-    def _clear(self, keep_this_call: bool) -> None:
-        kept = [_LOCK, _COPY_RECORD]
-        if keep_this_call:
-            kept += [f"{store_name(self.call_id)}/", f"{journal_name(self.call_id)}/"]
-        for name in self.work_folder.list():
-            if name.startswith(OUR_PREFIX) and not name.startswith(tuple(kept)):
-                self.work_folder.remove(name)
-
-    def record(self, task: int, files: Files) -> None:
-        """Record a finished task, unless another run took over."""
-        self._check_lock()
-        super().record(task, files)
-
-    def publish(self, overwrite: bool = False) -> None:
-        """Copy the finished store to its target, the marker last."""
-        self._check_lock()
-        if not overwrite:
-            check_free(self.target, self.kind)
-        new_files = set(self.store_folder.list())
-        ours = replaceable_files(self.target, self.kind) | new_files
-        self.work_folder.write(_COPY_RECORD, json.dumps(sorted(ours)).encode())
-        last_copied = dict.fromkeys(["zarr.json", self.kind.marker])
-        first_copied = sorted(new_files - set(last_copied))
-        starts = range(0, len(first_copied), _COPIED_AT_ONCE)
-        batches = [first_copied[start : start + _COPIED_AT_ONCE] for start in starts]
-        folder = self.target
-        # a store is not valid without its marker: the old one is removed first, the new put last
-        steps: list[Callable[[], None]] = [partial(folder.remove, self.kind.marker), folder.clear]
-        for batch in (*batches, *([name] for name in last_copied)):
-            steps.append(partial(folder.copy_from, self.store_folder, batch))
-        for step in steps:
-            # a run that was suspended must not write into the store of a run that took over
-            self._check_lock()
-            step()
-
-    def discard(self) -> None:
-        """Remove our part of the work folder, the lock last."""
-        self._stop_renewing()
-        if not self._holds_lock():
-            return
-        names = {name.partition("/")[0] for name in self.work_folder.list()}
-        ours = [name for name in names if name.startswith(OUR_PREFIX)]
-        for name in sorted(ours, key=lambda name: name == _LOCK):
-            RemoteFolder(f"{self.work_folder}/{name}").clear()  # also a single object
-        if not self.work_folder.list():  # file systems with folders keep an empty one
-            self.work_folder.clear()
-
-    def close(self) -> None:
-        """Release the lock; remove a work folder without finished tasks."""
-        if self._renewal_ended.is_set():
-            return
-        self._stop_renewing()
-        # without its record, files that were copied already would not be known as ours
-        if not calls_with_tasks(self.work_folder) and self.work_folder.size(_COPY_RECORD) is None:
-            self.discard()
-        elif self._holds_lock():
-            self.work_folder.remove(_LOCK)
-
-    def _stop_renewing(self) -> None:
-        """Stop renewing the lock, which would be put again after its release."""
+    def release(self) -> None:
+        # or it would be put again after its release
         self._renewal_ended.set()
         self._renewer.join()
+        if self.is_held:
+            self._folder.remove(LOCK)
+            if not self._folder.list():  # file systems with folders keep an empty one
+                self._folder.clear()

@@ -16,8 +16,8 @@ from ml4cube.core.partition import hash_ids
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.reader import CubeReader
+from ml4cube.ledger.draft import WriteErrors
 from ml4cube.ledger.folders import Files, Folder
-from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import INPUT
 from ml4cube.sampling.outcomes import classify

@@ -43,7 +43,6 @@ from ml4cube.ledger.draft import StoreKind
 from ml4cube.ledger.folders import FILES_AT_ONCE, Files, Folder, group_json, json_bytes
 from ml4cube.ledger.locations import Location, folder_of, location_of
 from ml4cube.ledger.manifest import (
-    MANIFEST,
     fault_of,
     find_faults,
     find_foreign,
@@ -60,8 +59,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FORMAT = 2
-#: Stores of samples, of which the list of files is put last.
-SAMPLES = StoreKind("the sampler", MANIFEST, find_foreign)
+SAMPLES = StoreKind("the sampler", find_foreign)
 #: Subgroup of the cube's coordinates.
 AXES = "axes"
 # Optional attributes of a store.

@@ -41,7 +41,7 @@ def test_a_killed_worker(tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sampling, "_SHARD_BYTES", (256, 512))  # many tasks
     monkeypatch.setattr(sample_plan, "_COUNT_BYTES", 256)
     flag, calls = tmp_path / "killed", str(tmp_path / "calls")
-    notes = str(tmp_path / "out/train.zarr.partial/ml4cube-journal/*/*.json")
+    notes = str(tmp_path / "out/train.zarr.partial/ml4cube-journal-*/*.json")
 
     def work(samples: dict[str, Any]) -> dict[str, Any]:
         with open(os.environ.get("CALLS", calls), "a") as file:  # appends of one byte do not mix

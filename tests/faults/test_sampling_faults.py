@@ -118,7 +118,7 @@ def test_killed_when_something_is_written(job: Job, nproc: int, tmp_path: Path) 
     target = tmp_path / "out"
     work_folder = target / "train.zarr.partial"
     process = job.start(target, nproc)
-    while not any(work_folder.glob("ml4cube-journal/*/*.json")) and process.poll() is None:
+    while not any(work_folder.glob("ml4cube-journal-*/*.json")) and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()

@@ -150,7 +150,7 @@ def test_what_a_kill_after_the_last_step_left_is_removed(tmp_path, model, monkey
     path = tmp_path / "cube.zarr"
     appended(model, source(0, 3), path)
     with monkeypatch.context() as patch:
-        patch.setattr("ml4cube.ledger.local.LocalDraft.discard", lambda self: 1 / 0)
+        patch.setattr("ml4cube.ledger.draft.Draft.discard", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             appended(model, source(3, 3), path)
     assert Path(f"{path}.partial").exists()

@@ -23,13 +23,12 @@ import zarr
 from zarr.storage import MemoryStore, StorePath
 
 from ml4cube.core.errors import InvalidValueError, RunError, StoreError, StoreExistsError
+from ml4cube.ledger.draft import Draft
 from ml4cube.ledger.folders import filesystem, size_and_hash
 from ml4cube.ledger.in_zarr import ZarrFolder
 from ml4cube.ledger.local import LocalFolder
-from ml4cube.ledger.locations import folder_of, location_of
+from ml4cube.ledger.locations import folder_of, location_of, target_of
 from ml4cube.ledger.manifest import MANIFEST, read_manifest
-from ml4cube.ledger.opening import open_draft
-from ml4cube.ledger.targets import target_of
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.output.digest import find_foreign_in_netcdf
 from ml4cube.prediction.output.files import PREDICTIONS, open_prediction
@@ -280,7 +279,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
         ):
             predict_cube(model, source(), out=path, progress=False)
     assert not path.exists()
-    done = len(list(tmp_path.rglob("ml4cube-journal/*/*.json")))
+    done = len(list(tmp_path.rglob("ml4cube-journal-*/*.json")))
     assert (done > 0) == Path(f"{path}.partial").exists() == some_done
     calls = model.calls
     predict_cube(model, source(), out=path, progress=False)
@@ -324,7 +323,7 @@ def test_an_error_of_the_call_leaves_nothing_even_late(tmp_path):
 def test_two_runs_do_not_write_to_one_path(tmp_path, model):
     path = tmp_path / "cube.zarr"
     with (
-        open_draft(path, "another", PREDICTIONS),
+        Draft(path, "another", PREDICTIONS),
         pytest.raises(RunError, match=r"another run is writing .*cube.zarr"),
     ):
         predict_cube(model, source(), out=path, progress=False)

@@ -37,8 +37,8 @@ from ml4cube.cube import engine
 from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.xr_dataset import XrDataset
-from ml4cube.ledger.local import LocalDraft
-from ml4cube.ledger.opening import open_draft
+from ml4cube.ledger.draft import Draft
+from ml4cube.ledger.local import LocalLock
 from ml4cube.preprocessing import assign_mask
 from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling import request as sampling
@@ -891,7 +891,7 @@ def die(*_: Any) -> None:
 
 def stop_before_publishing(made: MultiProcSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(LocalDraft, "publish", die)
+        patch.setattr(Draft, "publish", die)
         with pytest.raises(KeyboardInterrupt):
             made.run()
 
@@ -1058,19 +1058,15 @@ class TestTargets:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         target = tmp_path / "train.zarr"
-        with LocalDraft(target, "one", SAMPLES) as left:
+        with Draft(target, "one", SAMPLES) as left:
             left.begin()
             left.store_folder.write("a/c/0", b"one")
             left.record(0, {})
-        with LocalDraft(target, "two", SAMPLES) as draft:
+        with Draft(target, "two", SAMPLES) as draft:
             draft.begin()
             assert "train.zarr.partial was left by another call" in caplog.text
             folders = {p for p in draft.work_folder.root.rglob("*") if p.is_dir()}
-            assert folders == {
-                draft.store_folder.root,
-                draft.journal.root,
-                draft.journal.root.parent,
-            }
+            assert folders == {draft.store_folder.root, draft.journal.root}
             with pytest.raises(FileNotFoundError):
                 left.store_folder.write("a/c/0", b"late")
 
@@ -1095,31 +1091,32 @@ class TestTargets:
         def hold(*args: Any) -> Any:
             if when == "held":
                 appear()
-            return open_draft(*args)
+            return Draft(*args)
 
-        monkeypatch.setattr(multiproc_sampler, "open_draft", hold)
+        monkeypatch.setattr(multiproc_sampler, "Draft", hold)
         with pytest.raises(StoreExistsError, match=r"train\.zarr (exists|did not exist when)"):
             sampler(points(), tmp_path, callback=work).run()
         assert called.exists() == (when == "counted")
         assert tree(tmp_path / "train.zarr") == right
 
     def test_a_run_that_may_not_start_leaves_drafts_as_they_are(self, tmp_path: Path) -> None:
-        with LocalDraft(tmp_path / "train.zarr", "another", SAMPLES) as left:
+        with Draft(tmp_path / "train.zarr", "another", SAMPLES) as left:
             left.begin()
             left.record(0, left.store_folder.list())
         before = tree(tmp_path)
         with (
-            LocalDraft(tmp_path / "test.zarr", "another", SAMPLES),
+            Draft(tmp_path / "test.zarr", "another", SAMPLES),
             pytest.raises(RunError, match=r"another run is writing .*test\.zarr"),
         ):
             sampler(points(), tmp_path).run()
         assert tree(tmp_path) == before
 
     def test_a_process_forked_meanwhile_does_not_keep_the_lock(self, tmp_path: Path) -> None:
-        with LocalDraft(tmp_path / "train.zarr", "call", SAMPLES) as held:
-            fd = held._lock.fileno()
+        with Draft(tmp_path / "train.zarr", "call", SAMPLES) as held:
+            assert isinstance(held.lock, LocalLock)
+            fd = held.lock._file.fileno()
             child = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
-        LocalDraft(tmp_path / "train.zarr", "call", SAMPLES).close()
+        Draft(tmp_path / "train.zarr", "call", SAMPLES).close()
         child.kill()
         child.wait()
 
@@ -1127,17 +1124,17 @@ class TestTargets:
         self, tmp_path: Path, monkeypatch: Any
     ) -> None:
         target, lock = tmp_path / "train.zarr", fcntl.flock
-        others: list[LocalDraft] = []
+        others: list[Draft] = []
 
         def late(*args: Any) -> None:
             monkeypatch.setattr(fcntl, "flock", lock)
-            LocalDraft(target, "one", SAMPLES).close()
-            others.append(LocalDraft(target, "two", SAMPLES))
+            Draft(target, "one", SAMPLES).close()
+            others.append(Draft(target, "two", SAMPLES))
             lock(*args)
 
         monkeypatch.setattr(fcntl, "flock", late)
         with pytest.raises(RunError, match=r"another run is writing .*train\.zarr"):
-            LocalDraft(target, "call", SAMPLES)
+            Draft(target, "call", SAMPLES)
         others[0].close()
         assert not list(tmp_path.iterdir())
 
@@ -1148,7 +1145,7 @@ class TestTargets:
         def refuse(*_: Any) -> None:
             raise OSError(number, os.strerror(number))
 
-        with LocalDraft(tmp_path / "left.zarr", "call", SAMPLES) as left:
+        with Draft(tmp_path / "left.zarr", "call", SAMPLES) as left:
             left.begin()
             left.record(0, {})
         there = tree(left.journal.root)
@@ -1156,7 +1153,7 @@ class TestTargets:
         with pytest.raises(StoreError, match=r"cannot lock .*lock: .*choose a path"):
             sampler(points(), tmp_path).run()
         with pytest.raises(StoreError, match="cannot lock"):
-            LocalDraft(tmp_path / "left.zarr", "call", SAMPLES)
+            Draft(tmp_path / "left.zarr", "call", SAMPLES)
         assert tree(left.journal.root) == there
         assert [path.name for path in tmp_path.iterdir()] == ["left.zarr.partial"]
 
@@ -1193,9 +1190,9 @@ def kill_when_publishing(patch: pytest.MonkeyPatch, steps: int) -> None:
 
     A folder that is removed with all that is in it counts as one.
     """
-    publish, left = LocalDraft.publish, None
+    publish, left = Draft.publish, None
 
-    def begin(self: LocalDraft, overwrite: bool) -> None:
+    def begin(self: Draft, overwrite: bool) -> None:
         nonlocal left
         left = steps if left is None else left
         publish(self, overwrite)
@@ -1211,7 +1208,7 @@ def kill_when_publishing(patch: pytest.MonkeyPatch, steps: int) -> None:
 
         return step
 
-    patch.setattr(LocalDraft, "publish", begin)
+    patch.setattr(Draft, "publish", begin)
     for name in ("rename", "replace", "unlink", "rmdir", "mkdir"):
         patch.setattr(os, name, watched(getattr(os, name)))
 
@@ -1274,9 +1271,9 @@ def test_a_store_that_was_replaced_does_not_come_back(tmp_path: Path, monkeypatc
     sampler(points(), tmp_path).run()
     new = points() + 1
     new["split"] = points().split
-    for step in ("sync_path", "LocalDraft.publish"):  # once replaced, and before that
+    for step in ("local.sync_path", "draft.Draft.publish"):  # once replaced, and before that
         with monkeypatch.context() as patch:
-            patch.setattr(f"ml4cube.ledger.local.{step}", die)
+            patch.setattr(f"ml4cube.ledger.{step}", die)
             with pytest.raises(KeyboardInterrupt):
                 sampler(new, tmp_path, overwrite=True).run()
         shutil.rmtree(tmp_path / "train.zarr", ignore_errors=True)
@@ -1331,8 +1328,8 @@ def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> N
 
     def watched(handle: int) -> None:
         path = os.readlink(f"/proc/self/fd/{handle}")
-        if "/ml4cube-journal/" in path:
-            (root,) = Path(path).parents[2].glob("ml4cube-store-*")
+        if "/ml4cube-journal-" in path:
+            (root,) = Path(path).parents[1].glob("ml4cube-store-*")
             names = [str(root / name) for name in json.loads(Path(path).read_text())]
             assert synced.issuperset(names)
             told.extend(names)

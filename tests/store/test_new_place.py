@@ -1,9 +1,7 @@
-"""A new place for stores is one class of folders with its draft: nothing else knows it."""
+"""A new place for stores is one class of folders: nothing else knows it."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,7 @@ import xarray as xr
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import open_store
 from ml4cube.errors import StoreExistsError
-from ml4cube.ledger.draft import Draft, StoreKind
-from ml4cube.ledger.folders import Files, Folder, size_and_hash
-from ml4cube.ledger.local import LocalFolder
-from ml4cube.ledger.overwriting import check_free, replaceable_files
+from ml4cube.ledger.folders import Folder, size_and_hash
 
 
 class Vault(Folder):
@@ -45,8 +40,8 @@ class Vault(Folder):
     def list(self) -> dict[str, int]:
         return {path: len(content) for path, content in self.files.items()}
 
-    def draft(self, call_id: str, kind: StoreKind) -> VaultDraft:
-        return VaultDraft(self, kind)
+    def remove(self, path: str) -> None:
+        self.files.pop(path, None)
 
     def zarr_store(self) -> Any:
         from zarr.core.buffer import default_buffer_prototype
@@ -58,38 +53,6 @@ class Vault(Folder):
 
     def system_and_path(self) -> tuple[Any, str]:
         return id(self.files), ""
-
-
-class VaultDraft(Draft):
-    """Files of this machine, copied into the vault when they are complete."""
-
-    def __init__(self, target: Vault, kind: StoreKind) -> None:
-        self.target, self.kind, self.finished_tasks = target, kind, {}
-        self._temporary = tempfile.TemporaryDirectory()
-        self.store_folder = LocalFolder(Path(self._temporary.name))
-
-    def begin(self, resume: bool = True) -> None:
-        pass
-
-    def record(self, task: int, files: Files) -> None:
-        self.finished_tasks[task] = files
-
-    def _clear(self, keep_this_call: bool) -> None:
-        pass
-
-    def publish(self, overwrite: bool = False) -> None:
-        assert isinstance(self.target, Vault)
-        if not overwrite:
-            check_free(self.target, self.kind)
-        for name in replaceable_files(self.target, self.kind):
-            del self.target.files[name]
-        for name in self.store_folder.list():
-            self.target.write(name, self.store_folder.read(name))
-
-    def discard(self) -> None:
-        self._temporary.cleanup()
-
-    close = discard
 
 
 def test_stores_are_made_opened_refused_and_replaced_in_a_new_place() -> None:

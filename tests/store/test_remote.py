@@ -22,14 +22,12 @@ from zarr.storage import StorePath
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.ledger import local
-from ml4cube.ledger import remote as remote_draft
-from ml4cube.ledger.folders import filesystem
+from ml4cube.ledger import folders, local, remote
+from ml4cube.ledger.draft import Draft, WriteErrors
+from ml4cube.ledger.folders import LOCK, filesystem
 from ml4cube.ledger.in_zarr import ZarrFolder
 from ml4cube.ledger.locations import folder_of, location_of
-from ml4cube.ledger.opening import open_draft
-from ml4cube.ledger.remote import RemoteDraft, RemoteFolder
-from ml4cube.ledger.write_errors import WriteErrors
+from ml4cube.ledger.remote import RemoteFolder, RemoteLock
 from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.store.format import SAMPLES
@@ -158,7 +156,7 @@ def test_stores_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_step_of_cleaning_up(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
+    monkeypatch.setattr(remote, "_LOCK_EXPIRES_AFTER_S", 0.0)
     memory = type(fsspec.filesystem("memory"))
     options = {"sample_size": None, "block_size": {"time": 2}}
     source = cell_id_cube({"time": 4}, "float32")
@@ -179,17 +177,17 @@ def test_killed_at_any_step_of_cleaning_up(tmp_path: Path, monkeypatch: Any) -> 
 def test_a_task_whose_note_is_damaged_is_done_again(tmp_path: Path, local: bool) -> None:
     place = tmp_path / "train.zarr" if local else f"memory://{tmp_path.name}/train.zarr"
     notes = b"\xff", b"[1]", b'{"a/c/0": 1}', b"{"
-    with open_draft(place, "call", SAMPLES) as held:
+    with Draft(place, "call", SAMPLES) as held:
         held.begin()
         for task in range(len(notes) + 1):
             held.record(task, {})
         for task, note in enumerate(notes):
             held.journal.write(f"{task}.json", note)
         held.journal.write("9.json.0a.tmp", b"{}")  # killed while it was written
-    with open_draft(place, "call", SAMPLES) as held:
+    with Draft(place, "call", SAMPLES) as held:
         held.begin()
         assert held.finished_tasks == {len(notes): {}}
-    with open_draft(place, "call", SAMPLES) as held:
+    with Draft(place, "call", SAMPLES) as held:
         held.begin(resume=False)
         assert held.journal.list() == {}
 
@@ -200,7 +198,7 @@ def test_other_files_in_a_work_folder_stay(tmp_path: Path, local: bool) -> None:
     fs, root = filesystem(f"{place}/train.zarr.partial")
     fs.makedirs(root)
     # the others as tasks of a stopped run may write them
-    for name in ("lock", "ml4cube-store-0123456789ab/0", "ml4cube-journal/0123456789ab/0.json"):
+    for name in ("lock", "ml4cube-store-0123456789ab/0", "ml4cube-journal-0123456789ab/0.json"):
         folder_of(f"{place}/train.zarr.partial").write(name, b"mine")
     sample(cube(), place, 1).run()
     assert contents(f"{place}/train.zarr.partial") == {"lock": b"mine"}
@@ -299,9 +297,9 @@ def test_files_that_appear_during_a_run_are_kept(
     sample(cube(), f"{place}/other", 1, seed=5).run()
     if appears == "a file after an outage":
         run_offline("remote.RemoteFolder.copy_from", cube(), place, 1)
-    publish = RemoteDraft.publish
+    publish = Draft.publish
 
-    def appear(self: RemoteDraft, overwrite: bool) -> None:
+    def appear(self: Draft, overwrite: bool) -> None:
         if appears == "a store":
             fs.copy(f"{root}/other/train.zarr", f"{root}/train.zarr", recursive=True)
         else:
@@ -309,7 +307,7 @@ def test_files_that_appear_during_a_run_are_kept(
         publish(self, overwrite)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteDraft, "publish", appear)
+        patch.setattr(Draft, "publish", appear)
         told = r"has 1 files .* such as 'notes.txt'|did not exist when this run began"
         with pytest.raises(StoreExistsError, match=rf"train.zarr ({told})"):
             sample(cube(), place, 1, seed=5).run()
@@ -334,12 +332,12 @@ def test_an_outage_is_reported_and_the_run_is_resumed(
             patch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name), steps))
         with pytest.raises(StoreError, match=r"t(rain|est)\.zarr cannot be written: the net"):
             sample(cube(), place, 1).run()
-    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
+    monkeypatch.setattr(remote, "_LOCK_EXPIRES_AFTER_S", 0.0)
     sample(cube(), place, 1).run()
     assert contents(place) == local_bytes(cube(), tmp_path / "local")
 
 
-def written(draft: RemoteDraft, content: bytes) -> dict[str, bytes]:
+def written(draft: Draft, content: bytes) -> dict[str, bytes]:
     names = ("a/c/0", "a/c/1", "zarr.json", "manifest/zarr.json")
     for name in names:
         draft.store_folder.write(name, content)
@@ -347,9 +345,9 @@ def written(draft: RemoteDraft, content: bytes) -> dict[str, bytes]:
 
 
 def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
+    monkeypatch.setattr(remote, "_LOCK_EXPIRES_AFTER_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
-    with RemoteDraft(place, "one", SAMPLES) as late, RemoteDraft(place, "two", SAMPLES) as held:
+    with Draft(place, "one", SAMPLES) as late, Draft(place, "two", SAMPLES) as held:
         held.begin()
         new = written(held, b"new")
         written(late, b"old")
@@ -357,12 +355,12 @@ def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkey
     assert contents(place) == new
 
 
-@pytest.mark.parametrize("step", [("remove", "manifest/zarr.json"), ("copy_from", ["a/c/0"])])
+@pytest.mark.parametrize("step", [("remove", "zarr.json"), ("copy_from", ["a/c/0"])])
 def test_a_run_that_slept_while_publishing_spares_its_successor(
     step: tuple[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
-    monkeypatch.setattr(remote_draft, "_COPIED_AT_ONCE", 1)
+    monkeypatch.setattr(remote, "_LOCK_EXPIRES_AFTER_S", 0.0)
+    monkeypatch.setattr(folders, "COPIED_AT_ONCE", 1)
     place = f"memory://{tmp_path.name}/train.zarr"
     method, argument = step
     does = getattr(RemoteFolder, method)
@@ -371,12 +369,12 @@ def test_a_run_that_slept_while_publishing_spares_its_successor(
         does(self, *given)
         if given[-1] == argument:
             monkeypatch.setattr(RemoteFolder, method, does)
-            with RemoteDraft(place, "two", SAMPLES) as held:
+            with Draft(place, "two", SAMPLES) as held:
                 held.begin()
                 written(held, b"new")
                 held.publish()
 
-    with RemoteDraft(place, "one", SAMPLES) as late:
+    with Draft(place, "one", SAMPLES) as late:
         late.begin()
         old = written(late, b"old")
         monkeypatch.setattr(RemoteFolder, method, sleeps)
@@ -388,19 +386,19 @@ def test_a_run_that_slept_while_publishing_spares_its_successor(
 def test_an_interrupted_copy_is_replaced_also_after_a_run_that_finished_no_task(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(remote_draft, "_COPIED_AT_ONCE", 1)
+    monkeypatch.setattr(folders, "COPIED_AT_ONCE", 1)
     place = f"memory://{tmp_path.name}/train.zarr"
-    with RemoteDraft(place, "one", SAMPLES) as cut_off, monkeypatch.context() as patch:
+    with Draft(place, "one", SAMPLES) as cut_off, monkeypatch.context() as patch:
         cut_off.begin()
         cut_off.record(0, {})
         written(cut_off, b"old")
         patch.setattr(RemoteFolder, "copy_from", counted(RemoteFolder.copy_from, [1]))
         with pytest.raises(ConnectionError):
             cut_off.publish()
-    assert contents(place) == {"a/c/0": b"old"}
-    with RemoteDraft(place, "two", SAMPLES) as held:
+    assert contents(place) == {"manifest/zarr.json": b"old"}
+    with Draft(place, "two", SAMPLES) as held:
         held.begin()
-    with RemoteDraft(place, "three", SAMPLES) as held:
+    with Draft(place, "three", SAMPLES) as held:
         held.begin()
         new = written(held, b"new")
         held.publish()
@@ -416,40 +414,40 @@ def test_a_released_lock_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> Non
         put(*args, **options)
 
     monkeypatch.setattr(memory, "pipe_file", slow)
-    monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.01)
+    monkeypatch.setattr(remote, "_LOCK_RENEWED_EVERY_S", 0.01)
     for number in range(10):
         place = f"memory://{tmp_path.name}/{number}"
-        with RemoteDraft(place, "call", SAMPLES) as held:
+        with Draft(place, "call", SAMPLES) as held:
             held.begin()
             held.record(0, {})
             time.sleep(0.003 * number)
         time.sleep(0.03)
-        assert remote_draft._LOCK not in held.work_folder.list()
+        assert LOCK not in held.work_folder.list()
 
 
 @pytest.mark.slow
 def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
     target = f"{bucket}/train.zarr"
-    with RemoteDraft(target, "call", SAMPLES):
+    with Draft(target, "call", SAMPLES):
         with pytest.raises(RunError, match="another run is writing"):
-            RemoteDraft(target, "call", SAMPLES)
+            Draft(target, "call", SAMPLES)
         monkeypatch.setattr(
-            remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0
+            remote, "_LOCK_EXPIRES_AFTER_S", 0.0
         )  # as if its owner had been killed long ago
-        RemoteDraft(target, "call", SAMPLES).close()
+        Draft(target, "call", SAMPLES).close()
 
 
 def test_a_lock_is_renewed_when_the_network_is_back(
     tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.02)
+    monkeypatch.setattr(remote, "_LOCK_RENEWED_EVERY_S", 0.02)
     put = RemoteFolder.write
-    with RemoteDraft(f"memory://{tmp_path.name}/train.zarr", "call", SAMPLES) as held:
+    with Draft(f"memory://{tmp_path.name}/train.zarr", "call", SAMPLES) as held:
         monkeypatch.setattr(RemoteFolder, "write", offline)
         wait_until(lambda: "trying again: the network is gone" in caplog.text)
-        first = held.work_folder.read(remote_draft._LOCK)
+        first = held.work_folder.read(LOCK)
         monkeypatch.setattr(RemoteFolder, "write", put)
-        wait_until(lambda: held.work_folder.read(remote_draft._LOCK) != first)
+        wait_until(lambda: held.work_folder.read(LOCK) != first)
 
 
 def test_errors_that_are_not_of_the_file_system_are_passed_on() -> None:
@@ -459,19 +457,21 @@ def test_errors_that_are_not_of_the_file_system_are_passed_on() -> None:
 
 
 def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(remote_draft, "_LOCK_RENEWED_EVERY_S", 0.02)
-    monkeypatch.setattr(remote_draft, "_LOCK_EXPIRES_AFTER_S", 0.0)
+    monkeypatch.setattr(remote, "_LOCK_RENEWED_EVERY_S", 0.02)
+    monkeypatch.setattr(remote, "_LOCK_EXPIRES_AFTER_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
-    with RemoteDraft(place, "call", SAMPLES) as first:
-        first._renewal_ended.set()  # as if it had been without network
-        with RemoteDraft(place, "call", SAMPLES) as second:
-            first._renewal_ended.clear()
-            first._keep_renewing()  # ends by itself
+    with Draft(place, "call", SAMPLES) as first:
+        lock = first.lock
+        assert isinstance(lock, RemoteLock)
+        lock._renewal_ended.set()  # as if it had been without network
+        with Draft(place, "call", SAMPLES) as second:
+            lock._renewal_ended.clear()
+            lock._keep_renewing()  # ends by itself
             for step in (first.publish, lambda: first.record(0, {})):
                 with pytest.raises(RunError, match="another run took over memory://"):
                     step()
             first.discard()
-            assert second._holds_lock()
+            assert second.lock.is_held
 
 
 @pytest.mark.slow

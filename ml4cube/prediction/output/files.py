@@ -79,7 +79,7 @@ def _find_foreign(folder: Folder) -> Sequence[str]:
     return foreign
 
 
-PREDICTIONS = StoreKind("predict_cube", GROUP, _find_foreign)
+PREDICTIONS = StoreKind("predict_cube", _find_foreign)
 
 
 class FolderStore(WrapperStore[Store]):

@@ -15,10 +15,8 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.ledger.folders import sync_path
-from ml4cube.ledger.local import LocalDraft
 from ml4cube.ledger.locations import Location
 from ml4cube.prediction.output.digest import write_digest
-from ml4cube.prediction.output.files import PREDICTIONS
 from ml4cube.store.names import netcdf_attrs
 
 _SUFFIXES = (".nc", ".nc4")
@@ -46,24 +44,18 @@ def check_netcdf(path: Path, dtypes: Mapping[str, np.dtype[Any]]) -> None:
             )
 
 
-class NetcdfDraft(LocalDraft):
-    """An unfinished store that becomes a netCDF file."""
-
-    def __init__(self, target: Path, call_id: str, targets: tuple[str, ...]) -> None:
-        super().__init__(target, call_id, PREDICTIONS)
-        self._targets = targets
-
-    def _finished(self) -> Path:
-        file = self.store_folder.root / "cube.nc"
-        _check_room(self.store_folder.root)
-        try:
-            _to_netcdf(self.store_folder.root, file, self._targets)
-            write_digest(file)
-            sync_path(file)
-        except Exception:
-            _raise_reason(file)
-            raise
-        return file
+def to_netcdf(store: Path, targets: tuple[str, ...]) -> Path:
+    """Write the file beside the arrays of a finished store, and return its path."""
+    file = store / "cube.nc"
+    _check_room(store)
+    try:
+        _convert(store, file, targets)
+        write_digest(file)
+        sync_path(file)
+    except Exception:
+        _raise_reason(file)
+        raise
+    return file
 
 
 def _check_room(store: Path) -> None:
@@ -87,7 +79,7 @@ def _raise_reason(file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
+def _convert(store: Path, path: Path, targets: tuple[str, ...]) -> None:
     """Convert a store to a netCDF file, chunk by chunk, in an order that is always the same."""
     with dask.config.set(scheduler="synchronous"), xr.open_zarr(store, consolidated=True) as cube:
         cube.attrs = netcdf_attrs(cube.attrs)

@@ -12,12 +12,9 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidValueError, StoreExistsError
 from ml4cube.ledger.call import CallId
-from ml4cube.ledger.locations import Location, folder_of
+from ml4cube.ledger.draft import WriteErrors, is_taken, remove_work_folder
+from ml4cube.ledger.locations import Location, folder_of, is_in_memory, target_of
 from ml4cube.ledger.manifest import MANIFEST
-from ml4cube.ledger.opening import remove_work_folder
-from ml4cube.ledger.overwriting import is_taken, may_write
-from ml4cube.ledger.targets import is_in_memory, target_of
-from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.prediction.output.appending import Extension, prepared
 from ml4cube.prediction.output.files import PREDICTIONS, recorded_call
 from ml4cube.prediction.output.memory import Output
@@ -62,7 +59,7 @@ def check_output(
     if isinstance(location, Path) and is_netcdf(location):
         check_netcdf(location, dtypes)
     with WriteErrors.of(location):
-        is_free = may_write(folder_of(location), PREDICTIONS, overwrite)
+        is_free = PREDICTIONS.may_write(folder_of(location), overwrite)
     if not is_free and not append:
         recorded_call(location)  # refuses what is not complete
 
@@ -110,7 +107,7 @@ def make_output(
     exists = is_written = False
     with WriteErrors.of(location):
         if append or not overwrite:
-            exists = is_taken(folder_of(location), PREDICTIONS)
+            exists = is_taken(folder_of(location))
         if append and not exists:
             template = prepared(template)
         if append and exists:

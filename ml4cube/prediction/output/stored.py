@@ -17,17 +17,16 @@ from zarr.storage import MemoryStore
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.ledger.call import CallId
-from ml4cube.ledger.draft import Draft, record_task
+from ml4cube.ledger.draft import Draft, WriteErrors, record_task
 from ml4cube.ledger.folders import Files, Folder, size_and_hash
 from ml4cube.ledger.in_zarr import ZarrFolder
+from ml4cube.ledger.local import LocalFolder
 from ml4cube.ledger.locations import Location, folder_of
 from ml4cube.ledger.manifest import MANIFEST, write_manifest
-from ml4cube.ledger.opening import open_draft
-from ml4cube.ledger.write_errors import WriteErrors
 from ml4cube.prediction.output.appending import Extension
 from ml4cube.prediction.output.files import PREDICTIONS, FolderStore, open_prediction, with_record
 from ml4cube.prediction.output.memory import Block, Output
-from ml4cube.prediction.output.netcdf import NetcdfDraft, is_netcdf
+from ml4cube.prediction.output.netcdf import is_netcdf, to_netcdf
 from ml4cube.prediction.template import storable
 from ml4cube.sampling.identity.cube import SourceChangedError
 from ml4cube.training.ranks.dist import World
@@ -116,10 +115,7 @@ class StoreOutput(Output):
         id = uuid.uuid4().hex
         if self._call is not None:
             id = self._call.id
-        if is_netcdf(self._target):
-            self._draft = NetcdfDraft(Path(str(self._target)), id, self._targets)
-        else:
-            self._draft = open_draft(self._target, id, PREDICTIONS)
+        self._draft = Draft(self._target, id, PREDICTIONS)
         if self._call is not None:
             self._draft.begin()
         if not self._draft.finished_tasks:
@@ -149,6 +145,9 @@ class StoreOutput(Output):
                 extension = Extension.of(self._target, self._template, self._targets)
                 if extension is not None:
                     extension.write(zarr.open_group(FolderStore.of(self._folder), mode="r"))
+            elif is_netcdf(self._target):
+                file = to_netcdf(Path(str(self._draft.store_folder)), self._targets)
+                self._draft.publish(self._overwrite, LocalFolder(file))
             else:
                 self._draft.publish(self._overwrite)
             self._draft.discard()
