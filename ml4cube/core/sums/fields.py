@@ -6,12 +6,12 @@ formulas of Chan et al. (1979), with weights instead of counts (West 1979; Péba
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -22,9 +22,9 @@ from ml4cube.core.sums.mergeable import Mergeable, encoded
 from ml4cube.core.sums.moments import VariableStatistics, check_exact, raise_too_large
 from ml4cube.core.sums.quantiles import Floats, Histogram, Ints
 
-# Cells summed up at a time: few, because new memory for temporaries costs more than the sums, but
-# several of each entry, because merging costs as much as summing up three.
-_SLAB_CELLS, _LEAST_PER_ENTRY = 2**18, 8
+# Cells summed up at a time, which stay in cache, and the least entries of these, so that merging
+# costs little.
+_SLAB_CELLS, _LEAST_ENTRIES = 2**18, 2**10
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,15 +72,13 @@ class Moments(Mergeable):
     ) -> Moments:
         """Sum up a block along `axes`, a slab at a time; cells of weight 0 are left out."""
         check_real("values", values.dtype)
-        kept = tuple(n for axis, n in enumerate(values.shape) if axis not in axes)
-        total: Moments | None = None
+        kept_axes = [axis for axis in range(values.ndim) if axis not in axes]
+        total = cls.empty([values.shape[axis] for axis in kept_axes])
         for slab in slabs(values.shape, axes):
             where_here = None if where is None else where[slab]
             weights_here = None if weights is None else weights[slab]
             moments = _slab_moments(values[slab], axes, where_here, weights_here)
-            total = moments if total is None else total.merge(moments)
-        if total is None:
-            return cls.empty(kept)
+            total.merge_at(tuple(slab[axis] for axis in kept_axes), moments)
         return total
 
     def merge(self, other: Moments) -> Moments:
@@ -101,21 +99,20 @@ class Moments(Mergeable):
 
 
 def slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Cut a block along a summed axis into slabs of a size that is fast to process."""
-    size = math.prod(shape)
-    entries = size // max(math.prod(shape[axis] for axis in axes), 1)
-    cells_at_once = max(_SLAB_CELLS, _LEAST_PER_ENTRY * entries)
-    whole = [slice(None)] * len(shape)
-    if not axes or size <= cells_at_once:
-        if size:
-            yield tuple(whole)
+    """Cut a block that is summed along some axes into slabs of a size that is fast to process."""
+    if 0 in shape:
         return
-    small_enough = [axis for axis in axes if size // shape[axis] <= cells_at_once]
-    axis = small_enough[0] if small_enough else max(axes, key=lambda axis: shape[axis])
-    most_along_axis = max(shape[axis] * cells_at_once // size, 1)
-    slabs = math.ceil(shape[axis] / most_along_axis)
-    for ends in pairwise(shape[axis] * slab // slabs for slab in range(slabs + 1)):
-        yield (*whole[:axis], slice(*ends), *whole[axis + 1 :])
+    most = max(_SLAB_CELLS // math.prod(shape[axis] for axis in axes), _LEAST_ENTRIES)
+    lengths, size = [1] * len(shape), 1
+    # the entries first; of these, and of their cells, those that lie side by side
+    for axis in sorted(range(len(shape)), key=lambda axis: (axis in axes, -axis)):
+        if axis in axes:
+            most = _SLAB_CELLS
+        lengths[axis] = min(shape[axis], max(most // size, 1))
+        size *= lengths[axis]
+    starts = (range(0, n, length) for n, length in zip(shape, lengths, strict=True))
+    for corner in itertools.product(*starts):
+        yield tuple(slice(first, first + n) for first, n in zip(corner, lengths, strict=True))
 
 
 def _slab_moments(
