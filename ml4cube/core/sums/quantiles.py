@@ -144,14 +144,18 @@ class Histogram(Mergeable):
             collapsed = _sorted_and_collapsed(edges, np.where(np.isnan(edges), 0.0, weights))
         return self._fitted(self.exponent, *_joined([(self.edges, self.counts), collapsed]))
 
+    @np.errstate(invalid="ignore")
     def _by_counters(self, values: Reals, weights: Floats | None) -> Self | None:
         """Count the cells of a single row without sorting them."""
         # Counters from the least to the greatest cell are finer than bins need to be. If more of
         # them hold cells than there may be bins, they are merged until they fit. If each holds one
         # value, they are the bins. Otherwise finer ones might fit: return None.
-        with np.errstate(invalid="ignore"):
-            quiet = values + 0  # next to signaling NaNs (R's NA), fmin may miss numbers
-        low, high = float(np.fmin.reduce(quiet)), float(np.fmax.reduce(quiet))
+        parts = [slice(i, i + _CELLS_COUNTED) for i in range(0, values.size, _CELLS_COUNTED)]
+        low, high = math.nan, math.nan
+        for part in parts:
+            quiet = values[part] + 0  # next to signaling NaNs (R's NA), fmin may miss numbers
+            low = np.fmin(low, float(np.fmin.reduce(quiet)))
+            high = np.fmax(high, float(np.fmax.reduce(quiet)))
         if not 0 < high - low < math.inf:
             return None
         finest_width = (high - low) / (_COUNTERS_PER_BIN * self.bins - 2)
@@ -159,14 +163,15 @@ class Histogram(Mergeable):
         width = math.ldexp(1.0, exponent)
         if max(-low, high) >= 2**51 * width:  # float64 cannot tell such bins apart
             return None
-        first, last = _lower_edges(np.array([[low, high]]), np.full(1, exponent))[0] / width
-        counts = np.zeros(int(last - first) + 2, self.counts.dtype)  # counter 0 is for gaps
+        ends = _lower_edges(np.array([[low, high]]), np.full(1, exponent))[0] / width
+        first, last = ends.astype(int).tolist()
+        counts = np.zeros(last - first + 2, self.counts.dtype)  # counter 0 is for gaps
         # The value that each counter counts, while all its cells have the same value.
         value, one_value_each = np.full(counts.size, np.nan), True
-        for start in range(0, values.size, _CELLS_COUNTED):
-            part = slice(start, start + _CELLS_COUNTED)
-            cells = quiet[part]
-            bins = np.floor(np.multiply(cells, 1.0 / width, dtype=np.float64))
+        for part in parts:
+            cells = values[part]
+            bins = np.multiply(cells, 1.0 / width, dtype=np.float64)
+            np.floor(bins, out=bins)
             if width > 1 and first < 0:  # tiny negative values give -0.0
                 bins[(bins == 0) & (cells < 0)] = -1
             bins -= first - 1  # the first bin has counter 1
@@ -178,15 +183,21 @@ class Histogram(Mergeable):
                 value[counter] = cells
                 same = (np.isnan(before) | (before == cells)) & (value[counter] == cells)
                 one_value_each = bool((same | (counter == 0)).all())
-        used = np.flatnonzero(counts[1:])
-        counts = counts[np.newaxis, used + 1]
+        counts = counts[1:]
+        used = np.flatnonzero(counts)
         if one_value_each:
             exact = _lower_edges(value[np.newaxis, used + 1], self.exponent)
-            return self._fitted(self.exponent, *_collapsed(exact, counts))
+            return self._fitted(self.exponent, *_collapsed(exact, counts[np.newaxis, used]))
         if used.size <= self.bins:
             return None
-        edges = (used + first) * width + 0.0
-        return self._fitted(np.full(1, exponent), edges[np.newaxis], counts)
+        while used.size > self.bins:
+            # in twos, of which the first is an even multiple of their width
+            counts = np.pad(counts, (first % 2, (first + counts.size) % 2))
+            counts = counts[::2] + counts[1::2]
+            first, exponent, used = first // 2, exponent + 1, np.flatnonzero(counts)
+        edges = np.ldexp((used + first).astype(np.float64), exponent)
+        row = edges[np.newaxis], counts[np.newaxis, used]
+        return type(self)(np.full(1, exponent), *row, self.bins)
 
     def _fitted(self, exponent: Ints, edges: Floats, counts: NDArray[Any]) -> Self:
         """Double the width of bins until not too many hold cells."""
