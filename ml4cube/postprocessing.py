@@ -93,9 +93,7 @@ def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], scale_fn:
                 f"{arguments[0]} must be a mapping {{variable: [a, b]}} for a {type(x).__name__}, "
                 f"got {first!r}"
             )
-        offset, scale = offset_and_scale(
-            ", ".join(arguments), (first, second), scale_fn, (xr.DataArray,)
-        )
+        offset, scale = offset_and_scale(", ".join(arguments), (first, second), scale_fn)
         name = x.name if isinstance(x, xr.DataArray) and x.name is not None else "x"
         return rescale_array(str(name), x, offset, scale, unscale_values)
     if second is not None:

@@ -55,13 +55,11 @@ class Table:
 
     def cells(self, most_rows: int) -> list[list[str]]:
         """Return the cells as texts, the columns' names first; the middle of a long one is cut."""
-        header = []
+        rows = [list(map(shown, row)) for row in self.rows]
+        if len(rows) > most_rows:
+            rows[(most_rows - 1) // 2 : len(rows) - most_rows // 2] = [[_MORE] * len(rows[0])]
         if self.columns:
-            header = [list(self.columns)]
-        rows = [*header, *([shown(value) for value in row] for row in self.rows)]
-        if len(self.rows) > most_rows:
-            head, tail = len(header) + (most_rows - 1) // 2, len(rows) - most_rows // 2
-            rows[head:tail] = [[_MORE] * len(rows[0])]
+            rows.insert(0, list(self.columns))
         return rows
 
     def has_numbers(self, cells: list[list[str]]) -> list[bool]:
@@ -84,15 +82,13 @@ class Summary:
     @property
     def texts(self) -> dict[str, str]:
         """The facts as texts."""
-        facts = {label: value for label, value in self.facts.items() if value is not None}
-        texts = {shown(label): shown(value) for label, value in facts.items()}
+        texts = {shown(label): shown(value) for label, value in self.facts.items()}
         return {label: text for label, text in texts.items() if text}
 
     @property
     def tables(self) -> dict[str, Table]:
         """The tables."""
-        tables = {n: table for n, table in self.sections.items() if isinstance(table, Table)}
-        return {name: table for name, table in tables.items() if table.rows}
+        return {n: t for n, t in self.sections.items() if isinstance(t, Table) and t.rows}
 
     @property
     def parts(self) -> dict[str, Summarized]:
@@ -150,17 +146,12 @@ def printable(text: str) -> str:
 
     Names and units come from files, and could move the cursor of a terminal or reverse its letters.
     """
-    if text.isprintable():
-        return text
-    return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
-
-
-def _is_shown(letter: str) -> bool:
-    return letter == "\n" or letter.isprintable() or unicodedata.category(letter) == "Zs"
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
+    letters = list(text)
+    for position, letter in enumerate(letters):
+        is_space = letter == "\n" or unicodedata.category(letter) == "Zs"
+        if not (is_space or letter.isprintable()):
+            letters[position] = letter.encode("unicode_escape").decode()
+    return "".join(letters)
 
 
 def shown(value: object) -> str:

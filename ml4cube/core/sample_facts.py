@@ -16,12 +16,12 @@ def variable_facts(
 ) -> dict[str, object]:
     """Return features and targets with their units; without targets, all are variables."""
 
-    def with_units(names: Collection[str]) -> list[str]:
-        return [f"{name} ({units[name]})" if units.get(name) else name for name in names]
-
-    if not targets:
-        return {"Variables": with_units(features)}
-    return {"Features": with_units(features), "Targets": with_units(targets)}
+    facts: dict[str, object] = {}
+    labels = ("Features", "Targets") if targets else ("Variables",)
+    for label, names in zip(labels, (features, targets), strict=False):
+        texts = {name: f"{name} ({units[name]})" for name in names if units.get(name)}
+        facts[label] = [texts.get(name, name) for name in names]
+    return facts
 
 
 def split_text(recipe: Mapping[str, Any]) -> str | None:

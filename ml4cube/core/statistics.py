@@ -312,19 +312,15 @@ def check_decoded(name: str, variable: Any) -> None:
         )
 
 
-def offset_and_scale(
-    argument: str, pair: Any, scale_fn: str, array_types: tuple[type, ...] = ()
-) -> tuple[Any, Any]:
+def offset_and_scale(argument: str, pair: Any, scale_fn: str) -> tuple[Any, Any]:
     """Return offset and scale of a user's ``[mean, std]`` or ``[min, max]``.
 
-    The scale is never 0. `array_types` are types of labelled arrays that may take the place of a
-    number.
+    Both are numbers or DataArrays. The scale is never 0.
     """
     try:
         if isinstance(pair, bytes):  # its items are integers
             raise TypeError
-        numbers: list[Any] = [n if isinstance(n, array_types) else _number(n) for n in pair]
-        first, second = numbers
+        first, second = map(_number, pair)
     except (TypeError, ValueError):
         raise InvalidTypeError(f"{argument} must be two numbers, got {pair!r}") from None
     shown = f"{argument} is [{_shown(first)}, {_shown(second)}]"
@@ -345,10 +341,12 @@ def _not_zero(scale: Any) -> Any:
     return scale + (scale == 0)
 
 
-def _number(value: Any) -> float:
-    """Return a float; texts are refused."""
+def _number(value: Any) -> Any:
+    """Return a float, or a DataArray as it is; texts are refused."""
     if isinstance(value, str | bytes):
         raise TypeError
+    if hasattr(value, "sizes"):
+        return value
     return float(value)
 
 

@@ -115,7 +115,11 @@ def heed_absent_chunks(
     valued = {name: chunks for name, chunks in absent.items() if not chunks.is_gap}
     if missing_chunks == "drop":
         dropped = {n: chunks for n in valued if (chunks := searches[n].chunks) is not None}
-        gaps = _gaps_by_name(cube, dropped, keep_integers=keep_integers)
+        gaps = {
+            name: _with_gaps(name, cube.variables[name], chunks)
+            for name, chunks in dropped.items()
+            if not (keep_integers and cube.variables[name].dtype.kind in "iub")
+        }
         return HeededCube(cube.assign(gaps), absent, dropped)
     _warn_of_values(valued, can_be_gaps="drop" in choices)
     return HeededCube(cube, absent, {})
@@ -151,18 +155,19 @@ class _Search(NamedTuple):
 
 def _search(name: str, variable: xr.Variable, mask: str | None) -> _Search:
     """Find the absent chunks of a variable."""
-    zarr = LazyZarr.of(variable)
-    if zarr is None:
+    lazy = lazily_indexed(variable)
+    if lazy is None:
         if is_label(name, variable.dtype, variable.attrs):  # which is mostly computed
             return _Search()
         return _Search(_in_graph(variable, is_mask=name == mask), is_known=False)
+    zarr = LazyZarr.behind(lazy._data, np.dtype(variable.dtype))
     if zarr.array is None or zarr.absent_are_gaps or not variable.ndim:
         return _Search()
-    chunks = None if zarr.box is None else ChunkPresence.of(zarr.array, zarr.box)
+    chunks = None
+    if zarr.box is not None:
+        chunks = ChunkPresence.of(zarr.array, zarr.box)
     if chunks is None:
         return _Search(is_known=False)
-    lazy = lazily_indexed(variable)
-    assert lazy is not None
     return _Search(_described(lazy, chunks, is_mask=name == mask), chunks)
 
 
@@ -226,18 +231,6 @@ def _warn_of_values(absent: Mapping[str, AbsentChunks], *, can_be_gaps: bool) ->
             f"missing_chunks='raise' refuses them{as_gaps}",
             stacklevel=caller_level(),
         )
-
-
-def _gaps_by_name(
-    cube: xr.Dataset, dropped: Mapping[str, ChunkPresence], *, keep_integers: bool
-) -> dict[str, xr.Variable]:
-    """Return variables with gaps in place of absent chunks, but for integers that are kept."""
-    gaps = {}
-    for name, chunks in dropped.items():
-        variable = cube.variables[name]
-        if not (keep_integers and variable.dtype.kind in "iub"):
-            gaps[name] = _with_gaps(name, variable, chunks)
-    return gaps
 
 
 def _with_gaps(name: str, variable: xr.Variable, chunks: ChunkPresence) -> xr.Variable:

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level, check_choice
-from ml4cube.core.missing import check_mask
+from ml4cube.core.missing import bool_mask, check_mask
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import NODATA, VariableStatistics
 from ml4cube.cube import masks_and_labels
@@ -186,9 +186,10 @@ def label_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
 def as_flags(mask: xr.Variable) -> xr.Variable:
     """Convert a mask to booleans; NaN is False."""
     check_mask("the mask", mask.dtype)
-    mask = read_in_blocks(mask)
-    present: xr.Variable = mask.notnull()
-    return present & mask.astype(bool)
+    flags: xr.Variable = xr.apply_ufunc(
+        bool_mask, read_in_blocks(mask), dask="parallelized", output_dtypes=[np.bool_]
+    )
+    return flags
 
 
 def any_over_other_dims(flags: xr.Variable, dims: Sequence[Hashable]) -> xr.Variable:

@@ -137,7 +137,7 @@ def _is_erased(pair: Any, scale_fn: str) -> bool:
 def _offset_and_scale(described: str, pair: Any, scale_fn: str) -> tuple[Any, Any]:
     """Return offset and scale of two numbers or of statistics; DataArrays if these have dims."""
     if not isinstance(pair, core.VariableStatistics):
-        return offset_and_scale(described, pair, scale_fn, (xr.DataArray,))
+        return offset_and_scale(described, pair, scale_fn)
     with prefixed(described):
         offset, scale = scale_parameters(pair, scale_fn)
     return labelled(pair, offset), labelled(pair, scale)

@@ -35,16 +35,6 @@ class LazyZarr:
     absent_are_gaps: bool = False
 
     @classmethod
-    def of(cls, variable: xr.Variable) -> LazyZarr | None:
-        """Find the zarr array behind a variable; None if dask computes its cells."""
-        if variable._in_memory:
-            return cls()
-        lazy = lazily_indexed(variable)
-        if lazy is None:
-            return None
-        return cls.behind(lazy._data, np.dtype(variable.dtype))
-
-    @classmethod
     def behind(cls, lazy: Any, dtype: np.dtype[Any]) -> LazyZarr:
         """Find the zarr array behind the data of a variable of some dtype, or of None."""
         from xarray.backends.zarr import ZarrArrayWrapper
@@ -157,7 +147,7 @@ def _box_of(task: Any) -> tuple[slice, ...]:
 
 
 def lazily_indexed(variable: xr.Variable) -> xr.Variable | None:
-    """Return a variable that is not in memory without dask; None if dask computes its cells."""
+    """Return a variable without dask; None if dask computes its cells."""
     from xarray import Variable
 
     # `_data`, because `data` would load a lazily indexed file
