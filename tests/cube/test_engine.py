@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from distributed import Client
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError
 from ml4cube.cube.engine import Engine, Threads, choose_engine, local_engine
@@ -125,7 +127,6 @@ def cluster() -> Any:
 
 
 def test_a_cluster_by_address_by_client_and_by_itself(cluster: Any) -> None:
-    from distributed import Client
 
     wanted = {k: 1000 + k for k in range(20)}
     with choose_engine(Threads(1), cluster.scheduler_address) as engine:
@@ -158,6 +159,37 @@ class Held:
 
     def __reduce__(self) -> Any:
         raise ValueError("no pickle by design")
+
+
+@pytest.mark.parametrize("failing", [0, 3, 17, 39])
+def test_whichever_task_fails_on_a_cluster_is_raised(cluster: Any, failing: int) -> None:
+    """Results come in batches, in which a failed one may stand at any place."""
+
+    def work(_: object, task: int) -> int:
+        if task == failing:
+            raise StoreError(f"task {task} fails")
+        return task
+
+    engine = choose_engine(Threads(1), cluster.scheduler_address)
+    with pytest.raises(StoreError, match=f"task {failing} fails"), engine:
+        list(engine.run(work, None, range(40)))
+
+
+def test_a_cluster_is_not_asked_for_its_workers_with_each_task(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    real = Client.scheduler_info
+
+    def counting(self: Any, **options: Any) -> Any:
+        asked.append(1)
+        return real(self, **options)
+
+    monkeypatch.setattr(Client, "scheduler_info", counting)
+    began = time.monotonic()
+    with choose_engine(Threads(1), cluster.scheduler_address) as engine:
+        assert len(list(engine.run(lambda _, task: task, None, range(200)))) == 200
+    assert len(asked) <= 3 + (time.monotonic() - began)
 
 
 @pytest.mark.parametrize("where", ["processes", "cluster"])
