@@ -22,9 +22,8 @@ from ml4cube.prediction.geometry import Tile, Windows
 from ml4cube.prediction.layout import Expected, Layout, Variable, join_channels
 from ml4cube.prediction.models import Members, Result
 from ml4cube.recipe.bound import BoundRecipe
-from ml4cube.recipe.placer import Placer
 from ml4cube.recipe.preparation import Arrays, PreparedCells, cut, mask_cells, prepare
-from ml4cube.recipe.windows import Index, every_window
+from ml4cube.recipe.windows import Index, Placer, every_window
 
 Flags = NDArray[np.bool_]
 # Dim of the only number that a variable without a dim of its own has in each cell.

@@ -137,12 +137,9 @@ class Members:
         """Number of members."""
         return len(self.run) if self.samples is None else self.samples
 
+    @torch.no_grad()
     def __call__(self, x: NDArray[Any], batch: tuple[int, ...], member: int) -> Result:
         """Return the results of a member; `batch` identifies the batch for random numbers."""
-        with torch.no_grad():
-            return self._run(x, batch, member)
-
-    def _run(self, x: NDArray[Any], batch: tuple[int, ...], member: int) -> Result:
         # A copy, because a model may work in place, and `x` is also for the other members, and for
         # the next step of a rollout.
         tensor = torch.from_numpy(x).to(self.dtype, copy=True)
