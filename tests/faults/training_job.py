@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.pytorch_distributed import Trainer, ddp_init, dist_train
-from ml4cube.training.ranks import failures
+from ml4cube.training.ranks import messages
 from ml4cube.training.ranks.dist import World
 from tests.training_parts import dataset
 
@@ -120,7 +120,7 @@ def watch_saves(harm: Harm) -> None:
 
 def abort_when_lost(folder: Path) -> None:
     """End the process, as torch does under nccl, instead of an error that other ranks are lost."""
-    is_lost = failures.is_lost_connection
+    is_lost = messages.is_lost_connection
 
     def abort(error: BaseException | None) -> bool:
         if is_lost(error):
@@ -128,7 +128,7 @@ def abort_when_lost(folder: Path) -> None:
             os.abort()
         return False
 
-    failures.is_lost_connection = abort
+    messages.is_lost_connection = abort
 
 
 def share(source: TensorDataset, *, shuffle: bool) -> DistributedSampler[Any]:

@@ -39,7 +39,7 @@ class Depth:
 
 def test_an_epoch_is_at_most_so_many_frames_deep(tmp_path):
     values = np.random.default_rng(0).normal(size=(48, 4, 4)).astype("float32")
-    cube = xr.Dataset({name: (("time", "lat", "lon"), values) for name in "ab"})
+    cube = xr.Dataset(dict.fromkeys("ab", (("time", "lat", "lon"), values)))
     data = PTXrDataset(cube, to_pred="b", sample_size={"lat": 2, "lon": 2}, scale_fn=None)
     train, val = prep_dataloader(data, val_ds=data, batch_size=32)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Unflatten(1, (1, 2, 2)))

@@ -39,7 +39,7 @@ from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import dist_train
 from ml4cube.training.ranks import dist as ranks_dist
-from ml4cube.training.ranks import requests, world
+from ml4cube.training.ranks import messages, world
 from ml4cube.training.ranks.dist import World, ddp_init, pick_device
 from ml4cube.training.ranks.shared_data import exact_loader, find_unshared
 from ml4cube.training.trainer import Trainer as AddonTrainer
@@ -653,7 +653,7 @@ def a_run_that_failed_on_all_ranks_is_over_for_the_next(folder):
     gaps = torch.full((4, 3), torch.nan if dist.get_rank() == 1 else 1.0)
     val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(requests, "PERIOD_S", 0.0)  # every batch of a validation is a moment to look
+        patch.setattr(messages, "PERIOD_S", 0.0)  # every batch of a validation is a moment to look
         with pytest.raises(RunError, match="training loss is nan on rank 1, epoch 1, step 1"):
             trainer(ranks=True, train=[(gaps, torch.ones(4, 1))] * 3).train()
         trainer(ranks=True, val=val, epochs=2).train()

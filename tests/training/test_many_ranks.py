@@ -21,7 +21,7 @@ from ml4cube.training.events import Callback
 from ml4cube.training.ranks import dist as ranks_dist
 from ml4cube.training.ranks import strategy, world
 from ml4cube.training.ranks.dist import World, ddp_cleanup, launch
-from ml4cube.training.ranks.failures import is_lost_connection, reporting_errors
+from ml4cube.training.ranks.messages import is_lost_connection, reporting_errors
 from ml4cube.training.trainer import Trainer
 from tests.distributed_runner import assert_same_on_all_ranks, kept_ranks, on_ranks
 from tests.training_parts import At, Save, dataset, resumed_alike, trainer, weights

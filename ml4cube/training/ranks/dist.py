@@ -35,7 +35,7 @@ from ml4cube.training.ranks.environment import (
     refuse_mpirun,
     slurm_variables,
 )
-from ml4cube.training.ranks.failures import (
+from ml4cube.training.ranks.messages import (
     first_cause,
     is_lost_connection,
     report_error,

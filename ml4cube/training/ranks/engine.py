@@ -10,7 +10,7 @@ from typing import TypeVar
 from ml4cube.core.errors import RunError
 from ml4cube.cube.engine import Engine
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.failures import is_lost_connection
+from ml4cube.training.ranks.messages import is_lost_connection
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

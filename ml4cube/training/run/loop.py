@@ -25,8 +25,7 @@ from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import sets_by_argument
 from ml4cube.training.inputs.checks import check_loaders
 from ml4cube.training.measure.means import rank_columns, refuse_non_finite
-from ml4cube.training.ranks.failures import reporting_errors
-from ml4cube.training.ranks.requests import Requests
+from ml4cube.training.ranks.messages import Requests, reporting_errors
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.feed import Feed
 from ml4cube.training.run.snapshot import Snapshot
