@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import nn
+from torch import Tensor, nn
 
 from ml4cube.core.angles import in_degrees
 from ml4cube.core.areas import grid_areas
@@ -91,9 +91,7 @@ class MaskedLoss(PrintedAsCall):
         if weights is not None:
             self._weights = _as_weights(weights)
 
-    def __call__(
-        self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, pred: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the weighted mean over the cells that have a value."""
         if self._classes is not None:
             target, weights = as_labels(target, weights, self._classes.ignored, pred)
@@ -106,7 +104,7 @@ class MaskedLoss(PrintedAsCall):
             elif self._classes is not None and pred.ndim == target.ndim + 1:
                 pred = torch.where(gaps.unsqueeze(min(target.ndim, 1)), 0, pred)  # (N, classes, …)
         values = self._cellwise(pred, target)
-        if not isinstance(values, torch.Tensor) or values.shape != target.shape:
+        if not isinstance(values, Tensor) or values.shape != target.shape:
             shape = tuple(getattr(values, "shape", ()))
             raise InvalidValueError(
                 f"the loss {self.loss!r} must return one value per cell of the target "
@@ -120,7 +118,7 @@ class MaskedLoss(PrintedAsCall):
         total = self._total(cell_weights, target).clamp_min(torch.finfo(values.dtype).tiny)
         return (values * cell_weights).sum() / total
 
-    def weigh(self, target: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    def weigh(self, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the weight of a batch: the sum of the weights of its cells that have a value.
 
         Parameters
@@ -139,7 +137,7 @@ class MaskedLoss(PrintedAsCall):
             target, weights = as_labels(target, weights, self._classes.ignored)
         return self._total(self._cell_weights(target, self._gaps(target), weights), target)
 
-    def _total(self, cell_weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def _total(self, cell_weights: Tensor, target: Tensor) -> Tensor:
         """Return the denominator of the mean, with the class weights that the loss contains."""
         if self._classes is not None:
             class_weights = self._classes(target)
@@ -147,18 +145,16 @@ class MaskedLoss(PrintedAsCall):
                 cell_weights = cell_weights * class_weights
         return cell_weights.sum()
 
-    def _gaps(self, target: torch.Tensor) -> torch.Tensor | None:
+    def _gaps(self, target: Tensor) -> Tensor | None:
         """Return which cells have no value; None if all have one."""
         if target.is_floating_point():
             return ~target.isfinite()
         if self._ignored_class is None:
             return None
-        is_ignored: torch.Tensor = target == self._ignored_class
+        is_ignored: Tensor = target == self._ignored_class
         return is_ignored
 
-    def _cell_weights(
-        self, target: torch.Tensor, gaps: torch.Tensor | None, weights: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _cell_weights(self, target: Tensor, gaps: Tensor | None, weights: Tensor | None) -> Tensor:
         """Return the product of all weights of every cell, 0 where it has no value."""
         combined = torch.ones(target.shape, device=target.device)
         if self._weights is not None:
@@ -223,9 +219,7 @@ class CrossEntropy(MaskedLoss):
         if isinstance(classes, Mapping):
             self._of_classes = _as_weights([*classes.values()])
 
-    def __call__(
-        self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, pred: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the weighted mean over the cells that have a class."""
         n = len(self._labels)
         if pred.ndim < 2 or pred.shape[1] != n:
@@ -235,11 +229,11 @@ class CrossEntropy(MaskedLoss):
             )
         return super().__call__(pred, self._positions(target), weights)
 
-    def weigh(self, target: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    def weigh(self, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the weight of a batch, as `MaskedLoss.weigh`."""
         return super().weigh(self._positions(target), weights)
 
-    def _positions(self, target: torch.Tensor) -> torch.Tensor:
+    def _positions(self, target: Tensor) -> Tensor:
         """Return the position of each label among the classes; gaps stay gaps."""
         self._labels, self._order = (t.to(target.device) for t in (self._labels, self._order))
         values = target.double().contiguous()
@@ -256,9 +250,7 @@ class CrossEntropy(MaskedLoss):
             return torch.where(is_gap, torch.nan, positions)
         return positions
 
-    def _cell_weights(
-        self, target: torch.Tensor, gaps: torch.Tensor | None, weights: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _cell_weights(self, target: Tensor, gaps: Tensor | None, weights: Tensor | None) -> Tensor:
         combined = super()._cell_weights(target, gaps, weights)
         if self._of_classes is None:
             return combined
@@ -356,7 +348,7 @@ def masked(loss: Callable[..., Any]) -> MaskedLoss:
 
 def area_weights(
     latitude: Any, axis: int = -2, *, longitude: Any = None, bounds: Any = None
-) -> torch.Tensor:
+) -> Tensor:
     """Return the relative areas of the cells of a grid, for `MaskedLoss`.
 
     With one latitude per row, the area is that of the latitude band between the row's bounds.
@@ -419,7 +411,7 @@ def area_weights(
     return torch.from_numpy(weights.reshape(*weights.shape, *trailing_dims)).float()
 
 
-def target_weights(data: Any, weights: Mapping[Any, float]) -> torch.Tensor:
+def target_weights(data: Any, weights: Mapping[Any, float]) -> Tensor:
     """Return weights of target variables, and of their levels, for `MaskedLoss`.
 
     Multiply them by `area_weights` to weight by area too.
@@ -515,8 +507,8 @@ def _levels(data: PTXrDataset) -> dict[str, Any]:
     return levels
 
 
-def _as_weights(weights: Any) -> torch.Tensor:
-    if not isinstance(weights, torch.Tensor):  # numpy has no arrays of bfloat16, or on a GPU
+def _as_weights(weights: Any) -> Tensor:
+    if not isinstance(weights, Tensor):  # numpy has no arrays of bfloat16, or on a GPU
         weights = np.asarray(weights)
     tensor = torch.as_tensor(weights, dtype=torch.float32).detach()
     if not bool((tensor >= 0).all()) or not bool((tensor > 0).any()):

@@ -16,14 +16,14 @@ from ml4cube.core.errors import InvalidTypeError
 # Of samples of torchgeo, what a model gets and what it is to give.
 _PAIR_OF_NAMES = ("image", "mask")
 
-Weight = float | torch.Tensor
+Weight = float | Tensor
 
 
 class StepResult(NamedTuple):
     """The result of one forward pass."""
 
     # The mean over the batch's samples: a scalar that requires grad in training.
-    loss: torch.Tensor
+    loss: Tensor
     pred: Any = None
     target: Any = None
     # Further means over the batch's samples. Each adds columns to the History: ``train_<name>``
@@ -31,9 +31,9 @@ class StepResult(NamedTuple):
     logs: Mapping[str, Any] = {}
     # NaN where the target has a gap that the loss does not leave out. It is read only to explain a
     # loss that is NaN.
-    gaps: torch.Tensor | None = None
+    gaps: Tensor | None = None
     # Those that the batch brings, for metrics.
-    weights: torch.Tensor | None = None
+    weights: Tensor | None = None
 
 
 class Portion(NamedTuple):

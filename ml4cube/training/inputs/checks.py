@@ -9,8 +9,7 @@ from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -62,7 +61,7 @@ def _check_optimizer(model: nn.Module, optimizer: Any) -> None:
     """Refuse an optimizer that the loop cannot step."""
     # Extra state that no snapshot can hold is refused here, not when the first one is written.
     state = model.state_dict().items()
-    to_plain({n: v for n, v in state if not isinstance(v, torch.Tensor)}, "model.state_dict()")
+    to_plain({n: v for n, v in state if not isinstance(v, Tensor)}, "model.state_dict()")
     if not isinstance(optimizer, Optimizer):
         raise InvalidTypeError(
             f"optimizer must be a torch.optim.Optimizer, got {one_line(optimizer)}"
@@ -121,7 +120,7 @@ def check_model(model: Any) -> None:
 
 def bad_loss(loss: Any) -> InvalidTypeError | InvalidValueError:
     """Return the error for a loss that cannot be trained on."""
-    if not isinstance(loss, torch.Tensor):
+    if not isinstance(loss, Tensor):
         return InvalidTypeError(
             f"the loss must be a tensor, got a {type(loss).__name__} ({loss!r}); return the tensor "
             "itself, without .item() or float()"
@@ -157,14 +156,14 @@ def import_package(module: str, package: str, what: str) -> Any:
         ) from error
 
 
-def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
+def check_loss(argument: str, loss: Any) -> Callable[..., Tensor]:
     """Return a loss function, or refuse anything else."""
     refuse_class(argument, loss)
     if not callable(loss):
         raise InvalidTypeError(
             f"{argument} must be a loss function such as torch.nn.MSELoss(), got {one_line(loss)}"
         )
-    return cast(Callable[..., torch.Tensor], loss)
+    return cast(Callable[..., Tensor], loss)
 
 
 def check_loaders(train: Any, val: Any, snapshot_path: Any) -> None:
@@ -201,7 +200,7 @@ def check_loader(name: str, loader: Any) -> None:
                 )
             check_loader(f"{name}[{key!r}]", item)
         return
-    is_data = isinstance(loader, str | Mapping | torch.Tensor | np.ndarray | Dataset)
+    is_data = isinstance(loader, str | Mapping | Tensor | np.ndarray | Dataset)
     is_iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
     if not is_iterable or (is_data and not isinstance(loader, IterableDataset)):
         raise InvalidTypeError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -53,16 +53,16 @@ class ClassWeights:
             self._module = loss
         self._of_function = setting(loss, "weight")
 
-    def __call__(self, target: Any) -> torch.Tensor | None:
+    def __call__(self, target: Any) -> Tensor | None:
         """Return the class weight of each target, 0 where it is ignored; None if not of classes."""
         # The weights are read anew for each batch: those of a module may be moved or replaced.
-        if not isinstance(target, torch.Tensor) or target.is_floating_point():
+        if not isinstance(target, Tensor) or target.is_floating_point():
             return None
         by_class = self._of_function
         if self._module is not None:
             by_class = self._module.weight
         counted = target != self.ignored
-        if not isinstance(by_class, torch.Tensor):
+        if not isinstance(by_class, Tensor):
             return counted.float()
         classes = torch.where(counted, target, torch.zeros_like(target)).long()
         weights = by_class.detach().to(target.device)[classes]
@@ -77,7 +77,7 @@ def as_labels(
     As whole numbers without the channel; floats with gaps become the ignored label. Others, such as
     probabilities of classes, are returned as they are.
     """
-    has_channel = isinstance(target, torch.Tensor) and target.ndim > 1 and target.shape[1] == 1
+    has_channel = isinstance(target, Tensor) and target.ndim > 1 and target.shape[1] == 1
     if not has_channel:
         return target, weights
     if target.is_floating_point():
@@ -110,7 +110,7 @@ class ShapeChecked:
 
     def __call__(self, pred: Any, target: Any) -> Any:
         """Return the loss."""
-        if not isinstance(pred, torch.Tensor) or not isinstance(target, torch.Tensor):
+        if not isinstance(pred, Tensor) or not isinstance(target, Tensor):
             return self._function(pred, target)
         if pred.shape == target.shape or (pred.shape, target.shape) in self._seen:
             return self._function(pred, target)
@@ -125,9 +125,7 @@ class _BroadcastCheck(TorchFunctionMode):
 
     # A tensor that the loss has reshaped itself is not checked.
 
-    def __init__(
-        self, name: str, loss: Callable[..., Any], pred: torch.Tensor, target: torch.Tensor
-    ) -> None:
+    def __init__(self, name: str, loss: Callable[..., Any], pred: Tensor, target: Tensor) -> None:
         super().__init__()
         self._name, self._loss, self._pred, self._target = name, loss, pred, target
         self._own_shapes = (pred.shape, target.shape)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ml4cube.core.errors import EmptyPartError, RunError
 from ml4cube.training.inputs.batches import StepResult, Weight
@@ -49,14 +50,14 @@ class Meter:
         self._batches_summed = 0
         self._bad: NonFiniteLoss | None = None
         # Mean and weight of a batch, and NaN (or another number) if its target has gaps (or not).
-        self._buffer: list[tuple[torch.Tensor, Weight, torch.Tensor | None]] = []
+        self._buffer: list[tuple[Tensor, Weight, Tensor | None]] = []
 
     def add(
         self,
-        value: torch.Tensor,
+        value: Tensor,
         samples: int,
         weight: Weight | None = None,
-        gaps: torch.Tensor | None = None,
+        gaps: Tensor | None = None,
     ) -> None:
         """Add the mean of one batch, whose weight is by default its number of samples."""
         self._samples += samples
@@ -180,9 +181,9 @@ def rank_columns(
     return {"seconds": max(row["seconds"] for row in rank_rows), "ranks": rank_rows}
 
 
-def _to_host(values: Sequence[float | torch.Tensor]) -> list[float]:
+def _to_host(values: Sequence[float | Tensor]) -> list[float]:
     """Return numbers as they are, or scalar tensors after reading all at once from the device."""
-    if not isinstance(values[0], torch.Tensor):
+    if not isinstance(values[0], Tensor):
         return [float(value) for value in values]
     stacked = torch.stack([torch.as_tensor(value) for value in values])
     # In two steps, because some devices have no float64.

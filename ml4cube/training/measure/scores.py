@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.loading.handover import to_device
@@ -56,9 +56,7 @@ class BatchMean:
             self._class_weights = ClassWeights(function)
             self._sum = ShapeChecked(name, reduced(function, "sum"))
 
-    def __call__(
-        self, pred: Any, target: Any, samples: int, weights: torch.Tensor | None = None
-    ) -> Any:
+    def __call__(self, pred: Any, target: Any, samples: int, weights: Tensor | None = None) -> Any:
         """Return the mean of one batch."""
         if weights is not None:
             return self._masked(pred, target, weights)
@@ -77,24 +75,24 @@ class BatchMean:
         """True if batches weigh otherwise than by their number of samples."""
         return self._weigh is not None or self._class_weights is not None
 
-    def weigh(self, target: Any, weights: torch.Tensor | None = None) -> torch.Tensor | None:
+    def weigh(self, target: Any, weights: Tensor | None = None) -> Tensor | None:
         """Return the weight of a batch; None means its number of samples."""
         if weights is not None:
             return self._masked.weigh(target, weights)
         if self._weigh is not None:
-            weight: torch.Tensor = self._weigh(target)
+            weight: Tensor = self._weigh(target)
             return weight
         _, class_weights = self._as_classes(target)
         if class_weights is None:
             return None
         return class_weights.sum()
 
-    def leaves_gaps_out(self, target: torch.Tensor) -> bool:
+    def leaves_gaps_out(self, target: Tensor) -> bool:
         """Return True if cells whose target is NaN do not count."""
         labels, _ = self._as_classes(target)
         return labels is not target or isinstance(self._given, MaskedLoss)
 
-    def _as_classes(self, target: Any, pred: Any = None) -> tuple[Any, torch.Tensor | None]:
+    def _as_classes(self, target: Any, pred: Any = None) -> tuple[Any, Tensor | None]:
         """Return the target as a loss over classes takes it, and the class weights of its cells."""
         if self._class_weights is None:
             return target, None
@@ -167,7 +165,7 @@ class Scores:
     def _warn_of_logits(self, pred: Any) -> None:
         """Warn where torchmetrics would apply a sigmoid to some batches only."""
         names = [name for name, metric in self._objects.items() if _applies_sigmoid(metric)]
-        if not names or not isinstance(pred, torch.Tensor) or not pred.is_floating_point():
+        if not names or not isinstance(pred, Tensor) or not pred.is_floating_point():
             return
         if bool(((pred < 0) | (pred > 1)).any()):
             _log_sigmoid_warning(", ".join(names))
@@ -198,7 +196,7 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(metrics)
 
 
-def _batch_mean(name: str, value: Any) -> torch.Tensor:
+def _batch_mean(name: str, value: Any) -> Tensor:
     """Return what a function gave for a batch, which must be one number, as a scalar tensor."""
     try:
         tensor = torch.as_tensor(value).detach()
@@ -216,13 +214,13 @@ def _batch_mean(name: str, value: Any) -> torch.Tensor:
 
 def _without_half(value: Any) -> Any:
     """Convert half precision to float32, in which metrics are computed."""
-    if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+    if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
         return value.float()
     return value
 
 
 def _to_numpy(name: str, value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         names = ""
         if isinstance(value, Mapping):
             names = f" of {list(value)}"
@@ -325,7 +323,7 @@ def _cpu_state(metric: Any) -> dict[str, Any]:
     return dict(on_cpu)
 
 
-def _merge(parts: list[Any], reduction: Callable[[torch.Tensor], Any] | None) -> Any:
+def _merge(parts: list[Any], reduction: Callable[[Tensor], Any] | None) -> Any:
     """Merge what ranks have of one state of torchmetrics: a list of tensors, or one tensor."""
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
@@ -339,6 +337,6 @@ def _merge(parts: list[Any], reduction: Callable[[torch.Tensor], Any] | None) ->
 
 def _by_index(value: Any) -> Any:
     """Return the entries of a vector by their index; anything else as it is."""
-    if isinstance(value, torch.Tensor) and value.numel() != 1:
+    if isinstance(value, Tensor) and value.numel() != 1:
         return {str(i): item for i, item in enumerate(value.flatten().tolist())}
     return value

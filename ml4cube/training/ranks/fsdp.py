@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
@@ -131,7 +131,7 @@ class Sharded(Strategy):
                 f"{listed(names)} besides; make these part of the model, or use strategy='ddp'"
             )
 
-    def clip(self, parameters: Iterable[torch.Tensor], norm: float) -> torch.Tensor:
+    def clip(self, parameters: Iterable[Tensor], norm: float) -> Tensor:
         """Clip the gradients by their norm over all ranks, and return what it was; every rank."""
         return _whole_tensor(super().clip(parameters, norm))
 
@@ -194,7 +194,7 @@ class Sharded(Strategy):
             sharded[index] = shards | copy.deepcopy(unsharded)
         optimizer.load_state_dict({**state, "state": sharded})
 
-    def local_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def local_shards(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's shards of tensors, which are whole or already sharded."""
         shards = {n: _shard_like(self._parameters.get(n), v.detach()) for n, v in tensors.items()}
         for name, shard in shards.items():
@@ -202,7 +202,7 @@ class Sharded(Strategy):
                 shards[name] = shard.to_local()
         return shards
 
-    def gather_tensors(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def gather_tensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gather tensors of which each rank has its `local_shards`; every rank."""
         tensors = {n: _from_local(self._parameters.get(n), s) for n, s in shards.items()}
         return dict(self._gather(tensors))
@@ -221,7 +221,7 @@ class Sharded(Strategy):
             return model
         targets, extra_state = self._user_model.state_dict(), {}
         for name, value in model.state_dict().items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 targets[name].copy_(_whole_tensor(value))
             else:
                 extra_state[name] = value
@@ -230,7 +230,7 @@ class Sharded(Strategy):
 
     def _gather(self, value: Any) -> Any:
         """Gather all tensors in main memory of rank 0; other ranks get None."""
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             whole = _whole_tensor(value.detach())
             if not self.world.is_main:
                 return None
@@ -301,7 +301,7 @@ def _move_optimizer(
     optimizer: Optimizer, model: nn.Module, sharded: Mapping[str, nn.Parameter]
 ) -> None:
     """Replace the parameters of a model in its optimizer by those of the sharded copy."""
-    replacements: dict[torch.Tensor, nn.Parameter] = {
+    replacements: dict[Tensor, nn.Parameter] = {
         parameter: sharded[name] for name, parameter in model.named_parameters()
     }
     for group in optimizer.param_groups:
@@ -340,15 +340,15 @@ def _is_sharded(value: Any) -> bool:
     return hasattr(value, "device_mesh") and hasattr(value, "full_tensor")
 
 
-def _whole_tensor(value: torch.Tensor) -> torch.Tensor:
+def _whole_tensor(value: Tensor) -> Tensor:
     """Gather a tensor, if it is sharded; every rank."""
-    whole: torch.Tensor = value.full_tensor() if _is_sharded(value) else value  # type: ignore[attr-defined]
+    whole: Tensor = value.full_tensor() if _is_sharded(value) else value  # type: ignore[attr-defined]
     return whole
 
 
 def _shard_like(like: Any, value: Any) -> Any:
     """Return this rank's shard of a whole tensor; anything not of the shape of `like` as it is."""
-    is_whole = isinstance(value, torch.Tensor) and not _is_sharded(value)
+    is_whole = isinstance(value, Tensor) and not _is_sharded(value)
     if not is_whole or not _is_sharded(like) or value.shape != like.shape:
         return value
     mesh = like.device_mesh
@@ -356,7 +356,7 @@ def _shard_like(like: Any, value: Any) -> Any:
     return _from_local(like, pieces[rank] if rank < len(pieces) else value[:0])
 
 
-def _from_local(like: Any, shard: torch.Tensor) -> torch.Tensor:
+def _from_local(like: Any, shard: Tensor) -> Tensor:
     """Return the sharded tensor of which this rank has a shard, if `like` is sharded."""
     if not _is_sharded(like):
         return shard

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -26,13 +26,13 @@ from ml4cube.training.ranks.dist import World
 def broadcast_model(model: nn.Module, world: World) -> None:
     """Give the model of every rank the state of rank 0's; every rank."""
     state = model.state_dict()
-    world.broadcast_tensors(v for v in state.values() if isinstance(v, torch.Tensor))
-    extra_state = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
+    world.broadcast_tensors(v for v in state.values() if isinstance(v, Tensor))
+    extra_state = {name: v for name, v in state.items() if not isinstance(v, Tensor)}
     if extra_state and world.size > 1:
         model.load_state_dict({**state, **world.broadcast(to_plain(extra_state))})
 
 
-def sum_gradients(tensors: Sequence[torch.Tensor], world: World, divisor: float) -> None:
+def sum_gradients(tensors: Sequence[Tensor], world: World, divisor: float) -> None:
     """Give tensors the gradients of all ranks, summed and divided; every rank."""
     has_gradient = world.maximum([tensor.grad is not None for tensor in tensors])
     for tensor, on_any_rank in zip(tensors, has_gradient, strict=True):
@@ -74,7 +74,7 @@ class Strategy:
 
     def check_same(self, tensors: Mapping[str, Any]) -> None:
         """Refuse models that differ between ranks, which would wait for one another; every rank."""
-        own = {n: tuple(t.shape) for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+        own = {n: tuple(t.shape) for n, t in tensors.items() if isinstance(t, Tensor)}
         for rank, shapes in enumerate(self.world.gather_objects(own)):
             differing = [n for n in {**own, **shapes} if own.get(n) != shapes.get(n)]
             if differing:
@@ -146,12 +146,12 @@ class Strategy:
     def check_outside(self, names: Collection[str]) -> None:
         """Refuse parameters outside the model, by name, if they cannot be trained."""
 
-    def average_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+    def average_gradients(self, tensors: Sequence[Tensor]) -> None:
         """Average gradients over ranks, of tensors that are not the model's; every rank."""
         if self.world.size > 1 and tensors:
             sum_gradients(tensors, self.world, self.world.size)
 
-    def clip(self, parameters: Iterable[torch.Tensor], norm: float) -> torch.Tensor:
+    def clip(self, parameters: Iterable[Tensor], norm: float) -> Tensor:
         """Clip the gradients by their norm, and return what it was; every rank."""
         return nn.utils.clip_grad_norm_(parameters, norm)
 
@@ -185,11 +185,11 @@ class Strategy:
         """Load a state of `optimizer_state`; every rank, with the same state."""
         optimizer.load_state_dict(dict(state))
 
-    def local_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def local_shards(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's shards of the model's tensors, or of whole tensors of these names."""
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
-    def gather_tensors(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def gather_tensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return on rank 0 the whole tensors of all ranks' `local_shards`; every rank."""
         return dict(shards)
 
@@ -203,7 +203,7 @@ class Strategy:
 def _once(parameter: nn.Parameter, act: Callable[[], None]) -> None:
     """Call a function when the gradient of a parameter has been computed for the first time."""
 
-    def hook(_: torch.Tensor) -> None:
+    def hook(_: Tensor) -> None:
         handle.remove()
         act()
 

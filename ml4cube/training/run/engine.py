@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import RunError, caller_level, listed
@@ -70,7 +70,7 @@ class Engine:
         self._set_model(self.strategy.place(model))
         if self.ema is not None:
             self.ema.continue_from(self.run_state.average)
-        self._outside: list[torch.Tensor] = []  # what is trained besides the model
+        self._outside: list[Tensor] = []  # what is trained besides the model
         self.strategy.check_outside(self.outside())
         self.begin_measures()
         self._to_device = BatchCopy(world.device)
@@ -85,7 +85,7 @@ class Engine:
         """Begin to measure losses and times."""
         self.run_state.measure(self.world, times_steps=not self.strategy.is_sharded)
 
-    def outside(self) -> dict[str, torch.Tensor]:
+    def outside(self) -> dict[str, Tensor]:
         """Return by name the tensors that the optimizer trains besides the model."""
         return outside_model(self.model, self.optimizer, self.step.modules)
 
@@ -214,7 +214,7 @@ class Engine:
         except Exception as error:
             error.add_note(f"the batch held {describe_batch(batch)}")
             raise
-        if not isinstance(result.loss, torch.Tensor) or result.loss.ndim:
+        if not isinstance(result.loss, Tensor) or result.loss.ndim:
             raise bad_loss(result.loss)
         return result
 
@@ -266,7 +266,7 @@ class Engine:
         result = self.forward(self.module, batch)
         loss, weight = result.loss, portion.weight
         # A number is compared, a tensor is not: that would read it from the device.
-        if isinstance(weight, torch.Tensor) or weight != total:
+        if isinstance(weight, Tensor) or weight != total:
             loss = loss * (weight / total)
         if not loss.requires_grad:
             raise bad_loss(loss)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler
 
@@ -94,7 +93,7 @@ class TrainerState(Summarized, metaclass=Combinable):
         model: nn.Module,
         optimizer: Optimizer | None,
         scheduler: Any,
-        loss: Callable[..., torch.Tensor] | None,
+        loss: Callable[..., Tensor] | None,
         *,
         metrics: Mapping[str, Any] | None,
         world: World,
@@ -130,7 +129,7 @@ class TrainerState(Summarized, metaclass=Combinable):
         return self._best.value
 
     @property
-    def best_weights(self) -> dict[str, torch.Tensor] | None:
+    def best_weights(self) -> dict[str, Tensor] | None:
         """The weights of the best epoch, on rank 0; None if they are not known."""
         return self._best.weights
 
@@ -152,7 +151,7 @@ class TrainerState(Summarized, metaclass=Combinable):
         if self.mode == "train":
             log = self.log_train
         for name, value in step_dict.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 value = value.detach()
                 if value.ndim:  # the loader may use the batch's memory again
                     value = value.to("cpu", copy=True)
@@ -225,7 +224,7 @@ class TrainerState(Summarized, metaclass=Combinable):
         modules.pop("trainer.model", None)
         return modules
 
-    def _outside(self) -> dict[str, torch.Tensor]:
+    def _outside(self) -> dict[str, Tensor]:
         """Return by name the tensors that the optimizer trains besides the model."""
         return outside_model(self.model, self.optimizer, self._modules())
 
@@ -336,7 +335,7 @@ def _move_scalars_to_cpu(log: Log) -> None:
     """Move the scalar tensors of a log to the CPU, in place."""
     for values in log.values():
         for number, value in enumerate(values):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 values[number] = value.cpu()
 
 
