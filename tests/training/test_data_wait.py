@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ml4cube.training.run import epoch_times
-from ml4cube.training.run.epoch_times import DataWait
+from ml4cube.training.run.epoch_times import Spans
 
 
 class Machine:
@@ -62,8 +62,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_a_busy_gpu_does_not_wait_while_the_host_does(
     machine: Machine, fetch: float, compute: float, on_gpu: float
 ) -> None:
-    on_host = DataWait(torch.device("cpu"))
-    wait = DataWait(torch.device("cuda"))
+    on_host = Spans(torch.device("cpu"))
+    wait = Spans(torch.device("cuda"))
     for _ in range(20):
         with on_host, wait:
             machine.fetch(fetch)
@@ -74,7 +74,7 @@ def test_a_busy_gpu_does_not_wait_while_the_host_does(
 
 
 def test_waits_that_are_over_are_not_kept(machine: Machine) -> None:
-    wait = DataWait(torch.device("cuda"))
+    wait = Spans(torch.device("cuda"))
     for _ in range(100):
         with wait:
             machine.fetch(1.0)

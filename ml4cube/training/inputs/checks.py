@@ -41,9 +41,7 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> None:
         raise InvalidValueError(f"{name} must be {COUNT}, got {value!r}")
 
 
-def check_trainable(
-    model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False, mode: str = "min"
-) -> None:
+def check_trainable(model: Any, optimizer: Any, scheduler: Any, options: Any) -> None:
     """Refuse a model, an optimizer or a scheduler that cannot train together."""
     check_model(model)
     refuse_class("scheduler", scheduler)
@@ -53,7 +51,7 @@ def check_trainable(
         )
     if optimizer is not None:
         _check_optimizer(model, optimizer)
-        _check_scheduler(scheduler, optimizer, on_batch=on_batch, mode=mode)
+        _check_scheduler(scheduler, optimizer, options)
         _check_optimized(model, optimizer)
 
 
@@ -74,16 +72,16 @@ def _check_optimizer(model: nn.Module, optimizer: Any) -> None:
         )
 
 
-def _check_scheduler(scheduler: Any, optimizer: Optimizer, *, on_batch: bool, mode: str) -> None:
+def _check_scheduler(scheduler: Any, optimizer: Optimizer, options: Any) -> None:
     """Refuse a scheduler of another optimizer, or that contradicts the options."""
-    if on_batch and isinstance(scheduler, ReduceLROnPlateau):
+    if options.scheduler_step_on_batch and isinstance(scheduler, ReduceLROnPlateau):
         raise InvalidTypeError(
             "scheduler_step_on_batch=True and ReduceLROnPlateau contradict, because it needs the "
             "loss of an epoch; leave scheduler_step_on_batch out, or use another scheduler"
         )
-    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode != mode:
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode != options.mode:
         raise InvalidValueError(
-            f"mode={mode!r} and ReduceLROnPlateau(mode={scheduler.mode!r}) contradict: the rate "
+            f"mode={options.mode!r} and ReduceLROnPlateau(mode={scheduler.mode!r}) contradict: the rate "
             "would fall while the monitored column improves; give both the same mode"
         )
     scheduled = getattr(scheduler, "optimizer", optimizer)

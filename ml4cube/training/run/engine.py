@@ -52,13 +52,7 @@ class Engine:
         options: Options,
         run_state: RunState | None = None,
     ) -> None:
-        check_trainable(
-            model,
-            optimizer,
-            scheduler,
-            on_batch=options.scheduler_step_on_batch,
-            mode=options.mode,
-        )
+        check_trainable(model, optimizer, scheduler, options)
         self.world, self.options, self.step = world, options, step
         self.optimizer: Any = optimizer
         self.scheduler = scheduler

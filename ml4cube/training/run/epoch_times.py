@@ -2,8 +2,7 @@
 
 In a backward pass, gradients are reduced while others are still computed. The time from the last
 gradient of this rank to the end of the pass is spent waiting for communication and other ranks. It
-is measured on every 50th step, from the third on, by hooks that exist only in these steps. A GPU
-tells times by events in its queue; nothing waits for them within the epoch.
+is measured on every 50th step, from the third on, by hooks that exist only in these steps.
 """
 
 from __future__ import annotations
@@ -22,73 +21,56 @@ from ml4cube.training.ranks.world import World
 _PERIOD = 50  # steps
 _FIRST = 2  # the first two steps include setup
 
-# When a span began and ended.
-Span = tuple[Any, Any]
 
+class Spans:
+    """Spans of time on a device, added up: those of its with blocks, and others.
 
-class DeviceTime:
-    """Moments of a device: seconds, or events of a GPU."""
+    A GPU computes while the host goes on. So events in its queue, which it passes when it has
+    computed what came before, tell its time; they are read once it has passed them.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.uses_events = device.type == "cuda"
+        self._uses_events = device.type == "cuda"
+        self._began: Any = None
+        self._seconds = 0.0
+        # Of spans that the GPU has not passed yet: when they begin and end.
+        self._under_way: deque[tuple[Any, Any]] = deque()
 
     def now(self) -> Any:
-        """Return this moment."""
-        if not self.uses_events:
+        """Return this moment of the device: seconds, or an event of a GPU."""
+        if not self._uses_events:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def is_over(self, moment: Any) -> bool:
-        """Return True if the device has passed a moment."""
-        return not self.uses_events or bool(moment.query())
-
-    def seconds(self, span: Span) -> float:
-        """Return the length of a span; waits until the device has passed it."""
-        start, end = span
-        if self.uses_events:
-            end.synchronize()
-            return float(start.elapsed_time(end)) / 1000
-        return float(end - start)
-
-
-class DataWait:
-    """The time, in with blocks, for which a device computes nothing as a batch is not there yet.
-
-    A GPU computes while the host fetches the next batch. So events in its queue, which it passes
-    when it has computed what came before, tell how long it waits; nothing waits for them.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._time = DeviceTime(device)
-        self._began: Any = None
-        self._seconds = 0.0
-        # Of waits that the GPU has not passed yet, as many as steps that it has not computed.
-        self._under_way: deque[Span] = deque()
+    def add(self, start: Any, end: Any) -> None:
+        """Add a span that ends now."""
+        if not self._uses_events:
+            self._seconds += end - start
+            return
+        self._under_way.append((start, end))
+        while self._under_way and self._under_way[0][1].query():
+            self._add_first()
 
     def __enter__(self) -> None:
-        """Begin to count."""
-        self._began = self._time.now()
+        """Begin a span."""
+        self._began = self.now()
 
     def __exit__(self, *_: object) -> None:
-        span = (self._began, self._time.now())
-        if not self._time.uses_events:  # no need to wait until the device has passed it
-            self._seconds += self._time.seconds(span)
-            return
-        self._under_way.append(span)
-        while self._under_way and self._time.is_over(self._under_way[0][1]):
-            self._add_first()
+        self.add(self._began, self.now())
 
     @property
     def seconds(self) -> float:
-        """The time that was counted; waits until the device has passed all of it."""
+        """The length of all spans; waits until the device has passed them."""
         while self._under_way:
             self._add_first()
         return self._seconds
 
     def _add_first(self) -> None:
-        self._seconds += self._time.seconds(self._under_way.popleft())
+        start, end = self._under_way.popleft()
+        end.synchronize()
+        self._seconds += float(start.elapsed_time(end)) / 1000
 
 
 class StepClock:
@@ -96,12 +78,10 @@ class StepClock:
 
     def __init__(self, world: World, *, active: bool = True) -> None:
         self._world, self._active = world, active
-        self._time = DeviceTime(world.device)
         self._in_timed_step = False
         self._is_forward = False  # the model has been called for the batch under way
         self._wait_start: Any = None  # when this rank last computed a gradient
-        self._steps: list[Span] = []
-        self._waits: list[Span] = []
+        self._steps, self._waits = Spans(world.device), Spans(world.device)
 
     def timed(self, model: nn.Module, steps: int) -> AbstractContextManager[None]:
         """Time the step in the body, if that is due after so many steps."""
@@ -120,11 +100,10 @@ class StepClock:
         """Return the fraction of the timed steps spent waiting; None if none was timed."""
         if self._world.size == 1:
             return 0.0
-        total = sum(map(self._time.seconds, self._steps))
-        waited = sum(map(self._time.seconds, self._waits))
+        total = self._steps.seconds
         if not total:
             return None
-        return min(waited / total, 1.0)
+        return min(self._waits.seconds / total, 1.0)
 
     @contextmanager
     def _timing(self, model: nn.Module) -> Iterator[None]:
@@ -133,7 +112,7 @@ class StepClock:
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
-        step_start = self._wait_start = self._time.now()
+        step_start = self._wait_start = self._steps.now()
         if next(model.buffers(), None) is not None:
             # DDP broadcasts buffers before the forward pass of the model.
             hooks.append(model.register_forward_pre_hook(self._begin_forward))
@@ -144,7 +123,7 @@ class StepClock:
             self._in_timed_step = False
             for hook in hooks:
                 hook.remove()
-        self._steps.append((step_start, self._time.now()))
+        self._steps.add(step_start, self._steps.now())
 
     def _begin_forward(self, *_: Any) -> None:
         # A batch may call the model several times, and waits only before the first.
@@ -153,11 +132,11 @@ class StepClock:
         self._is_forward = True
 
     def _restart_wait(self, parameter: torch.Tensor) -> None:
-        self._wait_start = self._time.now()
+        self._wait_start = self._steps.now()
 
     def _end_wait(self) -> None:
-        now = self._time.now()
-        self._waits.append((self._wait_start, now))
+        now = self._steps.now()
+        self._waits.add(self._wait_start, now)
         self._wait_start = now
 
 
@@ -166,7 +145,7 @@ class EpochTimes:
 
     def __init__(self, world: World, *, times_steps: bool, resumed_s: float = 0.0) -> None:
         self._world = world
-        self.data_wait = DataWait(world.device)
+        self.data_wait = Spans(world.device)
         self.step_clock = StepClock(world, active=times_steps)
         self.rank_wait_s = 0.0  # outside of steps
         self._resumed_s = resumed_s  # the time that a snapshot held
