@@ -81,8 +81,8 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer, options: Any) -> None
         )
     if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode != options.mode:
         raise InvalidValueError(
-            f"mode={options.mode!r} and ReduceLROnPlateau(mode={scheduler.mode!r}) contradict: the rate "
-            "would fall while the monitored column improves; give both the same mode"
+            f"mode={options.mode!r} and ReduceLROnPlateau(mode={scheduler.mode!r}) contradict: the "
+            "rate would fall while the monitored column improves; give both the same mode"
         )
     scheduled = getattr(scheduler, "optimizer", optimizer)
     if isinstance(scheduled, Optimizer) and scheduled.param_groups is not optimizer.param_groups:
