@@ -168,7 +168,7 @@ def sample(
         **arguments,
     )
 
-    sampled = sampler.sampling.recipe
+    sampled = sampler.cube.recipe
     is_alone = bool(sampled.targets) and {*sampled.variables} <= {*sampled.targets}
     if is_alone and callback is None:  # which can add variables
         raise InvalidValueError(

@@ -210,7 +210,7 @@ def _notes_on_dims(ds: xr.Dataset, dims: Rows) -> Iterator[str]:
 def _notes_on_variables(ds: xr.Dataset, rows: Rows) -> Iterator[str]:
     from ml4cube.core.statistics import check_decoded
     from ml4cube.preprocessing.cubes import nodata_values, valid_range
-    from ml4cube.sampling.request import MAX_CHUNK_MB
+    from ml4cube.sampling.sampled_cube import MAX_CHUNK_MB
 
     for row in rows:
         name, chunk_mb = row["variable"], row["chunk_megabytes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +74,15 @@ def check_whole(name: str, value: object, least: int | None = None) -> int:
     if least is not None and value < least:
         raise InvalidValueError(f"{name} must be at least {least}, got {value}")
     return int(value)
+
+
+def check_positive(name: str, value: Any, most: float = math.inf) -> None:
+    """Raise unless `value` is a number above 0 and at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(f"{name} must be a number, got {value!r}")
+    if not 0 < value <= most:
+        limit = "" if most == math.inf else f" and at most {most}"
+        raise InvalidValueError(f"{name} must be above 0{limit}, got {value!r}")
 
 
 def check_real_number(argument: str, value: object) -> None:

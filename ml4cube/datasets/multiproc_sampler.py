@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import xarray as xr
@@ -37,10 +37,17 @@ from ml4cube.progress import Stage
 from ml4cube.sampling.identity.callback import checked_identity, copy_of
 from ml4cube.sampling.identity.cube import SourceChangedError
 from ml4cube.sampling.identity.provenance import Call, provenance
-from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
+from ml4cube.sampling.layout import (
+    ORDERS,
+    check_stored_names,
+    chunk_samples,
+    layout_of,
+    shard_tasks,
+)
+from ml4cube.sampling.parts import Parts, has_no_cells_of
 from ml4cube.sampling.plan import SamplePlan, make_plan, refuse_empty
-from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, SamplingOptions, check_stored_names
-from ml4cube.sampling.rescaling import entries_of
+from ml4cube.sampling.rescaling import entries_of, scaling_of_samples
+from ml4cube.sampling.sampled_cube import MAX_CHUNK_MB, sample_cube
 from ml4cube.sampling.shards import Piece, ShardJob, make_shard
 from ml4cube.sampling.tiling import Callback, TiledRecipe
 from ml4cube.store.format import SAMPLES, StoreMetadata, open_store, write_axes, write_metadata
@@ -87,38 +94,6 @@ class RunSummary(Summarized):
         headline = f"{self.seconds:,.1f} s, {self.shards} shards{earlier}{rate}"
         plan = self.plan._summary()
         return Summary(headline, plan.facts, {**plan.sections, "Stores": stores})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SamplerOptions(SamplingOptions):
-    """Arguments of `MultiProcSampler`, which documents them, checked when made."""
-
-    nproc: int
-    val_cube: Any
-    chunk_batch: int | None
-    overwrite: bool
-    resume: bool
-    order: str
-    client: Any
-    progress: bool
-
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        super().__post_init__()
-        check_client(self.client)
-        object.__setattr__(self, "nproc", check_whole("nproc", self.nproc, 1))
-        check_choice("order", self.order, ORDERS)
-        if self.chunk_batch is not None:
-            check_whole("chunk_batch", self.chunk_batch, 1)
-        flags = ("overwrite", "resume", "progress")
-        check_flags({name: getattr(self, name) for name in flags})
-        if self.val_split and self.val_cube is None:
-            raise InvalidValueError(f"val_split={self.val_split!r} needs val_cube; give it a path")
-
-    @property
-    def default_val_split(self) -> float:
-        """Half of what training leaves, if there is a validation store."""
-        return 0.0 if self.val_cube is None else (1 - self.data_split) / 2
 
 
 class _Planned(NamedTuple):
@@ -334,10 +309,29 @@ class MultiProcSampler(Summarized):
         version: str | int | None = None,
     ) -> None:
         """Check every argument against the cube; read none of its cells."""
-        self._options = options = _SamplerOptions(
-            rand_chunk=rand_chunk,
+        check_client(client)
+        self._client, self._nproc = client, check_whole("nproc", nproc, 1)
+        check_choice("order", order, ORDERS)
+        if chunk_batch is not None:
+            check_whole("chunk_batch", chunk_batch, 1)
+        check_flags({"overwrite": overwrite, "resume": resume, "progress": progress})
+        if val_split and val_cube is None:
+            raise InvalidValueError(f"val_split={val_split!r} needs val_cube; give it a path")
+        parts = Parts(
+            block_size=block_size,
+            data_split=data_split,
+            val_split=val_split,
             data_fraq=data_fraq,
-            nproc=nproc,
+            rand_chunk=rand_chunk,
+            has_val=val_cube is not None,
+        )
+        self.targets = targets_of(
+            {"train": train_cube, "test": test_cube, "val": val_cube},
+            allow_memory=nproc == 1 or client is not None,
+        )
+        self.cube = sample_cube(
+            ds,
+            parts,
             apply_mask=apply_mask,
             drop_sample=drop_sample,
             fill_method=fill_method,
@@ -345,47 +339,35 @@ class MultiProcSampler(Summarized):
             filter_var=filter_var,
             drop_nan=drop_nan,
             array_dims=array_dims,
-            data_split=data_split,
-            chunk_batch=chunk_batch,
-            callback=callback,
-            block_size=block_size,
+            callback=None if callback is None else copy_of(callback),
             sample_size=sample_size,
             overlap=overlap,
             scale_fn=scale_fn,
-            val_cube=val_cube,
-            val_split=val_split,
             seed=seed,
-            overwrite=overwrite,
-            resume=resume,
             to_pred=to_pred,
             features=features,
-            order=order,
-            client=client,
-            progress=progress,
             max_chunk_mb=max_chunk_mb,
             missing_chunks=missing_chunks,
             statistics=statistics,
         )
-        self.targets = targets_of(
-            {"train": train_cube, "test": test_cube, "val": val_cube},
-            allow_memory=nproc == 1 or client is not None,
-        )
         # Before any call of the callback, which may change its state.
         self._identity = checked_identity(callback, version)
-        self.sampling = Sampling.of(
-            ds, options if callback is None else replace(options, callback=copy_of(callback))
-        )
-        recipe = self.sampling.recipe
-        if "val" in self.targets and self.sampling.labelled and self.sampling.lacks("val"):
+        recipe = self.cube.recipe
+        label = self.cube.tiled.label
+        if (
+            "val" in self.targets
+            and self.cube.is_labelled
+            and has_no_cells_of("val", self.cube.ds, label)
+        ):
             raise EmptyPartError(
-                f"val_cube={str(val_cube)!r} is given, but the split label "
-                f"{self.sampling.tiled.label!r} of the cube has no validation part (2); label "
-                "the cube with one (assign_block_split(..., val=0.1)), or leave val_cube out"
+                f"val_cube={str(val_cube)!r} is given, but the split label {label!r} of the cube "
+                "has no validation part (2); label the cube with one (assign_block_split(..., "
+                "val=0.1)), or leave val_cube out"
             )
         self._precision = Precision.parse(dtype, bitround)
         self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
         if callback is None:
-            self._precision.check_names({n: self.sampling.ds[n].dtype for n in recipe.variables})
+            self._precision.check_names({n: self.cube.ds[n].dtype for n in recipe.variables})
         # A callback may rename variables of the cube, but not its dims.
         check_stored_names(recipe, recipe.variables if callback is None else ())
         self._chunk = chunk_samples(chunk_size, recipe)
@@ -398,27 +380,28 @@ class MultiProcSampler(Summarized):
             "compressor": asdict(self._compressor),
             "precision": asdict(self._precision),
         }
-        if (given := self.sampling.given) is not None:
+        if (given := self.cube.given) is not None:
             self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
-        if self.sampling.dropped:
+        if self.cube.reader.dropped:
             self._settings["missing_chunks"] = missing_chunks
-        self._overwrite = overwrite
+        self._order, self._chunk_batch, self._progress = order, chunk_batch, progress
+        self._overwrite, self._resume = overwrite, resume
         # The last plan, by the id of its call, which changes when the cube does.
         self._planned: dict[str, _Planned] = {}
         self._is_written = False
 
     def _summary(self) -> Summary:
         """Return how samples are cut, where they go, and what is known of them so far."""
-        sampling = self.sampling
+        sampled = self.cube
         plan = next((found.plan for found in self._planned.values()), None)
-        state = f"{counted(sampling.tiled.bound.total, 'window')}; plan() counts the samples"
+        state = f"{counted(sampled.tiled.bound.total, 'window')}; plan() counts the samples"
         if plan is not None:
             state = f"{counted(sum(plan.samples.values()), 'sample')}; run() writes them"
         if self._is_written:
             state = "written; get_datasets() opens the stores"
         facts = {
-            **sampling.facts,
-            "Callback": sampling.recipe.callback,
+            **sampled.facts,
+            "Callback": sampled.recipe.callback,
             **{f"{part.capitalize()} store": str(t) for part, t in self.targets.items()},
         }
         return Summary(state, facts, {"Plan": plan})
@@ -457,33 +440,35 @@ class MultiProcSampler(Summarized):
         StoreError
             If the cube cannot be read, where only its cells identify it.
         """
-        return Call.of_samples(self.sampling, self._settings, self._identity, self._outputs())
+        return Call.of_samples(self.cube, self._settings, self._identity, self._outputs())
 
     def _plan_on(self, engine: Engine, call: Call) -> _Planned:
         if call.id not in self._planned:
-            self.sampling.check_same_chunks()
-            tiles, show = len(self.sampling.tiled.tiles), self._options.progress
+            self.cube.reader.check_same_chunks(self.cube.ds, self.cube.recipe.filter_var)
+            tiles, show = len(self.cube.tiled.tiles), self._progress
             with Stage("counting", tiles, "tiles", show=show) as stage:
                 tiled, plan = make_plan(
-                    self.sampling,
+                    self.cube,
                     engine,
                     self.targets,
-                    tiles_per_task=self._options.chunk_batch,
+                    tiles_per_task=self._chunk_batch,
                     note=stage.update,
                 )
-            if self.sampling.labelled and not plan.samples.get("val", 1):
+            if self.cube.is_labelled and not plan.samples.get("val", 1):
                 refuse_empty(plan.accounting, ["val"], plan.parts)
-            check_stored_names(self.sampling.recipe, plan.schema)
-            scaled_by_train = self.sampling.recipe.scale_fn and self.sampling.given is None
+            check_stored_names(self.cube.recipe, plan.schema)
+            scaled_by_train = self.cube.recipe.scale_fn and self.cube.given is None
             if not plan.samples["train"] and scaled_by_train:
                 raise EmptyPartError(
                     "the train part would hold no sample, so there are no statistics for "
-                    f"scale_fn={self.sampling.recipe.scale_fn!r}; give it blocks (data_split, or "
+                    f"scale_fn={self.cube.recipe.scale_fn!r}; give it blocks (data_split, or "
                     "the split label), statistics=, or scale_fn=None"
                 )
-            scaling = self.sampling.scaling(plan.statistics, plan.schema)
+            scaling = scaling_of_samples(
+                plan.statistics, plan.schema, self.cube.recipe, self.cube.ds
+            )
             stored_plan = plan.stored_as(self._precision)
-            if self.sampling.recipe.scale_fn is None:
+            if self.cube.recipe.scale_fn is None:
                 self._precision.check_unscaled(plan.statistics, plan.dtypes)
             self._planned = {call.id: _Planned(tiled, stored_plan, scaling)}
         return self._planned[call.id]
@@ -584,30 +569,28 @@ class MultiProcSampler(Summarized):
             # Only now is it certain that there is something to write.
             for draft in drafts.values():
                 with WriteErrors.of(draft.target):
-                    draft.begin(self._options.resume)
+                    draft.begin(self._resume)
             resumed = sum(len(draft.finished_tasks) for draft in drafts.values())
             chunk, precision, compressor = self._chunk, self._precision, self._compressor
-            shared_reader, own_reader = self.sampling.reader.split(engine.shares_memory)
+            shared_reader, own_reader = self.cube.reader.cells.split(engine.shares_memory)
             jobs = {
                 part: ShardJob(
                     tiled=tiled,
                     part=part,
                     folder=draft.folder_for_workers(isinstance(engine, DaskCluster)),
                     write_errors=WriteErrors.of(draft.target),
-                    layout=layout_of(
-                        self.sampling, plan, part, chunk, scaling, precision, compressor
-                    ),
+                    layout=layout_of(self.cube, plan, part, chunk, scaling, precision, compressor),
                     scaling=scaling,
-                    is_shuffled=self._options.order == "shuffled",
+                    is_shuffled=self._order == "shuffled",
                     precision=precision,
                     shared_reader=shared_reader,
                 )
                 for part, draft in drafts.items()
             }
-            order = self._options.order
+            order = self._order
             tasks = itertools.chain.from_iterable(
                 shard_tasks(
-                    self.sampling,
+                    self.cube,
                     plan,
                     part,
                     job.layout,
@@ -625,9 +608,9 @@ class MultiProcSampler(Summarized):
             for draft in drafts.values():
                 draft.discard()
             raise
-        named = zip(self.sampling.recipe.dims, tiled.axes, strict=True)
+        named = zip(self.cube.recipe.dims, tiled.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
-        made_from = provenance(self.sampling, self._settings) | {
+        made_from = provenance(self.cube, self._settings) | {
             **call.record,
             "absent_chunks": {name: chunks.number for name, chunks in plan.absent.items()},
         }
@@ -637,7 +620,7 @@ class MultiProcSampler(Summarized):
                 bound=tiled.bound,
                 statistics=plan.statistics,
                 accounting=plan.accounting,
-                split=self.sampling.split,
+                split=self.cube.split,
                 provenance=made_from,
                 variables=tuple(plan.schema),
                 fill=tiled.fill,
@@ -664,7 +647,7 @@ class MultiProcSampler(Summarized):
         total = sum(job.layout.shard_count for job in jobs.values())
         # Recording waits for the disk, so it has a thread of its own.
         with (
-            Stage("writing", total, "shards", show=self._options.progress) as stage,
+            Stage("writing", total, "shards", show=self._progress) as stage,
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
         ):
             stage.update(sum(len(draft.finished_tasks) for draft in drafts.values()))
@@ -694,8 +677,8 @@ class MultiProcSampler(Summarized):
         return tuple(open_store(path) for path in self.targets.values())
 
     def _engine(self) -> Engine:
-        tiles = len(self.sampling.tiled.tiles)
-        engine = choose_engine(local_engine(min(self._options.nproc, tiles)), self._options.client)
+        tiles = len(self.cube.tiled.tiles)
+        engine = choose_engine(local_engine(min(self._nproc, tiles)), self._client)
         if not isinstance(engine, DaskCluster):
             return engine
         for target in self.targets.values():

@@ -16,6 +16,7 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     caller_level,
+    check_flags,
     check_whole,
 )
 from ml4cube.core.grid import Block, SizesLike
@@ -26,39 +27,20 @@ from ml4cube.cube.engine import Threads
 from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import INPUT
 from ml4cube.sampling.outcomes import OUTCOMES, classify
+from ml4cube.sampling.parts import Parts
 from ml4cube.sampling.plan import (
     accounting_of,
     fill_statistics,
     refuse_empty,
     warn_of_nothing_to_fill,
 )
-from ml4cube.sampling.request import Sampling, SamplingOptions, check_targets
-from ml4cube.sampling.rescaling import select_statistics
+from ml4cube.sampling.rescaling import scaling_of_samples, select_statistics
+from ml4cube.sampling.sampled_cube import sample_cube
 from ml4cube.sampling.samples import make_samples, scale_samples, schema_of, train_statistics
+from ml4cube.sampling.selection import check_targets
 from ml4cube.sampling.tiling import Callback, TiledRecipe, block_order
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _XrOptions(SamplingOptions):
-    """Arguments of `XrDataset`, which documents them, checked when made."""
-
-    chunk_indices: Sequence[int] | None
-    patience: int
-    num_chunks: int | None
-
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        super().__post_init__()
-        check_whole("patience", self.patience, 1)
-        if self.num_chunks is not None:
-            check_whole("num_chunks", self.num_chunks, 1)
-
-    @property
-    def splits_unlabelled(self) -> bool:
-        """Return True if a cube without a label is split; only training and testing need parts."""
-        return self.to_pred is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,53 +170,60 @@ class XrDataset(Summarized):
         missing_chunks: str = "warn",
     ) -> None:
         """Check every argument, then read the blocks."""
-        self._options = _XrOptions(
-            chunk_indices=chunk_indices,
-            rand_chunk=rand_chunk,
+        check_flags({"rand_chunk": rand_chunk})
+        self._patience = check_whole("patience", patience, 1)
+        if num_chunks is not None:
+            check_whole("num_chunks", num_chunks, 1)
+        parts = Parts(
+            block_size=block_size,
+            data_split=data_split,
+            splits_unlabelled=to_pred is not None,
+        )
+        self._cube = sample_cube(
+            ds,
+            parts,
             drop_nan=drop_nan,
             apply_mask=apply_mask,
             drop_sample=drop_sample,
             fill_method=fill_method,
             const=const,
             filter_var=filter_var,
-            patience=patience,
-            block_size=block_size,
             sample_size=sample_size,
             overlap=overlap,
             callback=callback,
-            num_chunks=num_chunks,
             to_pred=to_pred,
             scale_fn=scale_fn,
             features=features,
-            data_split=data_split,
             seed=seed,
             statistics=statistics,
             missing_chunks=missing_chunks,
         )
-        self._sampling = Sampling.of(ds, self._options)
+        self._num_chunks = num_chunks
+        self._blocks = parts.blocks(self._cube.ds, self._cube.tiled.bound)
+        ids = self._block_ids(chunk_indices, rand_chunk)
         self._counts = np.zeros(len(OUTCOMES), np.int64)
-        samples, origins, self._labels = self._read_samples()
+        samples, origins, self._labels = self._read_samples(ids)
         self.statistics = self._statistics_of(samples)
-        scaling = self._sampling.scaling(self.statistics, schema_of(samples))
-        self._samples = scale_samples(self._sampling.recipe, samples, scaling, origins)
+        recipe, schema = self._cube.recipe, schema_of(samples)
+        scaling = scaling_of_samples(self.statistics, schema, recipe, self._cube.ds)
+        self._samples = scale_samples(recipe, samples, scaling, origins)
         self.accounting = self._count_outcomes()
-        warn_of_nothing_to_fill(self._sampling.recipe, self.accounting)
+        warn_of_nothing_to_fill(recipe, self.accounting)
 
     def _summary(self) -> Summary:
         """Return how samples were cut, and what became of all windows."""
         nbytes = sum(values.nbytes for values in self._samples.values())
         return Summary(
             f"{counted(len(self._labels), 'sample')} in memory, {bytes_text(nbytes)}",
-            self._sampling.facts,
+            self._cube.facts,
             {"Windows": outcome_table(self.accounting, PARTS), "Statistics": self.statistics},
         )
 
-    def _block_ids(self) -> list[int]:
+    def _block_ids(self, chosen: Sequence[int] | None, rand_chunk: bool) -> list[int]:
         """Return the ids of the blocks to use, in their order."""
-        blocks, chosen = self._sampling.blocks, self._options.chunk_indices
+        blocks = self._blocks
         if chosen is None:
-            order = block_order(blocks, self._options.rand_chunk, self._options.seed)
-            return [int(id) for id in order]
+            return list(map(int, block_order(blocks, rand_chunk, self._cube.recipe.seed)))
         unknown = [id for id in chosen if not 0 <= id < len(blocks)]
         if unknown or not len(chosen):
             raise InvalidValueError(
@@ -249,8 +238,8 @@ class XrDataset(Summarized):
 
     def _tile(self, id: int) -> Block | None:
         """Return the windows that start in a block, or None if there are none."""
-        block = self._sampling.blocks.block(id)
-        windows = self._sampling.tiled.bound.windows
+        block = self._blocks.block(id)
+        windows = self._cube.tiled.bound.windows
         # From cells to windows, rounded up: the first window that starts at this cell or later.
         start = -(-np.array(block.start) // windows.stride)
         stop = np.minimum(-(-np.array(block.stop) // windows.stride), windows.counts)
@@ -258,18 +247,18 @@ class XrDataset(Summarized):
             return None
         return Block(id, block.dims, block.index, tuple(start.tolist()), tuple(stop.tolist()))
 
-    def _read_samples(self) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
+    def _read_samples(self, ids: Sequence[int]) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
         """Read the samples of the blocks used, with their origins and their parts."""
-        tiled, ids = self._sampling.tiled, self._block_ids()
-        if self._sampling.recipe.fills_from_train:
-            tiled = replace(tiled, fill=fill_statistics(self._sampling, Threads(1)))
+        tiled = self._cube.tiled
+        if self._cube.recipe.fills_from_train:
+            tiled = replace(tiled, fill=fill_statistics(self._cube, Threads(1)))
         tiles = (tile for id in ids if (tile := self._tile(id)) is not None)
         used = self._used_blocks(tiled, tiles)
         found = set().union(*(block.parts for block in used))
         empty = [part for part in self._needed_parts if PARTS[part] not in found]
         if not used or empty:
             refuse_empty(self._count_outcomes(), empty or list(PARTS))
-        check_targets(self._sampling.recipe, used[0].samples, self._sampling.ds)
+        check_targets(self._cube.recipe, used[0].samples, self._cube.ds)
         samples = _joined([block.samples for block in used])
         origins = _joined([block.origins for block in used])
         return samples, origins, np.concatenate([block.labels for block in used])
@@ -277,19 +266,19 @@ class XrDataset(Summarized):
     @property
     def _needed_parts(self) -> tuple[str, ...]:
         """Parts that must not be empty."""
-        return ("train", "test") if self._sampling.recipe.targets else ()
+        return ("train", "test") if self._cube.recipe.targets else ()
 
     def _used_blocks(self, tiled: TiledRecipe, tiles: Iterable[Block]) -> list[_BlockSamples]:
         """Return the first blocks with samples, and later ones that hold a lacking part."""
         lacking = {PARTS[part] for part in self._needed_parts}
         used: list[_BlockSamples] = []
         useless_in_row = 0
-        number = self._options.num_chunks
+        number = self._num_chunks
         for tile in tiles:
             enough = number is not None and len(used) >= number
             if enough and not lacking:
                 break
-            if useless_in_row >= self._options.patience:
+            if useless_in_row >= self._patience:
                 warnings.warn(
                     f"{useless_in_row} blocks in a row gave no sample to use, so the blocks after "
                     "them were not read (see accounting); raise patience= to read them",
@@ -311,7 +300,7 @@ class XrDataset(Summarized):
 
     def _samples_of_block(self, tiled: TiledRecipe, tile: Block) -> _BlockSamples | None:
         """Return the samples of one block; if there are none, count its windows and return None."""
-        cells = self._sampling.reader.read(tiled.bound.cells_of(tile))
+        cells = self._cube.reader.cells.read(tiled.bound.cells_of(tile))
         codes = classify(tiled, {INPUT: cells}, tile)
         counts = np.bincount(codes, minlength=len(OUTCOMES))
         keep = np.flatnonzero(codes < len(PARTS))
@@ -323,9 +312,9 @@ class XrDataset(Summarized):
 
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""
-        recipe = self._sampling.recipe
+        recipe = self._cube.recipe
         scaled = recipe.scaled_variables({name: v.dtype for name, v in samples.items()})
-        if (given := self._sampling.given) is not None:
+        if (given := self._cube.given) is not None:
             return select_statistics(given, scaled)
         train = self._labels == PARTS["train"]
         if recipe.scale_fn and scaled and not train.any():
@@ -338,7 +327,7 @@ class XrDataset(Summarized):
 
     def _count_outcomes(self) -> dict[str, int]:
         """Return the number of windows by outcome; those never read are unused."""
-        bound, counts = self._sampling.tiled.bound, self._counts.copy()
+        bound, counts = self._cube.tiled.bound, self._counts.copy()
         counts[OUTCOMES.index("unused")] += len(bound.windows) - counts.sum()
         return accounting_of(bound.total, counts, PARTS)
 
@@ -354,10 +343,10 @@ class XrDataset(Summarized):
             sample axis: ``(samples, channels, *window)``; samples of a validation part are in
             the dict only.
         """
-        recipe = self._sampling.recipe
+        recipe = self._cube.recipe
         if not recipe.targets:
             # A cube that is not split has a label without dims.
-            label = self._sampling.ds[self._sampling.tiled.label]
+            label = self._cube.ds[self._cube.tiled.label]
             return self._samples | ({"split": self._labels} if label.ndim else {})
         features = recipe.features or [n for n in self._samples if n not in recipe.targets]
         if not features:

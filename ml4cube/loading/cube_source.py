@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from ml4cube.core.errors import (
     CubeError,
     InvalidValueError,
     RunError,
-    check_choice,
     check_flags,
     check_whole,
 )
@@ -27,7 +26,6 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.engine import local_engine
 from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.cube.variables import split_label
-from ml4cube.loading.lead_time import TargetOptions, with_lead
 from ml4cube.loading.sources import SampleSource, SampleVariable, first_cells_of, known_scaling
 from ml4cube.progress import Stage
 from ml4cube.recipe.preparation import Arrays
@@ -36,9 +34,10 @@ from ml4cube.recipe.roles import INPUT, TARGET, ArrayName, Lead
 from ml4cube.sampling.identity.callback import identity_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.outcomes import CellsByRole, classify, deciding_variables
+from ml4cube.sampling.parts import PART_ARGUMENTS, Parts
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
-from ml4cube.sampling.request import Sampling, SamplingOptions
-from ml4cube.sampling.rescaling import entries_of
+from ml4cube.sampling.rescaling import entries_of, scaling_of_samples
+from ml4cube.sampling.sampled_cube import SampledCube, sample_cube
 from ml4cube.sampling.samples import Schema, make_samples, variables_read
 from ml4cube.sampling.tiling import TiledRecipe
 from ml4cube.store.format import StoreMetadata
@@ -49,32 +48,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CubeOptions(SamplingOptions):
-    """Arguments of `PTXrDataset` for cutting a cube, checked when made."""
-
-    part: str = "train"
-    data_split: float = 1.0
-    # The options about targets, if these lie elsewhere than the inputs.
-    shifted_targets: TargetOptions | None = None
-    nproc: int = 1
-    progress: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        super().__post_init__()
-        check_choice("part", self.part, PARTS)
-        check_flags({"progress": self.progress})
-        check_whole("nproc", self.nproc, 1)
-
-
-# Options that `PTXrDataset` names itself or does not take.
-_NOT_CUTTING = {
-    *("part", "shifted_targets", "unfilled", "to_pred", "features", "array_dims", "max_chunk_mb"),
-    *("sample_size", "overlap", "block_size"),
-}
-#: Arguments that `PTXrDataset` takes by ``**cutting``.
-CUTTING = tuple(f.name for f in fields(CubeOptions) if f.name not in _NOT_CUTTING)
+#: Arguments for cutting a cube that `PTXrDataset` takes by ``**cutting``.
+CUTTING = (
+    *("rand_chunk", "data_fraq", "apply_mask", "drop_sample", "fill_method", "const", "filter_var"),
+    *("drop_nan", "data_split", "callback", "scale_fn", "val_split", "seed", "statistics"),
+    *("missing_chunks", "nproc", "progress"),
+)
 
 
 class CubeSource(SampleSource):
@@ -85,18 +64,18 @@ class CubeSource(SampleSource):
     is_cut = True
 
     def __init__(
-        self, sampling: Sampling, tiled: TiledRecipe, plan: SamplePlan, metadata: StoreMetadata
+        self, sampled: SampledCube, tiled: TiledRecipe, plan: SamplePlan, metadata: StoreMetadata
     ) -> None:
         part = metadata.part
-        self._reader, self._tiled, self._label = sampling.reader, tiled, PARTS[part]
+        self._reader, self._tiled, self._label = sampled.reader.cells, tiled, PARTS[part]
         self._scaling = known_scaling(metadata)
         self.cube_dims: Mapping[str, str] = {}  # Samples have dims of the same names as the cube.
         self.lead: Lead = tiled.bound.lead
-        self.axes = {d: sampling.ds[d].variable for d in tiled.recipe.dims if d in sampling.ds}
-        self.remote = "://" in str(sampling.ds.encoding.get("source", ""))
+        self.axes = {d: sampled.ds[d].variable for d in tiled.recipe.dims if d in sampled.ds}
+        self.remote = "://" in str(sampled.ds.encoding.get("source", ""))
         self.variables = _variables_of(INPUT, tiled.recipe, plan.schema)
         if tiled.bound.targets is not None:
-            recipe, dtypes = tiled.bound.targets.recipe, sampling.reader.dtypes
+            recipe, dtypes = tiled.bound.targets.recipe, sampled.reader.cells.dtypes
             schema = {name: (recipe.window_shape, dtypes[name].str) for name in recipe.variables}
             self.variables |= _variables_of(TARGET, recipe, schema)
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
@@ -227,42 +206,54 @@ def _variables_of(role: str, recipe: Recipe, schema: Schema) -> dict[ArrayName, 
     }
 
 
-def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMetadata]:
-    """Count the windows of a cube; without a split, all are training samples."""
+def cut_cube(
+    ds: xr.Dataset,
+    part: str,
+    *,
+    nproc: int = 1,
+    progress: bool = True,
+    data_split: float = 1.0,
+    **arguments: Any,
+) -> tuple[CubeSource, StoreMetadata]:
+    """Count the windows of a cube; without a split, all are training samples.
+
+    `arguments` are those of `Parts` and of `sample_cube`.
+    """
     # Only variables that decide about windows, fills and scaling are read, once for all parts.
-    part = options.part
-    unsplit = options.data_split == 1.0 and not options.val_split
+    check_flags({"progress": progress})
+    nproc = check_whole("nproc", nproc, 1)
+    of_parts = {name: arguments.pop(name) for name in PART_ARGUMENTS if name in arguments}
+    parts = Parts(data_split=data_split, **of_parts)
+    unsplit = data_split == 1.0 and not parts.val_split
     if part != "train" and unsplit and split_label(ds) is None:
         raise InvalidValueError(
             f"part={part!r}, but the cube has no split, so all its windows are training samples; "
             "label it first (ml4cube.splits), or give data_split="
         )
-    sampling = Sampling.of(ds, options)
-    if options.shifted_targets is not None:
-        sampling = with_lead(sampling, options.shifted_targets)
-    tiled, plan = _planned(sampling, int(options.nproc), options.progress)
+    sampled = sample_cube(ds, parts, **arguments)
+    tiled, plan = _planned(sampled, nproc, progress)
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
     # The statistics of the inputs scale the targets at a lead time too.
-    scaling = sampling.scaling(plan.statistics, plan.schema)
+    scaling = scaling_of_samples(plan.statistics, plan.schema, sampled.recipe, sampled.ds)
     settings = {}
-    if sampling.dropped:
-        settings["missing_chunks"] = options.missing_chunks
+    if sampled.reader.dropped:
+        settings["missing_chunks"] = arguments["missing_chunks"]
     metadata = StoreMetadata(
         part=part,
-        bound=sampling.tiled.bound,
+        bound=tiled.bound,
         statistics=plan.statistics,
         accounting=plan.accounting,
-        split=sampling.split,
-        provenance=provenance(sampling, settings),
+        split=sampled.split,
+        provenance=provenance(sampled, settings),
         variables=tuple(plan.schema),
         fill=tiled.fill,
         filled=plan.filled,
         places=entries_of(scaling),
         over_missing_dates=plan.over_missing_dates,
     )
-    return CubeSource(sampling, tiled, plan, metadata), metadata
+    return CubeSource(sampled, tiled, plan, metadata), metadata
 
 
 #: The last plans, by the identity of the call, for the other parts of the same cube.
@@ -270,24 +261,22 @@ _counted: dict[str, tuple[Statistics | None, SamplePlan]] = {}
 _MOST_COUNTED = 8
 
 
-def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[TiledRecipe, SamplePlan]:
+def _planned(sampled: SampledCube, nproc: int, progress: bool) -> tuple[TiledRecipe, SamplePlan]:
     """Count the windows of all parts, unless that was done for another part before."""
-    tiled = sampling.tiled
-    by_role = deciding_variables(tiled, sampling.reader.dtypes)
+    tiled = sampled.tiled
+    by_role = deciding_variables(tiled, sampled.reader.cells.dtypes)
     rules = itertools.chain.from_iterable(by_role.values())
-    fills = sampling.recipe.fills_from_train
+    fills = sampled.recipe.fills_from_train
     # Labels alone are counted at once, without a progress bar or a plan to remember.
-    reads_cells = fills or makes_samples(sampling) or {*rules} != {tiled.label}
+    reads_cells = fills or makes_samples(sampled) or {*rules} != {tiled.label}
     call = None
     if reads_cells:
-        call = _identity_of(sampling)
+        call = _identity_of(sampled)
     if call is not None and (known := _counted.get(call)) is not None:
         return replace(tiled, fill=known[0]), known[1]
-    # Without fractions, no other part is refused for being empty.
-    sampling = replace(sampling, split={"plan": {"fractions": {}}})
     stage = Stage("counting", len(tiled.tiles), "tiles", show=progress and reads_cells)
     with local_engine(nproc) as engine, stage:
-        tiled, plan = make_plan(sampling, engine, PARTS, note=stage.update, sparing=True)
+        tiled, plan = make_plan(sampled, engine, PARTS, note=stage.update, is_lazy=True)
     if call is not None:
         _counted[call] = tiled.fill, plan
         while len(_counted) > _MOST_COUNTED:
@@ -295,19 +284,19 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[TiledRecip
     return tiled, plan
 
 
-def _identity_of(sampling: Sampling) -> str | None:
+def _identity_of(sampled: SampledCube) -> str | None:
     """Return the identity of a call, or None if it cannot be known without reading the cube."""
-    tiled = sampling.tiled
-    settings: dict[str, Any] = {"ds": [str(d) for d in sampling.ds.dims]}
-    if sampling.given is not None:
-        settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
-    settings["dropped"] = sampling.dropped
+    tiled = sampled.tiled
+    settings: dict[str, Any] = {"ds": [str(d) for d in sampled.ds.dims]}
+    if sampled.given is not None:
+        settings["statistics"] = hashlib.sha256(sampled.given.to_json().encode()).hexdigest()
+    settings["dropped"] = sampled.reader.dropped
     if tiled.bound.targets is not None:
         settings["lead"] = [tiled.bound.lead, tiled.bound.targets.recipe.variables]
     try:
         callback = None
         if tiled.callback is not None:
             callback = identity_of(tiled.callback)
-        return Call.of_samples(sampling, settings, callback, may_read=False).id
+        return Call.of_samples(sampled, settings, callback, may_read=False).id
     except (CubeError, OSError):
         return None

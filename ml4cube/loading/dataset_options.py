@@ -16,20 +16,24 @@ from ml4cube.core.errors import (
     check_whole,
     parse_names,
 )
-from ml4cube.core.grid import parse_overlap, parse_sizes
+from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.split_plan import PARTS
 from ml4cube.loading.cube_source import CUTTING
-from ml4cube.loading.lead_time import TargetOptions, whole_cells
 from ml4cube.loading.memory import check_megabytes
+from ml4cube.recipe.lead_time import whole_cells
 
 #: Arguments for a cube, which have names of their own in the signature of `PTXrDataset`.
 SIZES = ("sample_size", "overlap", "block_size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetOptions(TargetOptions):
+class DatasetOptions:
     """Arguments of `PTXrDataset`, which documents them, checked when made."""
 
+    to_pred: str | Sequence[str] | None
+    target_offset: SizesLike | None
+    target_size: SizesLike | None
+    weights: Any
     features: str | Sequence[str] | None
     coord_features: str | Sequence[str] | None
     part: str | None
@@ -42,7 +46,10 @@ class DatasetOptions(TargetOptions):
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        super().__post_init__()
+        if self.shifted and not self.targets:
+            raise InvalidTypeError(
+                "target_offset and target_size need to_pred; name the variables to predict"
+            )
         check_choice("part", self.part, (*PARTS, None))
         check_whole("rollout", self.rollout, 1)
         if self.rollout > 1 and self.target_offset is None:
@@ -57,6 +64,34 @@ class DatasetOptions(TargetOptions):
                     f"{', '.join((*SIZES, *CUTTING))}"
                 )
         _ = self.targets, self.chosen, self.coordinates  # Parsing checks them.
+
+    @property
+    def of_targets(self) -> dict[str, Any]:
+        """The arguments that say where targets lie."""
+        return {"target_offset": self.target_offset, "target_size": self.target_size}
+
+    @property
+    def shifted(self) -> bool:
+        """True if the targets lie elsewhere than the inputs."""
+        return self.target_offset is not None or self.target_size is not None
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        """Variables of y."""
+        return parse_names("to_pred", self.to_pred)
+
+    @property
+    def weights_variable(self) -> str | None:
+        """The variable that holds the weights, if one does."""
+        if isinstance(self.weights, str):
+            return self.weights
+        return None
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """Variables used by a loss: cut with the targets, and filled only on request."""
+        weights = () if self.weights_variable is None else (self.weights_variable,)
+        return tuple(dict.fromkeys((*self.targets, *weights)))
 
     @cached_property
     def coordinates(self) -> tuple[str, ...]:

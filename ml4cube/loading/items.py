@@ -26,7 +26,7 @@ from ml4cube.loading.views import (
 )
 from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.recipe.roles import INPUT, TARGET, ArrayName, DimLead
-from ml4cube.sampling.request import check_known
+from ml4cube.sampling.selection import check_known
 from ml4cube.store.format import StoreMetadata
 
 _SAMPLE_ANEW = (

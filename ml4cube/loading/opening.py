@@ -11,7 +11,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube.opening import as_dataset
 from ml4cube.ledger.manifest import NoStoreError
-from ml4cube.loading.cube_source import CubeOptions, cut_cube
+from ml4cube.loading.cube_source import cut_cube
 from ml4cube.loading.dataset_options import DatasetOptions
 from ml4cube.loading.sources import SampleSource
 from ml4cube.loading.store_files import open_samples
@@ -34,7 +34,8 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
     shape = {str(d): n for d, n in ds.sizes.items() if d != dim}
     options = options.with_all_steps(shape, is_store=dim in ds.dims)
     if dim not in ds.dims:
-        return cut_cube(ds, _cutting_options(options))
+        part = options.part or "train"
+        return cut_cube(ds, part, scored=options.scored, **options.of_targets, **options.cutting)
     _check_part(options.part, metadata)
     # At a lead time, `sample_size` is that of the inputs in a stored window.
     if only_for_cubes and not (options.shifted and only_for_cubes == ["sample_size"]):
@@ -44,7 +45,8 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
         )
     source = open_samples(ds, metadata.recipe if metadata else None)
     if options.shifted:
-        return cut_windows(source, options, options.cutting.get("sample_size")), metadata
+        size = options.cutting.get("sample_size")
+        return cut_windows(source, options.scored, size, **options.of_targets), metadata
     return source, metadata
 
 
@@ -57,14 +59,6 @@ def _sample_dim(ds: xr.Dataset, metadata: StoreMetadata) -> str:
             f"back, or select one sample by isel({dim}=[0])"
         )
     return dim
-
-
-def _cutting_options(options: DatasetOptions) -> CubeOptions:
-    """Return the options that a cube is cut by."""
-    part = options.part or "train"
-    if options.shifted:  # Targets have windows of their own, which are never filled.
-        return CubeOptions(**options.cutting, part=part, shifted_targets=options)
-    return CubeOptions(**options.cutting, part=part, unfilled=options.scored)
 
 
 def _check_part(part: str | None, metadata: StoreMetadata | None) -> None:

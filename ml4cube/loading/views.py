@@ -18,12 +18,12 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
-from ml4cube.loading.lead_time import TargetOptions, warn_of_uneven_steps, whole_cells
 from ml4cube.loading.ring.arrays import Field, Scratch
 from ml4cube.loading.sources import SampleSource, SampleVariable, unscaled
+from ml4cube.recipe.lead_time import parse_lead, warn_of_uneven_steps, whole_cells
 from ml4cube.recipe.preparation import Arrays
-from ml4cube.recipe.roles import TARGET, WEIGHT, ArrayName, Lead
-from ml4cube.sampling.request import check_known
+from ml4cube.recipe.roles import TARGET, WEIGHT, ArrayName
+from ml4cube.sampling.selection import check_known
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -89,37 +89,33 @@ class View(SampleSource):
 
 
 def cut_windows(
-    source: SampleSource, options: TargetOptions, sample_size: SizesLike | None
+    source: SampleSource,
+    scored: Iterable[str],
+    sample_size: SizesLike | None,
+    target_offset: SizesLike | None,
+    target_size: SizesLike | None,
 ) -> View:
-    """Cut stored windows in two: the first cells are inputs, later ones are targets."""
-    stored = [name.variable for name in source.variables]
-    check_known("to_pred", options.targets, stored)
-    check_known("weights", options.scored, stored)
-    lead = _lead_in_windows(source, options, sample_size)
+    """Cut stored windows in two: the first cells are inputs, later ones of `scored` are targets."""
+    check_known("to_pred or weights", scored, [name.variable for name in source.variables])
+    stored: dict[str, int] = {}
+    for stored_variable in source.variables.values():
+        stored |= stored_variable.sizes
+    offset = whole_cells("target_offset", target_offset, stored, least=0)
+    cells = {dim: max(1, n - offset.get(dim, 0)) for dim, n in stored.items()}
+    if sample_size is not None:
+        cells |= parse_sizes("sample_size", sample_size, stored)
+    of_targets = {"target_offset": target_offset, "target_size": target_size}
+    lead = parse_lead(cells, stored, "a stored window", **of_targets)
     inputs = {dim: slice(0, dim_lead.input_size) for dim, dim_lead in lead.items()}
     targets = {d: slice(a.offset, a.offset + a.target_size) for d, a in lead.items()}
     computed = {name: _cut(source, name, inputs) for name in source.variables}
-    for variable in options.scored:
+    for variable in scored:
         computed[ArrayName(variable, TARGET)] = _cut(source, ArrayName(variable), targets)
     axes = {dim: source.axes.get(source.cube_dim(dim)) for dim in lead}
     warn_of_uneven_steps(lead, {dim: axis for dim, axis in axes.items() if axis is not None})
     view = View(source, computed)
     view.lead = lead
     return view
-
-
-def _lead_in_windows(
-    source: SampleSource, options: TargetOptions, sample_size: SizesLike | None
-) -> Lead:
-    """Make a lead whose inputs and targets lie in the stored windows."""
-    stored: dict[str, int] = {}
-    for variable in source.variables.values():
-        stored |= variable.sizes
-    offset = whole_cells("target_offset", options.target_offset, stored, least=0)
-    inputs = {dim: max(1, n - offset.get(dim, 0)) for dim, n in stored.items()}
-    if sample_size is not None:
-        inputs |= parse_sizes("sample_size", sample_size, stored)
-    return options.lead_of(inputs, stored, "a stored window")
 
 
 def _cut(source: SampleSource, name: ArrayName, cells: Mapping[str, slice]) -> Computed:

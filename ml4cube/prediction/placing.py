@@ -15,9 +15,9 @@ from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.time_steps import WindowsOverTime
 from ml4cube.cube.coordinates import INIT, LEAD, find_time_dim, role_of
-from ml4cube.loading.lead_time import warn_of_uneven_steps
 from ml4cube.prediction.geometry import DimWindows, Windows
 from ml4cube.recipe.fitted import FittedRecipe
+from ml4cube.recipe.lead_time import warn_of_uneven_steps
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import DimLead, Lead
 from ml4cube.recipe.windows import Ints

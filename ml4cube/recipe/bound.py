@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.grid import Block, Grid
+from ml4cube.core.grid import Block, Grid, SizesLike
 from ml4cube.core.scaling import Scaling
 from ml4cube.recipe.fitted import Fill
+from ml4cube.recipe.lead_time import parse_lead
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT, TARGET, DimLead, Lead
 from ml4cube.recipe.windows import BoxWindows
@@ -45,12 +46,40 @@ class BoundRecipe:
 
     @classmethod
     def parse(
-        cls, sizes: Mapping[str, int], variables: Sequence[str], **arguments: Any
+        cls,
+        sizes: Mapping[str, int],
+        variables: Sequence[str],
+        *,
+        scored: Sequence[str] = (),
+        target_offset: SizesLike | None = None,
+        target_size: SizesLike | None = None,
+        **arguments: Any,
     ) -> BoundRecipe:
-        """Make a recipe from a user's arguments, those of `Recipe.parse`, and bind it to a cube."""
-        bound = cls(Recipe.parse(sizes, variables, **arguments), tuple(sizes.values()))
-        _ = bound.windows  # refuses windows that do not fit the cube
-        return bound
+        """Make a recipe from a user's arguments, those of `Recipe.parse`, and bind it to a cube.
+
+        `scored` are the variables that a loss uses, targets and weights: cut from the same cells as
+        the inputs, they are filled only where a mapping names them; from other cells, never.
+        """
+        shape = tuple(sizes.values())
+        if target_offset is None and target_size is None:
+            bound = cls(Recipe.parse(sizes, variables, unfilled=scored, **arguments), shape)
+            _ = bound.windows  # refuses windows that do not fit the cube
+            return bound
+        recipe = Recipe.parse(sizes, variables, **arguments)
+        inputs = dict(zip(recipe.dims, recipe.size, strict=True))
+        of_targets = {"target_offset": target_offset, "target_size": target_size}
+        lead = parse_lead(inputs, sizes, "the cube", **of_targets).values()
+        target_recipe = replace(
+            recipe,
+            size=tuple(of_dim.target_size for of_dim in lead),
+            variables=tuple(scored),
+            window_dims=(),
+            array_dims=(),
+            fill_method=None,  # Filled targets would be scored like measured ones.
+            const=None,
+        )
+        offset = tuple(of_dim.offset for of_dim in lead)
+        return cls(recipe, shape, cls(target_recipe, shape, offset=offset))
 
     @property
     def features(self) -> tuple[str, ...]:

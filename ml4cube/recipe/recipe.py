@@ -16,6 +16,8 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     check_choice,
+    check_flags,
+    check_whole,
     listed,
     parse_names,
 )
@@ -125,6 +127,8 @@ class Recipe:
                 "variables must name at least one variable of the cube, got none"
             )
         check_choice("drop_nan", self.drop_nan, DROP_POLICIES)
+        check_flags({"apply_mask": self.apply_mask, "drop_sample": self.drop_sample})
+        object.__setattr__(self, "seed", check_whole("seed", self.seed))
         object.__setattr__(
             self, "fill_method", _parse_fill_method(self.fill_method, self.variables)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,15 @@ from ml4cube.core.partition import hash_ids
 from ml4cube.core.scaling import ENTRIES_ATTR, Scaling, encode_entries
 from ml4cube.core.statistics import scaled_attrs
 from ml4cube.cube.reader import CubeReader
+from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.recipe.recipe import Recipe
-from ml4cube.sampling.cf_encoding import jsonable, without_epoch
+from ml4cube.sampling.cf_encoding import jsonable, origin_name, without_epoch
 from ml4cube.sampling.plan import SamplePlan
-from ml4cube.sampling.request import Sampling, shard_bytes
+from ml4cube.sampling.sampled_cube import SampledCube
 from ml4cube.sampling.shards import Piece
-from ml4cube.store.format import ArrayLayout, StoreLayout
+from ml4cube.sampling.tiling import shard_bytes
+from ml4cube.store.format import AXES, ArrayLayout, StoreLayout
+from ml4cube.store.names import check_writable_names
 from ml4cube.store.precision import Precision
 from ml4cube.store.shard_encoding import Compressor
 
@@ -29,7 +32,7 @@ _MAX_CHUNK_SAMPLES = 65_536
 
 
 def layout_of(
-    sampling: Sampling,
+    sampled: SampledCube,
     plan: SamplePlan,
     part: str,
     samples_per_chunk: int | None,
@@ -38,7 +41,7 @@ def layout_of(
     compressor: Compressor,
 ) -> StoreLayout:
     """Lay out the store of one part, in chunks as a user wants them, or in eight per shard."""
-    recipe, n = sampling.recipe, plan.samples[part]
+    recipe, n = sampled.recipe, plan.samples[part]
     # All parts have shards of about the same size: small ones would start and end inside tiles,
     # which are then read twice.
     per_shard = max(1, shard_bytes(sum(plan.nbytes.values())) // plan.sample_bytes)
@@ -47,12 +50,12 @@ def layout_of(
     per_shard = per_chunk * max(1, min(per_shard, n) // per_chunk)
     arrays = []
     for name, (window, dtype) in plan.schema.items():
-        attrs = _variable_attrs(sampling, name, scaling.get(name), window)
+        attrs = _variable_attrs(sampled, name, scaling.get(name), window)
         attrs |= precision.attrs(name, dtype)
         dims = _stored_dims(recipe, name, window)
         arrays.append(ArrayLayout(name, dims, window, dtype, per_chunk, attrs))
-    sample_dim, index_dtype = recipe.array_dims[:1], sampling.tiled.bound.index_dtype
-    for axis, dim in zip(sampling.tiled.axes, recipe.dims, strict=True):
+    sample_dim, index_dtype = recipe.array_dims[:1], sampled.tiled.bound.index_dtype
+    for axis, dim in zip(sampled.tiled.axes, recipe.dims, strict=True):
         index_attrs = {"long_name": f"index along {dim} of the sample's first cell"}
         for name, origins_dtype, origins_attrs in (
             (axis.name, axis.values.dtype.str, axis.attrs),
@@ -71,14 +74,14 @@ def _stored_dims(recipe: Recipe, name: str, window: tuple[int, ...]) -> tuple[st
 
 
 def _variable_attrs(
-    sampling: Sampling, name: str, scaling: Scaling | None, window: tuple[int, ...]
+    sampled: SampledCube, name: str, scaling: Scaling | None, window: tuple[int, ...]
 ) -> dict[str, Any]:
-    attrs = jsonable(without_epoch(sampling.ds[name].attrs)) if name in sampling.ds else {}
+    attrs = jsonable(without_epoch(sampled.ds[name].attrs)) if name in sampled.ds else {}
     if scaling is None:
         return attrs
     attrs = scaled_attrs(attrs)
     if scaling.entries:
-        recipe = sampling.recipe
+        recipe = sampled.recipe
         window_sizes = recipe.window_of(name, window)
         stored_dims = dict(zip(window_sizes, _stored_dims(recipe, name, window)[1:], strict=True))
         # One item for each cube dim along which scaling varies: the dim, the index into the
@@ -93,7 +96,7 @@ def _variable_attrs(
 
 
 def shard_tasks(
-    sampling: Sampling,
+    sampled: SampledCube,
     plan: SamplePlan,
     part: str,
     layout: StoreLayout,
@@ -109,7 +112,7 @@ def shard_tasks(
     samples_in_tile = plan.tile_samples[:, plan.parts.index(part)]
     tiles = np.arange(len(samples_in_tile))
     if order == "shuffled":
-        tiles = np.argsort(hash_ids(sampling.recipe.seed, tiles), kind="stable")
+        tiles = np.argsort(hash_ids(sampled.recipe.seed, tiles), kind="stable")
     tiles = tiles[samples_in_tile[tiles] > 0]
     # in the store, one past the last sample of each tile
     tile_ends = np.cumsum(samples_in_tile[tiles])
@@ -123,7 +126,7 @@ def shard_tasks(
             n = int(samples_in_tile[tile])
             tile_start = tile_end - n
             first, stop = max(shard_start - tile_start, 0), min(shard_end, tile_end) - tile_start
-            cells = sampling.tiled.bound.cells_of(sampling.tiled.tiles.block(tile))
+            cells = sampled.tiled.bound.cells_of(sampled.tiled.tiles.block(tile))
             pieces.append(Piece(tile, first, stop, expected=n, reader=own_reader.narrow(cells)))
         yield part, shard, pieces
 
@@ -142,3 +145,22 @@ def chunk_samples(chunk_size: Any, recipe: Recipe) -> int | None:
             f"windows, here of shape {recipe.window_shape}"
         )
     return check_whole("chunk_size", sizes[0], 1)
+
+
+def check_stored_names(recipe: Recipe, stored: Iterable[str]) -> None:
+    """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
+    files = {MANIFEST.partition("/")[0], AXES}
+    origins = {origin_name(dim, recipe) for dim in recipe.dims} | {
+        f"{d}_index" for d in recipe.dims
+    }
+    stored = tuple(stored)
+    check_writable_names((*recipe.dims, *recipe.array_dims, *stored, *sorted(origins)))
+    for kind, names, taken in (
+        ("dim", recipe.dims, files),
+        ("variable", stored, files | origins | set(recipe.array_dims)),
+    ):
+        if refused := [name for name in names if name in taken]:
+            raise InvalidValueError(
+                f"{kind} {refused[0]!r} of the samples must have another name than {sorted(taken)},"
+                " which the store uses itself; rename it (ds.rename, or in the callback)"
+            )

@@ -37,10 +37,12 @@ from ml4cube.sampling.counting import (
     count_train_cells,
 )
 from ml4cube.sampling.outcomes import OUTCOMES, REASONS, deciding_variables
-from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, sample_bytes
+from ml4cube.sampling.parts import expects_part
 from ml4cube.sampling.rescaling import select_statistics
+from ml4cube.sampling.sampled_cube import SampledCube
 from ml4cube.sampling.samples import Schema, variables_read
-from ml4cube.sampling.tiling import TiledRecipe
+from ml4cube.sampling.selection import check_targets
+from ml4cube.sampling.tiling import MIB, ORIGIN_BYTES, TiledRecipe, sample_bytes
 from ml4cube.store.precision import Precision
 
 # Bytes of the samples of one counting task, and the most tasks of one pass.
@@ -157,35 +159,36 @@ class _Counts:
 
 
 def make_plan(
-    sampling: Sampling,
+    sampled: SampledCube,
     engine: Engine,
     parts: Iterable[str],
     *,
     tiles_per_task: int | None = None,
     note: Callable[[int], object] = lambda _: None,
-    sparing: bool = False,
+    is_lazy: bool = False,
 ) -> tuple[TiledRecipe, SamplePlan]:
     """Read the cube and count the outcomes of all windows.
 
-    `note` is called with the number of tiles that a task has counted. With `sparing`, if neither
-    statistics nor a callback need samples, only what decides on outcomes is read: filled gaps of
-    other variables are not counted, and the statistics are empty.
+    `note` is called with the number of tiles that a task has counted. With `is_lazy`, for samples
+    that are cut as they are read, parts may be empty; and if neither statistics nor a callback need
+    samples, only what decides on outcomes is read: filled gaps of other variables are not counted,
+    and the statistics are empty.
     """
     parts = tuple(parts)
-    tiled, recipe, dtypes = sampling.tiled, sampling.recipe, sampling.reader.dtypes
+    tiled, recipe, dtypes = sampled.tiled, sampled.recipe, sampled.reader.cells.dtypes
     if recipe.fills_from_train:
-        tiled = replace(tiled, fill=fill_statistics(sampling, engine, tiles_per_task))
-    looks_at_samples = makes_samples(sampling) or not sparing
+        tiled = replace(tiled, fill=fill_statistics(sampled, engine, tiles_per_task))
+    looks_at_samples = makes_samples(sampled) or not is_lazy
     names = deciding_variables(tiled, dtypes)
     if looks_at_samples:
         names[INPUT] = tuple(dict.fromkeys((*names[INPUT], *variables_read(recipe))))
-    shared_reader, own_reader = sampling.reader.split(engine.shares_memory)
+    shared_reader, own_reader = sampled.reader.cells.split(engine.shares_memory)
     job = CountJob(tiled, shared_reader, names, looks_at_samples)
     counts = _Counts(np.zeros((len(tiled.tiles), len(OUTCOMES)), np.int64))
     own_readers = {role: own_reader.only(names[role]) for role in names}
     tasks = (
         [(id, _narrowed(own_readers, tiled, id)) for id in ids]
-        for ids in _divide(len(tiled.tiles), sampling, tiles_per_task)
+        for ids in _divide(len(tiled.tiles), sampled, tiles_per_task)
     )
     for results in engine.run_in_order(count_tiles, job, tasks):
         counts.add(results)
@@ -193,18 +196,19 @@ def make_plan(
     outcomes = counts.outcomes.sum(axis=0)
     accounting = accounting_of(tiled.bound.total, outcomes, parts)
     warn_of_nothing_to_fill(recipe, accounting)
-    _check_parts(sampling, accounting, outcomes, parts)
+    if not is_lazy or not outcomes[: len(PARTS)].any():
+        _check_parts(sampled, accounting, outcomes, parts)
     schema = counts.schema or {  # nothing was sampled
         name: (recipe.window_shape, dtypes[name].str) for name in recipe.variables
     }
-    check_targets(recipe, schema, sampling.ds)
+    check_targets(recipe, schema, sampled.ds)
     scaled = recipe.scaled_variables({name: dtype for name, (_, dtype) in schema.items()})
     statistics = counts.statistics
     if statistics is None:
         statistics = Statistics.empty(scaled if looks_at_samples else [], part="train")
-    _check_no_fill_values(statistics, sampling)
-    if sampling.given is not None:
-        statistics = select_statistics(sampling.given, scaled)
+    _check_no_fill_values(statistics, sampled)
+    if sampled.given is not None:
+        statistics = select_statistics(sampled.given, scaled)
     return tiled, SamplePlan(
         parts=parts,
         accounting=accounting,
@@ -213,26 +217,26 @@ def make_plan(
         origin_bytes=ORIGIN_BYTES * len(recipe.dims),
         # The label of a part is its column: the parts come first in `OUTCOMES`.
         tile_samples=counts.outcomes[:, [PARTS[part] for part in parts]],
-        absent=dict(sorted(sampling.absent.items())),
-        over_missing_dates=sampling.over_missing_dates,
-        left_out=sampling.left_out,
+        absent=dict(sorted(sampled.reader.absent.items())),
+        over_missing_dates=sampled.over_missing_dates,
+        left_out=sampled.left_out,
         filled={name: str(recipe.fill_of(name)) for name in sorted(counts.filled)},
     )
 
 
-def makes_samples(sampling: Sampling) -> bool:
+def makes_samples(sampled: SampledCube) -> bool:
     """Return True if planning needs samples: for statistics, or the variables of a callback."""
-    needs_statistics = sampling.recipe.scale_fn is not None and sampling.given is None
-    return needs_statistics or sampling.tiled.callback is not None
+    needs_statistics = sampled.recipe.scale_fn is not None and sampled.given is None
+    return needs_statistics or sampled.tiled.callback is not None
 
 
-def _check_no_fill_values(statistics: Statistics, sampling: Sampling) -> None:
+def _check_no_fill_values(statistics: Statistics, sampled: SampledCube) -> None:
     # attributes name the fill value of the source, not of what a callback makes
-    if sampling.tiled.callback:
+    if sampled.tiled.callback:
         return
     for name in statistics:
-        if name in sampling.ds:
-            check_no_fill_value(name, statistics[name], sampling.ds[name])
+        if name in sampled.ds:
+            check_no_fill_value(name, statistics[name], sampled.ds[name])
 
 
 def warn_of_nothing_to_fill(recipe: Recipe, accounting: Mapping[str, int]) -> None:
@@ -255,11 +259,11 @@ def _narrowed(
     return {role: readers[role].narrow(box) for role, box in boxes.items()}
 
 
-def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Iterator[range]:
+def _divide(n_tiles: int, sampled: SampledCube, tiles_per_task: int | None) -> Iterator[range]:
     """Divide tiles into tasks, by default of some megabytes of samples each."""
     if tiles_per_task is None:
-        windows_per_tile = math.prod(sampling.tiled.tiles.tile)
-        tile_bytes = windows_per_tile * sample_bytes(sampling.recipe, sampling.ds)
+        windows_per_tile = math.prod(sampled.tiled.tiles.tile)
+        tile_bytes = windows_per_tile * sample_bytes(sampled.recipe, sampled.reader.cells.dtypes)
         tiles_per_task = max(1, _COUNT_BYTES // tile_bytes)
     tiles_per_task = max(tiles_per_task, math.ceil(n_tiles / _MAX_TASKS))
     for first in range(0, n_tiles, tiles_per_task):
@@ -267,23 +271,23 @@ def _divide(n_tiles: int, sampling: Sampling, tiles_per_task: int | None) -> Ite
 
 
 def fill_statistics(
-    sampling: Sampling, engine: Engine, boxes_per_task: int | None = None
+    sampled: SampledCube, engine: Engine, boxes_per_task: int | None = None
 ) -> Statistics:
     """Return the statistics of the raw train cells, each counted once."""
-    recipe, tiles = sampling.recipe, sampling.tiled.tiles
-    shape = sampling.tiled.bound.sizes
+    recipe, tiles = sampled.recipe, sampled.tiled.tiles
+    shape = sampled.tiled.bound.sizes
     # like tiles, but windows of neighbouring tiles share cells, and boxes do not
     size = {
         dim: min(windows * stride, shape[dim])
         for dim, windows, stride in zip(recipe.dims, tiles.tile, recipe.stride, strict=True)
     }
     boxes = Grid.blocks(shape, size)
-    shared_reader, own_reader = sampling.reader.split(engine.shares_memory)
+    shared_reader, own_reader = sampled.reader.cells.split(engine.shares_memory)
     tasks = (
         [(boxes.block(id), own_reader.narrow(boxes.block(id).slices)) for id in ids]
-        for ids in _divide(len(boxes), sampling, boxes_per_task)
+        for ids in _divide(len(boxes), sampled, boxes_per_task)
     )
-    shared = sampling.tiled, shared_reader
+    shared = sampled.tiled, shared_reader
     results = engine.run_in_order(count_train_cells, shared, tasks)
     return functools.reduce(Statistics.merge, itertools.chain.from_iterable(results))
 
@@ -300,7 +304,7 @@ def accounting_of(total: int, outcomes: NDArray[np.int64], parts: Iterable[str])
 
 
 def _check_parts(
-    sampling: Sampling,
+    sampled: SampledCube,
     accounting: Mapping[str, int],
     outcomes: NDArray[np.int64],
     parts: tuple[str, ...],
@@ -313,7 +317,7 @@ def _check_parts(
                 f"{part}_cube a path"
             )
     empty = [part for part in parts if not accounting[part]]
-    wanted = [part for part in empty if sampling.asks_for(part)]
+    wanted = [part for part in empty if expects_part(sampled.split, part)]
     if wanted or len(empty) == len(parts):
         refuse_empty(accounting, wanted or empty, parts)
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.display import one_line
+from ml4cube.core.errors import InvalidTypeError
 from ml4cube.core.grid import Block, Grid, cell_ids
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.statistics import Statistics
@@ -21,13 +23,29 @@ from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.recipe import Recipe
 
+MIB = 2**20
+# Least and most bytes of a shard; between them, all parts together get about 64.
+_SHARD_BYTES = (4 * MIB, 32 * MIB)
+_SHARDS_WANTED = 64
+# A shard is mixed from this many tiles, so that neighbours in a store come from far apart.
+_TILES_PER_SHARD = 16
+# Most bytes of the samples of a tile, unless chunks are larger: a tile that has blocks of several
+# parts is read once for each of them.
+_TILE_BYTES = MIB // 2
+#: Bytes of a sample's origin along one dim: a value and an index.
+ORIGIN_BYTES = 12
+
 Callback = Callable[[Arrays], Mapping[str, Any]]
 
 
 def name_of(callback: Callback | None) -> str | None:
-    """Return the name of a callback, to be stored with the samples."""
+    """Return the name of a callback, to be stored with the samples; refuse what is no function."""
     if callback is None:
         return None
+    if not callable(callback):
+        raise InvalidTypeError(
+            f"callback must be a function of a dict of arrays, got {one_line(callback)}"
+        )
     return str(getattr(callback, "__qualname__", type(callback).__name__))
 
 
@@ -91,15 +109,27 @@ class TiledRecipe:
         return result
 
 
-def tiling(
-    bound: BoundRecipe, chunks: Mapping[str, int], sample_bytes: int, target_bytes: int
-) -> Grid:
-    """Return the tiles in which a cube is read, at least `target_bytes` of samples each."""
+def sample_bytes(recipe: Recipe, dtypes: Mapping[str, np.dtype[Any]]) -> int:
+    """Return the bytes of a sample and its origin, before compression."""
+    values = math.prod(recipe.size) * sum(dtypes[name].itemsize for name in recipe.variables)
+    return values + ORIGIN_BYTES * len(recipe.dims)
+
+
+def shard_bytes(total: int) -> int:
+    """Return the bytes of a shard, all arrays together: total / 64, within 4 to 32 MiB."""
+    least, most = _SHARD_BYTES
+    return min(max(total // _SHARDS_WANTED, least), most)
+
+
+def tiling(bound: BoundRecipe, chunks: Mapping[str, int], sample_bytes: int) -> Grid:
+    """Return the tiles in which a cube is read: chunks, or as many as are worth reading at once."""
     windows = bound.windows
     counts = dict(zip(windows.dims, windows.counts, strict=True))
     stride = dict(zip(windows.dims, windows.stride, strict=True))
     tile = {d: min(max(1, round(chunks.get(d, 1) / stride[d])), n) for d, n in counts.items()}
-    while math.prod(tile.values()) * sample_bytes < target_bytes:
+    shard = shard_bytes(len(windows) * sample_bytes)
+    tile_bytes = min(shard // _TILES_PER_SHARD, _TILE_BYTES)
+    while math.prod(tile.values()) * sample_bytes < tile_bytes:
         growing = [d for d in counts if tile[d] < counts[d]]
         if not growing:
             break

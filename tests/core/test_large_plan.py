@@ -24,6 +24,7 @@ from ml4cube.store.shard_encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.precision import Precision
 from ml4cube.sampling.layout import layout_of, shard_tasks
+from ml4cube.sampling.parts import Parts
 from ml4cube.splits import apply_split, assign_block_split
 
 def peak_megabytes():
@@ -68,21 +69,22 @@ sampler = MultiProcSampler(
     train_cube=folder + "/train.zarr", test_cube=folder + "/test.zarr",
 )
 engine = Pretend()
-_, plan = sample_plan.make_plan(sampler.sampling, engine, sampler.targets)
+_, plan = sample_plan.make_plan(sampler.cube, engine, sampler.targets)
 layout = layout_of(
-    sampler.sampling, plan, "train", None, sampler.sampling.scaling(plan.statistics),
+    sampler.cube, plan, "train", None, {},
     Precision.parse(None, None), Compressor(),
 )
 shards, blocks_of_a_shard = 0, []
-_, own_reader = sampler.sampling.reader.split(shares_memory=False)
-tasks = shard_tasks(sampler.sampling, plan, "train", layout, "shuffled", own_reader)
+_, own_reader = sampler.cube.reader.cells.split(shares_memory=False)
+tasks = shard_tasks(sampler.cube, plan, "train", layout, "shuffled", own_reader)
 for _, shard, pieces in tasks:
     shards += 1
     if shard + 1 < layout.shard_count:
-        tiles = [sampler.sampling.tiled.tiles.block(piece.tile) for piece in pieces]
+        tiles = [sampler.cube.tiled.tiles.block(piece.tile) for piece in pieces]
         blocks_of_a_shard.append(len({tuple(np.array(t.start) // (1, 4, 4)) for t in tiles}))
 print(json.dumps({
-    "blocks": len(sampler.sampling.blocks), "tasks": engine.tasks, "largest": engine.largest,
+    "blocks": len(Parts().blocks(sampler.cube.ds, sampler.cube.tiled.bound)),
+    "tasks": engine.tasks, "largest": engine.largest,
     "package": engine.package, "shards": shards, "wanted": layout.shard_count,
     "mb": peak_megabytes(), "least_blocks": min(blocks_of_a_shard),
     "label_mb": label_mb, "label_seconds": label_seconds,

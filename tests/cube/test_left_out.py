@@ -105,7 +105,7 @@ def test_a_coordinate_makes_vertices_a_dim_of_the_cube(tmp_path: Path) -> None:
     ds = cube(flux=numbered(time=8, lat=4, lon=6, nv=3)).assign_coords(nv=[0, 1, 2])
     assert doubts("statistics", ds) == []
     assert list(get_statistics(ds)) == ["t", "flux"]
-    assert MultiProcSampler(ds, nproc=1, **paths(tmp_path)).sampling.recipe.variables == (
+    assert MultiProcSampler(ds, nproc=1, **paths(tmp_path)).cube.recipe.variables == (
         "t",
         "flux",
     )

@@ -73,7 +73,7 @@ def test_a_path_is_that_of_the_moment_of_the_call(
     verify_store(store)
     assert len(PTXrDataset(store)) == train.sizes["samples"]
     scaled = sampler(given, statistics=store, train_cube="c.zarr", test_cube="d.zarr")
-    assert scaled.sampling.given == StoreMetadata.of(store).statistics
+    assert scaled.cube.given == StoreMetadata.of(store).statistics
     predicted = predict_cube(torch.nn.Identity(), given, store, out=f"{prefix}p.{suffix}")
     assert (home / f"p.{suffix}").exists()
     np.testing.assert_allclose(predicted.t, ds.t, atol=1e-4)

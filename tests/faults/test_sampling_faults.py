@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import glob, os, resource, signal, sys, time
 import xarray as xr
-from ml4cube.sampling import request as sampling
-sampling._SHARD_BYTES = (2048, 4096)
+from ml4cube.sampling import tiling
+tiling._SHARD_BYTES = (2048, 4096)
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 cube, folder, nproc, fault = sys.argv[1:]
 if fault.startswith("limit="):

@@ -33,8 +33,8 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
 from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.loading import epochs
-from ml4cube.sampling import request as sampling
 from ml4cube.sampling import shards as shard_writer
+from ml4cube.sampling import tiling
 from ml4cube.splits import assign_block_split
 from ml4cube.store.format import open_store
 from tests.cubes import cell_id_cube
@@ -594,7 +594,7 @@ def test_a_store_in_shuffled_order_is_mixed_well_with_the_default_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store of 2 GB in chunks and shards as the sampler makes them, 1024 times smaller."""
-    monkeypatch.setattr(sampling, "_SHARD_BYTES", (32 << 10, 32 << 10))
+    monkeypatch.setattr(tiling, "_SHARD_BYTES", (32 << 10, 32 << 10))
     monkeypatch.setattr(shard_writer, "_RUN_BYTES", 4)
     cube = cell_id_cube({"time": 400, "lat": 8, "lon": 160}, "float32")
     blocks, size = {"time": 4, "lat": 4, "lon": 16}, {"lat": 4, "lon": 4}

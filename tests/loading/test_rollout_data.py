@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ml4cube.core.errors import CubeError
 from ml4cube.cube.reader import CubeReader
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.sampling import request
+from ml4cube.sampling import tiling
 from tests.cubes import cell_id_cube
 from tests.samplestores import sampled
 
@@ -124,7 +124,7 @@ def test_cells_of_one_step() -> None:
 
 
 def test_only_the_steps_of_the_samples_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "tile_bytes", lambda spec, ds: 1)  # each window by itself
+    monkeypatch.setattr(tiling, "_TILE_BYTES", 1)  # each window by itself
     read: list[tuple[int, int]] = []
     original = CubeReader.read
 

@@ -15,7 +15,7 @@ import xarray as xr
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError
 from ml4cube.cube.chunks.stored import ChunkFiles
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.sampling import request as sampling
+from ml4cube.sampling import tiling
 from ml4cube.store.format import open_store
 from tests.cubes import cell_id_cube
 from tests.samplestores import sampled
@@ -416,7 +416,7 @@ def test_chunks_of_a_cube_are_decoded_once_and_again_only_for_windows_that_reach
 ) -> None:
     """However many windows lie over a chunk: its own tile reads it, and those whose windows end
     in it."""
-    monkeypatch.setattr(sampling, "_SHARD_BYTES", (1, 1))  # a tile is a chunk
+    monkeypatch.setattr(tiling, "_SHARD_BYTES", (1, 1))  # a tile is a chunk
     ds = cell_id_cube({"time": 4, "lat": 32, "lon": 48}, "float32")
     ds.to_zarr(tmp_path / "cube.zarr", encoding={"a": {"chunks": (2, 16, 16)}}, consolidated=False)
     lazy = xr.open_zarr(tmp_path / "cube.zarr", consolidated=False)

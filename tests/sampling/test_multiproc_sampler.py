@@ -41,7 +41,7 @@ from ml4cube.ledger.draft import Draft
 from ml4cube.ledger.local import LocalLock
 from ml4cube.preprocessing import assign_mask
 from ml4cube.sampling import plan as sample_plan
-from ml4cube.sampling import request as sampling
+from ml4cube.sampling import tiling
 from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.splits import cube as cube_of_splits
@@ -59,7 +59,7 @@ SHAPE = {"time": 8, "lat": 9, "lon": 10}
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores of several shards and cubes of several tiles, though the test cubes are tiny."""
-    monkeypatch.setattr(sampling, "_SHARD_BYTES", (2048, 8192))
+    monkeypatch.setattr(tiling, "_SHARD_BYTES", (2048, 8192))
     monkeypatch.setattr(sample_plan, "_COUNT_BYTES", 2048)
 
 
@@ -152,8 +152,8 @@ def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any])
     except EmptyPartError:  # said before any work
         assert 2 not in ds["split"].values
         return
-    cells = dict(zip(made.sampling.recipe.dims, made.sampling.recipe.overlap, strict=True))
-    size = dict(zip(made.sampling.recipe.dims, made.sampling.recipe.size, strict=True))
+    cells = dict(zip(made.cube.recipe.dims, made.cube.recipe.overlap, strict=True))
+    size = dict(zip(made.cube.recipe.dims, made.cube.recipe.size, strict=True))
     counts, samples = sample_cube(
         ds,
         names,
@@ -174,7 +174,7 @@ def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any])
     assert accounting == counts
     assert accounting.pop("total") == sum(accounting.values())
     for part, store in stores.items():
-        index = np.stack([store[f"{d}_index"].values for d in made.sampling.recipe.dims], axis=1)
+        index = np.stack([store[f"{d}_index"].values for d in made.cube.recipe.dims], axis=1)
         wanted = dict(samples[part])
         assert sorted(map(tuple, index.tolist())) == sorted(wanted)
         for name in names:
@@ -521,8 +521,8 @@ def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
     for chunks in ({"time": 1}, {"lat": 20, "lon": 9}):
         ds = cube.chunk(chunks)
         for make in (
-            lambda ds: sampler(ds, tmp_path, **given).sampling.split,
-            lambda ds: XrDataset(ds, to_pred="b", num_chunks=3, **given)._sampling.split,
+            lambda ds: sampler(ds, tmp_path, **given).cube.split,
+            lambda ds: XrDataset(ds, to_pred="b", num_chunks=3, **given)._cube.split,
             lambda ds: PTXrDataset(ds, to_pred="b", data_split=0.8, **given).metadata.split,
         ):
             with pytest.warns(UserWarning, match="no block_size is given") as told:
@@ -579,8 +579,8 @@ def test_tiles_are_chunks_of_the_file_however_it_was_opened(
     for chunks in (None, {}):
         with xr.open_zarr(tmp_path / "z", chunks=chunks) as ds:
             made = sampler(assign_block_split(ds, {"time": 5}), tmp_path)
-            assert made.sampling.ds.split.chunks is not None
-            assert made.sampling.tiled.tiles.tile == (10, 10)
+            assert made.cube.ds.split.chunks is not None
+            assert made.cube.tiled.tiles.tile == (10, 10)
 
 
 def test_chunks_of_a_file_whose_dims_were_renamed(tmp_path: Path) -> None:
@@ -1298,7 +1298,7 @@ def test_a_call_that_cannot_be_planned_leaves_the_draft_of_another(
 def test_a_part_whose_disk_is_full_is_the_one_that_is_named(
     tmp_path: Path, monkeypatch: Any, part: str, nproc: int
 ) -> None:
-    monkeypatch.setattr(sampling, "_SHARD_BYTES", (2000, 2000))
+    monkeypatch.setattr(tiling, "_SHARD_BYTES", (2000, 2000))
     options = {"sample_size": {"lat": 2}, "nproc": nproc}
     calm, places = paths(tmp_path / "calm", val=True), paths(tmp_path / "full", val=True)
     MultiProcSampler(split_cube(), **calm, **options).run()
@@ -1337,7 +1337,7 @@ def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> N
         synced.add(path)
 
     monkeypatch.setattr(os, "fsync", watched)
-    monkeypatch.setattr(sampling, "_SHARD_BYTES", (2000, 2000))
+    monkeypatch.setattr(tiling, "_SHARD_BYTES", (2000, 2000))
     sampler(split_cube(), tmp_path, sample_size={"lat": 2}, val_cube=tmp_path / "val.zarr").run()
     shards = {name for name in told if "/c/" in name}
     assert len(shards) > 30
@@ -1347,8 +1347,8 @@ def test_what_is_made_of_a_mask_is_named_where_it_is_left_out(tmp_path: Path) ->
     ds = assign_mask(points(), points().a > 0, "land")
     ds["sea"] = ~ds.land
     made = sampler(ds, tmp_path, filter_var="land")
-    assert made.sampling.recipe.variables == ("a",)
-    assert made.sampling.left_out == {"sea": "is a mask by its ml4cube_role"}
+    assert made.cube.recipe.variables == ("a",)
+    assert made.cube.left_out == {"sea": "is a mask by its ml4cube_role"}
 
 
 def test_a_mask_has_no_say_in_the_order_of_dims(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of
 from ml4cube.sampling.identity.cube import hash_of
 from ml4cube.sampling.identity.provenance import Call
-from ml4cube.sampling.request import Sampling, SamplingOptions
+from ml4cube.sampling.parts import Parts
+from ml4cube.sampling.sampled_cube import sample_cube
 from ml4cube.store.format import StoreMetadata
 from tests.cubes import cell_id_cube
 from tests.samplestores import paths
@@ -426,8 +427,8 @@ def test_a_cube_whose_variables_come_in_another_order_is_the_same(tmp_path: Path
 
 
 def call(cube: Any) -> str:
-    sampling = Sampling.of(cube, SamplingOptions(block_size={"time": 1}))
-    return Call.of_samples(sampling, {}).id
+    sampled = sample_cube(cube, Parts(block_size={"time": 1}))
+    return Call.of_samples(sampled, {}).id
 
 
 ENGINES = ["netcdf4", "h5netcdf", "scipy"]

@@ -29,7 +29,8 @@ from ml4cube.ledger.in_zarr import ZarrFolder
 from ml4cube.ledger.locations import folder_of, location_of
 from ml4cube.ledger.remote import RemoteFolder, RemoteLock
 from ml4cube.sampling.identity.provenance import Call
-from ml4cube.sampling.request import Sampling, SamplingOptions
+from ml4cube.sampling.parts import Parts
+from ml4cube.sampling.sampled_cube import sample_cube
 from ml4cube.store.format import SAMPLES
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
@@ -482,8 +483,8 @@ def test_cubes_on_two_hosts_are_not_the_same(bucket: str, monkeypatch: Any) -> N
 
     def call(**options: Any) -> str:
         source = xr.open_zarr(f"{bucket}/a", consolidated=False, storage_options=options)
-        sampling = Sampling.of(source, SamplingOptions(block_size={"time": 4}))
-        return Call.of_samples(sampling, {}).id
+        sampled = sample_cube(source, Parts(block_size={"time": 4}))
+        return Call.of_samples(sampled, {}).id
 
     first = call()
     for name in ({"endpoint_url": host}, {"client_kwargs": {"endpoint_url": host}}):

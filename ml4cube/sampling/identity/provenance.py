@@ -22,7 +22,7 @@ from ml4cube.ledger.call import CallId, Fields, differing, in_words
 from ml4cube.sampling.cf_encoding import jsonable
 from ml4cube.sampling.identity.callback import path_of
 from ml4cube.sampling.identity.cube import SourceState, hash_cells, hash_of
-from ml4cube.sampling.request import Sampling
+from ml4cube.sampling.sampled_cube import SampledCube
 from ml4cube.store.format import FORMAT
 
 # What messages call the fields of a recipe or a split plan.
@@ -35,18 +35,18 @@ def versions() -> dict[str, str]:
     return {"ml4cube": ml4cube.__version__, **{name: version(name) for name in _LIBRARIES}}
 
 
-def provenance(sampling: Sampling, settings: Mapping[str, Any]) -> dict[str, Any]:
+def provenance(sampled: SampledCube, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Describe where samples come from, the same for equal runs."""
-    ds = sampling.ds
-    names = sampling.recipe.variables
-    callback = path_of(sampling.tiled.callback)
+    ds = sampled.ds
+    names = sampled.recipe.variables
+    callback = path_of(sampled.tiled.callback)
     return {
         "source": _source_path(ds),
         "attrs": jsonable(ds.attrs),
         "variables": {n: _described(ds[n]) for n in names},
         # sorted, since zarr lists the members of a group in no fixed order
         "coordinates": {n: _described(ds[n]) for n in sorted(map(str, ds.coords))},
-        "left_out": dict(sorted(sampling.left_out.items())),
+        "left_out": dict(sorted(sampled.left_out.items())),
         "settings": dict(settings),
         "versions": versions(),
         **({} if callback is None else {"callback": callback}),
@@ -82,7 +82,7 @@ class Call(CallId):
     @classmethod
     def of_samples(
         cls,
-        sampling: Sampling,
+        sampled: SampledCube,
         settings: Mapping[str, Any],
         callback: str | None = None,
         outputs: Iterable[str] = (),
@@ -90,16 +90,16 @@ class Call(CallId):
         may_read: bool = True,
     ) -> Call:
         """Collect what decides about the bytes of a call; StoreError if it may not read cells."""
-        tiled, ds = sampling.tiled, sampling.ds
+        tiled, ds = sampled.tiled, sampled.ds
         recipe = json.loads(tiled.bound.to_json())
         # zarr lists the variables of a store without consolidated metadata in any order
         recipe["variables"] = sorted(recipe["variables"])
         # as users give it; the stride would differ with every other sample_size
         recipe["overlap"] = tiled.recipe.overlap
         del recipe["stride"]
-        plan = {n: value for n, value in sampling.split.get("plan", {}).items() if n != "labels"}
+        plan = {n: value for n, value in sampled.split.get("plan", {}).items() if n != "labels"}
         scalars = [str(name) for name, coord in ds.coords.items() if not coord.dims]
-        read = [name for name in sampling.reader.sources if name not in (tiled.label, ABSENT)]
+        read = [name for name in sampled.reader.cells.sources if name not in (tiled.label, ABSENT)]
         names = [*read, *scalars, tiled.label]
         source_state = SourceState.of({n: ds.variables[n] for n in names}, frozenset(outputs))
         identity = functools.partial(_identity, source_state, may_read=may_read)
@@ -109,12 +109,12 @@ class Call(CallId):
             "split": {_SHOWN_AS.get(name, name): value for name, value in plan.items()},
             "source": {
                 **{f"cells of {name!r}": identity(name) for name in (*read, *scalars)},
-                **_described_source(sampling),
+                **_described_source(sampled),
             },
             "callback": {"code, values or version": callback},
             "versions": {"format of stores": FORMAT, **versions()},
             "derived": {
-                "labels": [sampling.split, identity(tiled.label)],
+                "labels": [sampled.split, identity(tiled.label)],
                 "tiles": tiled.tiles.to_json(),
                 "blocks used": tiled.used_blocks and hash_of(tiled.used_blocks.used),
             },
@@ -132,12 +132,12 @@ class Call(CallId):
         return text + (loaded if "cells of" in text else "")
 
 
-def _described_source(sampling: Sampling) -> dict[str, Any]:
+def _described_source(sampled: SampledCube) -> dict[str, Any]:
     """Describe a cube but for its cells."""
-    ds, axes = sampling.ds, sampling.tiled.axes
+    ds, axes = sampled.ds, sampled.tiled.axes
     source: dict[str, Any] = {f"coordinate {axis.name!r}": hash_of(axis.values) for axis in axes}
     source |= {f"attributes of coordinate {axis.name!r}": dict(axis.attrs) for axis in axes}
-    source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.recipe.variables}
+    source |= {f"description of {n!r}": _described(ds[n]) for n in sampled.recipe.variables}
     source |= {f"attribute {name!r}": value for name, value in jsonable(ds.attrs).items()}
     return source
 
