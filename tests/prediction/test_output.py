@@ -30,8 +30,8 @@ from ml4cube.ledger.local import LocalFolder
 from ml4cube.ledger.locations import folder_of, location_of, target_of
 from ml4cube.ledger.manifest import MANIFEST, read_manifest
 from ml4cube.prediction import predict_cube
-from ml4cube.prediction.output.digest import find_foreign_in_netcdf
 from ml4cube.prediction.output.files import PREDICTIONS, open_prediction
+from ml4cube.prediction.output.netcdf import find_foreign_in_netcdf
 from ml4cube.training.ranks.dist import launch
 from ml4cube.training.ranks.engine import all_ranks_or_none
 from tests.distributed_runner import kept_ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -11,17 +12,20 @@ from typing import Any, Self
 import xarray as xr
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
-from zarr.storage import StorePath, WrapperStore
+from zarr.errors import ZarrUserWarning
+from zarr.storage import MemoryStore, StorePath, WrapperStore
 
-from ml4cube.core.errors import StoreError, StoreExistsError
+from ml4cube.core.errors import InvalidValueError, StoreError, StoreExistsError
 from ml4cube.cube.opening import as_dataset
 from ml4cube.ledger.call import CallId
 from ml4cube.ledger.draft import StoreKind
 from ml4cube.ledger.folders import Files, Folder
+from ml4cube.ledger.in_zarr import ZarrFolder
 from ml4cube.ledger.locations import Location, folder_of
-from ml4cube.ledger.manifest import find_faults, find_foreign, read_manifest
-from ml4cube.prediction.output.digest import find_foreign_in_netcdf
+from ml4cube.ledger.manifest import MANIFEST, find_faults, find_foreign, read_manifest
+from ml4cube.prediction.output.netcdf import find_foreign_in_netcdf, is_netcdf
 from ml4cube.prediction.template import PREDICTION_ATTR
+from ml4cube.store.names import check_netcdf_attributes, check_writable_names
 
 GROUP = "zarr.json"
 
@@ -109,3 +113,29 @@ def read_json(folder: Folder, path: str) -> dict[str, Any]:
     """Return the content of a JSON file."""
     content: dict[str, Any] = json.loads(folder.read(path))
     return content
+
+
+def write_template(folder: Folder, template: xr.Dataset) -> None:
+    """Write everything but the targets' values."""
+    # through memory, because zarr lists what it wrote, and listings of a URL may be old
+    memory = ZarrFolder(MemoryStore())
+    with warnings.catch_warnings():
+        # Zarr warns that other readers may ignore it; they read the separate files.
+        warnings.filterwarnings("ignore", "Consolidated metadata", ZarrUserWarning)
+        template.to_zarr(memory.store, compute=False, zarr_format=3, consolidated=True)
+    for path in memory.list():
+        folder.write(path, memory.read(path))
+
+
+def check_template(location: Location, template: xr.Dataset) -> None:
+    """Refuse names and attributes of a predicted cube that cannot be written at a location."""
+    names = map(str, (*template.variables, *template.dims))
+    check_writable_names(names, netcdf=is_netcdf(location))
+    if is_netcdf(location):
+        attrs = [template.attrs, *(variable.attrs for variable in template.variables.values())]
+        check_netcdf_attributes(str(name) for mapping in attrs for name in mapping)
+    if (own := MANIFEST.partition("/")[0]) in template.variables:
+        raise InvalidValueError(
+            f"{own!r} cannot name a variable of a predicted cube in {str(location)!r}, which has "
+            "its list of files there; rename it (ds.rename)"
+        )

@@ -14,14 +14,13 @@ from ml4cube.core.errors import InvalidValueError, StoreExistsError
 from ml4cube.ledger.call import CallId
 from ml4cube.ledger.draft import WriteErrors, is_taken, remove_work_folder
 from ml4cube.ledger.locations import Location, folder_of, is_in_memory, target_of
-from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.prediction.output.appending import Extension, prepared
-from ml4cube.prediction.output.files import PREDICTIONS, recorded_call
+from ml4cube.prediction.output.files import PREDICTIONS, check_template, recorded_call
 from ml4cube.prediction.output.memory import Output
 from ml4cube.prediction.output.netcdf import check_netcdf, is_netcdf
 from ml4cube.prediction.output.stored import StoreOutput
 from ml4cube.prediction.template import storable
-from ml4cube.store.names import check_netcdf_attributes, check_writable_names
+from ml4cube.store.names import check_writable_names
 from ml4cube.training.ranks.dist import World
 
 
@@ -64,20 +63,6 @@ def check_output(
         recorded_call(location)  # refuses what is not complete
 
 
-def _check_template(location: Location, template: xr.Dataset) -> None:
-    """Refuse names and attributes of a predicted cube that cannot be written at a location."""
-    names = map(str, (*template.variables, *template.dims))
-    check_writable_names(names, netcdf=is_netcdf(location))
-    if is_netcdf(location):
-        attrs = [template.attrs, *(variable.attrs for variable in template.variables.values())]
-        check_netcdf_attributes(str(name) for mapping in attrs for name in mapping)
-    if (own := MANIFEST.partition("/")[0]) in template.variables:
-        raise InvalidValueError(
-            f"{own!r} cannot name a variable of a predicted cube in {str(location)!r}, which has "
-            "its list of files there; rename it (ds.rename)"
-        )
-
-
 def make_output(
     location: Location | None,
     template: xr.Dataset,
@@ -96,7 +81,7 @@ def make_output(
     """
     if location is None:
         return Output(template, targets, world)
-    _check_template(location, template)
+    check_template(location, template)
     if world.size > 1 and (folder_of(location).is_session or is_in_memory(location)):
         raise InvalidValueError(
             f"out={str(location)!r} can be written by one process only; with several ranks, write "
@@ -110,8 +95,9 @@ def make_output(
             exists = is_taken(folder_of(location))
         if append and not exists:
             template = prepared(template)
+        template = storable(template)
         if append and exists:
-            is_written = not Extension.of(location, storable(template), targets)
+            is_written = not Extension.of(location, template, targets)
         elif exists:
             _check_finished(location, call, world)
             is_written = True

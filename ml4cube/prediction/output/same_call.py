@@ -16,13 +16,17 @@ import torch
 import xarray as xr
 from torch.nn.parallel import DistributedDataParallel
 
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.ledger.call import HASHED, CallId
 from ml4cube.ledger.locations import Location, paths_of
 from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of, is_installed
-from ml4cube.sampling.identity.cube import SourceState, hash_of
+from ml4cube.sampling.identity.cube import SourceChangedError, SourceState, hash_of
 from ml4cube.sampling.identity.provenance import versions
 
 logger = logging.getLogger(__name__)
+
+#: After these, the same call would fail again, or go on from blocks of another cube.
+NOT_RESUMED = (InvalidTypeError, InvalidValueError, StoreExistsError, SourceChangedError)
 
 
 def source_state(
