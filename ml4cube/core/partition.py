@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError
-from ml4cube.core.fingerprint import GOLDEN, mix, mix_number
+from ml4cube.core.fingerprint import GOLDEN, Words, mix, mix_number
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
 
 # The refinement considers so many items of each part: 512 x 512 exchanges include one that is close
 # enough, and the cost does not grow with the number of items.
@@ -30,7 +33,7 @@ _MAX_EXCHANGES = 200
 _Exchange = tuple[float, int | None, int | None]
 
 
-def hash_ids(seed: int, ids: ArrayLike) -> NDArray[np.uint64]:
+def hash_ids(seed: int, ids: ArrayLike) -> Words:
     """Return a hash of (seed, id), uniform over 64 bits."""
     words = np.asarray(ids).astype(np.uint64) * np.uint64(GOLDEN)
     words += np.uint64(mix_number(seed * GOLDEN + 1))
@@ -39,7 +42,7 @@ def hash_ids(seed: int, ids: ArrayLike) -> NDArray[np.uint64]:
 
 def shuffled_positions(
     ids: NDArray[np.unsignedinteger | np.signedinteger], n: int, seed: int
-) -> NDArray[np.uint64]:
+) -> Words:
     """Return the position of each id in a seeded permutation of ``range(n)``, without a table."""
     # A bijection of b-bit numbers, repeated until the result is below n (cycle walking): at
     # most two tries on average, because 2**(b-1) < n.
@@ -63,9 +66,9 @@ def partition(
     weights: ArrayLike,
     fractions: Sequence[float],
     seed: int,
-    classes: NDArray[np.float64] | None = None,
+    classes: Floats | None = None,
     what: str = "blocks",
-) -> NDArray[np.intp]:
+) -> Ints:
     """Return the part of each item, so that weights of parts are as near `fractions` as possible.
 
     `classes` (items, classes) are the weights of each item by class.
@@ -98,9 +101,7 @@ def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
         )
 
 
-def _partition_by_class(
-    weights: NDArray[np.float64], fractions: Sequence[float], classes: NDArray[np.float64]
-) -> NDArray[np.intp]:
+def _partition_by_class(weights: Floats, fractions: Sequence[float], classes: Floats) -> Ints:
     """Distribute items so that the total, and every class, is as near `fractions` as possible."""
     parts = _cut_by_class(weights, fractions, classes)
     occurring = classes[:, classes.sum(axis=0) > 0]
@@ -119,9 +120,7 @@ def _partition_by_class(
     return parts
 
 
-def _cut_by_class(
-    weights: NDArray[np.float64], fractions: Sequence[float], classes: NDArray[np.float64]
-) -> NDArray[np.intp]:
+def _cut_by_class(weights: Floats, fractions: Sequence[float], classes: Floats) -> Ints:
     """Cut the items of each dominant class by the same fractions; leave no part empty."""
     parts = np.zeros(weights.size, dtype=np.intp)
     dominant = np.argmax(classes, axis=1)
@@ -137,8 +136,8 @@ def _cut_by_class(
 
 
 def cut_in_order(
-    weights: NDArray[np.float64], fractions: Sequence[float], *, may_be_empty: bool = False
-) -> NDArray[np.intp]:
+    weights: Floats, fractions: Sequence[float], *, may_be_empty: bool = False
+) -> Ints:
     """Return the part of each item of a sequence that is cut where weights fit fractions best."""
     n, parts = weights.size, len(fractions)
     cumulative = np.concatenate([[0.0], np.cumsum(weights)])
@@ -154,7 +153,7 @@ def cut_in_order(
 
 def starts_in_order(
     weights: NDArray[Any], fractions: Sequence[float], what: str = "blocks"
-) -> NDArray[np.intp]:
+) -> Ints:
     """Cut a sequence like `cut_in_order`; return the first item of each part but the first."""
     check_enough(len(fractions), weights, what)
     usable = np.flatnonzero(weights > 0)
@@ -162,9 +161,7 @@ def starts_in_order(
     return usable[np.searchsorted(parts, np.arange(1, len(fractions)))]
 
 
-def _refine(
-    parts: NDArray[np.intp], shares: NDArray[np.float64], fractions: NDArray[np.float64]
-) -> NDArray[np.intp]:
+def _refine(parts: Ints, shares: Floats, fractions: Floats) -> Ints:
     """Exchange items between two parts, best first, while the fractions improve.
 
     `shares` (items, columns) are the fractions of each total that an item has.
@@ -195,9 +192,9 @@ def _refine(
 
 
 def _best_exchange(
-    parts: NDArray[np.intp],
-    shares: NDArray[np.float64],
-    surplus: NDArray[np.float64],
+    parts: Ints,
+    shares: Floats,
+    surplus: Floats,
     a: int,
     b: int,
 ) -> _Exchange:
@@ -232,9 +229,7 @@ def _best_exchange(
     return float(change[row, column]), from_a, from_b
 
 
-def _candidates(
-    items: NDArray[np.intp], shares: NDArray[np.float64], surplus: NDArray[np.float64]
-) -> NDArray[np.intp]:
+def _candidates(items: Ints, shares: Floats, surplus: Floats) -> Ints:
     """Return the items of a part that are considered for exchange, in the order of all."""
     if shares.shape[1] == 1 or items.size <= _CANDIDATES_WITH_CLASSES:
         return items[:_CANDIDATES]
@@ -248,5 +243,5 @@ def _candidates(
     # The first of equal items, which np.argpartition does not guarantee.
     best = good[np.argsort(change[good], kind="stable")][:_BEST_CANDIDATES]
     first = np.arange(_CANDIDATES_WITH_CLASSES - _BEST_CANDIDATES)
-    chosen: NDArray[np.intp] = items[np.unique(np.concatenate([best, first]))]
+    chosen: Ints = items[np.unique(np.concatenate([best, first]))]
     return chosen

@@ -33,6 +33,8 @@ HELD_OUT = (TEST, VAL)
 _ROUNDING = 1e-7
 
 Labels = NDArray[np.uint8]
+# Distances between parts by dim: cells, or a text such as "30D" or "150km".
+Buffer = tuple[tuple[str, int | str], ...]
 Positions = Mapping[str, NDArray[np.int64]]
 
 
@@ -98,7 +100,7 @@ class SplitPlan(Summarized):
     labels: bytes
     seed: int | None = None
     fractions: tuple[tuple[str, float], ...] = ()
-    buffer: tuple[tuple[str, int | str], ...] = ()
+    buffer: Buffer = ()
     cyclic: tuple[str, ...] = ()
     note: str | None = None
 
@@ -121,7 +123,7 @@ class SplitPlan(Summarized):
         weights: ArrayLike,
         fractions: Mapping[str, float],
         seed: int,
-        buffer: tuple[tuple[str, int | str], ...] = (),
+        buffer: Buffer = (),
         cyclic: tuple[str, ...] = (),
         note: str | None = None,
         classes: NDArray[np.float64] | None = None,

@@ -9,12 +9,12 @@ choose blocks. `folds/` has the splitters for scikit-learn, `leakage/` the leaka
 from ml4cube.splits.assign import assign_block_split as assign_block_split
 from ml4cube.splits.assign import assign_rand_split as assign_rand_split
 from ml4cube.splits.assign import assign_time_split as assign_time_split
-from ml4cube.splits.folds.location_folds import LeaveLocationOut as LeaveLocationOut
-from ml4cube.splits.folds.location_folds import LeaveLocationTimeOut as LeaveLocationTimeOut
+from ml4cube.splits.folds.place_folds import LeaveLocationOut as LeaveLocationOut
+from ml4cube.splits.folds.place_folds import LeaveLocationTimeOut as LeaveLocationTimeOut
+from ml4cube.splits.folds.place_folds import LeaveRegionOut as LeaveRegionOut
 from ml4cube.splits.folds.splitters import BlockKFold as BlockKFold
 from ml4cube.splits.folds.splitters import BlockShuffleSplit as BlockShuffleSplit
 from ml4cube.splits.folds.splitters import ForwardChaining as ForwardChaining
-from ml4cube.splits.folds.splitters import LeaveRegionOut as LeaveRegionOut
 from ml4cube.splits.label import apply_split as apply_split
 from ml4cube.splits.leakage.report import LeakageReport as LeakageReport
 from ml4cube.splits.leakage.report import audit as audit

@@ -18,15 +18,13 @@ import xarray as xr
 from ml4cube.core.distance.reach import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
-from ml4cube.core.split_plan import CellPlan, SplitPlan
+from ml4cube.core.split_plan import Buffer, CellPlan, SplitPlan
 from ml4cube.splits.cube import CubeView, check_degrees, dates_of, microseconds, sorted_ranks
 from ml4cube.splits.positions import PlaceReach, Positions, positions_of
 
 GapLike = int | str | datetime.timedelta | np.timedelta64
 BufferLike = GapLike | SizesLike
 CyclicLike = bool | str | Iterable[str]
-# By dim, as plans and recipes hold it: cells, or a text such as "30D" or "150km".
-Buffer = tuple[tuple[str, int | str], ...]
 
 _NUMBER_AND_UNIT = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]+)\s*")
 # Names of units, in lower case; those of time as datetime.timedelta calls them. There is no "m",
@@ -264,11 +262,7 @@ def _reaches(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Rea
 def _reach(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
     kind, length = _measure("buffer", value)
     if kind == "km":
-        lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
-        if lat is None or lon is None or lat.dims == lon.dims:
-            return PlaceReach(_places(view, value), length)
-        check_degrees(value, lat, lon)
-        return SphereReach(str(lat.dims[0]), str(lon.dims[0]), lat.values, lon.values, length)
+        return _reach_on_map(view, value, length)
     if kind == "time":
         times = microseconds(_sorted_dates(dim, value, view))
         return AxisReach.of_distance(dim, times, min(int(length), int(np.ptp(times))))
@@ -278,12 +272,17 @@ def _reach(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
     return AxisReach.of_cells(dim, view.sizes[dim], int(length), cyclic)
 
 
-def _place_dims(view: CubeView, distance: Any) -> tuple[str, ...]:
+def _reach_on_map(view: CubeView, distance: Any, km: float) -> SphereReach | PlaceReach:
+    """Return the cells of the map that are near to one another: faster on a grid of degrees."""
     lat, lon = view.axis_of("latitude"), view.axis_of("longitude")
     if lat is None or lon is None or lat.dims == lon.dims:
-        return tuple(_places(view, distance).sizes)
+        return PlaceReach(_places(view, distance), km)
     check_degrees(distance, lat, lon)
-    return str(lat.dims[0]), str(lon.dims[0])
+    return SphereReach(str(lat.dims[0]), str(lon.dims[0]), lat.values, lon.values, km)
+
+
+def _place_dims(view: CubeView, distance: Any) -> tuple[str, ...]:
+    return _reach_on_map(view, distance, 0.0).dims
 
 
 def _places(view: CubeView, distance: Any) -> Positions:

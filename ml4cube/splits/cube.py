@@ -110,9 +110,7 @@ class CubeView:
         ]
         if not of_role:
             return None
-        axis = min(of_role, key=lambda coord: (coord.name != coord.dims[0], str(coord.name)))
-        degrees = in_degrees(axis.values, axis.attrs.get("units"))
-        return xr.DataArray(degrees, dims=axis.dims, name=axis.name)
+        return degrees_of(min(of_role, key=lambda c: (c.name != c.dims[0], str(c.name))))
 
     def dim_coord(self, dim: str) -> xr.DataArray | None:
         """Return the coordinate with the name of a dim, or None."""
@@ -199,6 +197,12 @@ class CubeView:
             return None
         repeated_columns = max(math.floor(excess + 1.01), 0)
         return LonCircle(str(axis.dims[0]), axis.size - repeated_columns)
+
+
+def degrees_of(coord: xr.DataArray) -> xr.DataArray:
+    """Return a latitude or longitude in degrees, without other coordinates."""
+    degrees = in_degrees(coord.values, coord.attrs.get("units"))
+    return xr.DataArray(degrees, dims=coord.dims, name=coord.name)
 
 
 def dates_of(ds: Cube, dim: str) -> xr.DataArray | None:

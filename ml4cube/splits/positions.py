@@ -15,13 +15,12 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.angles import in_degrees
 from ml4cube.core.distance.reach import EARTH_RADIUS_KM
 from ml4cube.core.distance.separation import kilometres, unit_vectors
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.cube.coordinates import is_latitude, is_longitude, km_per_unit, role_of
-from ml4cube.splits.cube import CubeView, check_degrees
+from ml4cube.splits.cube import CubeView, check_degrees, degrees_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -145,9 +144,7 @@ def _degrees(view: CubeView) -> list[xr.DataArray] | None:
             ]
             if not coords:
                 return None
-            coord = max(coords, key=lambda coord: (coord.ndim, str(coord.name)))
-            values = in_degrees(coord.values, coord.attrs.get("units"))
-            axis = xr.DataArray(values, dims=coord.dims, name=coord.name)
+            axis = degrees_of(max(coords, key=lambda coord: (coord.ndim, str(coord.name))))
         degrees.append(axis)
     return degrees
 
@@ -171,8 +168,7 @@ def _rotated(view: CubeView) -> list[xr.DataArray] | None:
         ]
         if len(coords) != 1:
             return None
-        values = in_degrees(coords[0].values, coords[0].attrs.get("units"))
-        axes.append(xr.DataArray(values, dims=coords[0].dims, name=coords[0].name))
+        axes.append(degrees_of(coords[0]))
     return axes
 
 

@@ -26,7 +26,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels
 from ml4cube.cube.absent_chunks import heed_in_array
-from ml4cube.cube.coordinates import find_time_dim, map_dims
+from ml4cube.cube.coordinates import map_dims
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits import residuals
@@ -532,6 +532,6 @@ def station_dim(array: xr.DataArray) -> str | None:
     if lat is None or lon is None or lat.dims != lon.dims:
         return None
     dim = str(lat.dims[0])
-    if dim == find_time_dim(view.ds.coords.values(), view.dims):
+    if dim == view.dim_of_time:
         return None
     return dim

@@ -23,7 +23,15 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.partition import partition
-from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions, labels_of
+from ml4cube.core.split_plan import (
+    EXCLUDED,
+    PARTS,
+    TRAIN,
+    Labels,
+    SplitPlan,
+    check_fractions,
+    labels_of,
+)
 from ml4cube.splits.buffers import BufferLike, CyclicLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.label import CountInBlocks, add_label
@@ -99,13 +107,13 @@ class RegionMap:
             indices.append(int(matches[0]))
         return indices
 
-    def sum(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sum(self, counts: Counts) -> Counts:
         """Return the sum over each region of one count per cell of the map."""
         has_id = self.region >= 0
         sums = np.bincount(self.region[has_id], counts[has_id], minlength=self.ids.size)
         return sums.astype(np.int64)
 
-    def label(self, region_labels: NDArray[np.uint8], background: str) -> NDArray[np.uint8]:
+    def label(self, region_labels: Labels, background: str) -> Labels:
         """Return for every cell of the map the label of its region, or that of the background."""
         without_region = np.uint8(TRAIN if background == "train" else EXCLUDED)
         return np.where(self.region < 0, without_region, region_labels[self.region])
@@ -234,7 +242,7 @@ def _check_parts(split: float | None, test: Any, val: Any) -> dict[str, float] |
     return None
 
 
-def _label_named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:
+def _label_named(regions: RegionMap, test: Any, val: Any) -> Labels:
     """Return the label of every region, where the user names those left out."""
     region_labels = np.full(regions.ids.size, TRAIN, dtype=np.uint8)
     for part, named in (("test", test), ("val", val)):
@@ -250,7 +258,7 @@ def _label_named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:
     return region_labels
 
 
-def _fractions(labels: NDArray[np.uint8], weights: NDArray[np.int64]) -> dict[str, float]:
+def _fractions(labels: Labels, weights: Counts) -> dict[str, float]:
     """Return the fraction of the valid cells in each part; refuse an empty part."""
     parts = [part for part, code in PARTS.items() if part == "train" or (labels == code).any()]
     cells = {part: int(weights[labels == PARTS[part]].sum()) for part in parts}
@@ -262,7 +270,7 @@ def _fractions(labels: NDArray[np.uint8], weights: NDArray[np.int64]) -> dict[st
     return {part: n / sum(cells.values()) for part, n in cells.items()}
 
 
-def _note(regions: RegionMap, region_labels: NDArray[np.uint8]) -> str:
+def _note(regions: RegionMap, region_labels: Labels) -> str:
     """Describe the regions that are left out."""
     parts = []
     for part in ("test", "val"):

@@ -18,6 +18,7 @@ from ml4cube.core.grid import Grid
 EARTH_RADIUS_KM = 6371.0
 
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -43,7 +44,7 @@ class AxisReach:
         return cls(dim, np.maximum(i - cells, 0), np.minimum(i + cells, n - 1))
 
     @classmethod
-    def of_distance(cls, dim: str, values: NDArray[np.int64], distance: int) -> AxisReach:
+    def of_distance(cls, dim: str, values: Ints, distance: int) -> AxisReach:
         """Make a reach of all cells whose coordinates differ by at most `distance`."""
         rising = -values
         if values[0] <= values[-1]:
@@ -92,8 +93,8 @@ class SphereReach:
 
     lat_dim: str
     lon_dim: str
-    lat: NDArray[np.float64]
-    lon: NDArray[np.float64]
+    lat: Floats
+    lon: Floats
     km: float
 
     @property
@@ -124,7 +125,7 @@ class SphereReach:
                 near[..., i, :] |= _any_within(counts, rising_lon, lon[lon_cells], farthest)
         return np.moveaxis(near, (-2, -1), axes)
 
-    def _degrees_of_longitude(self, lat: float) -> NDArray[np.float64]:
+    def _degrees_of_longitude(self, lat: float) -> Floats:
         """Return the degrees that `km` from a cell at `lat` spans at each latitude; -1 if none."""
         here, lats = np.deg2rad(lat), np.deg2rad(self.lat)
         # Haversines of angles: precise for small ones, where the law of cosines loses digits.
@@ -173,8 +174,8 @@ def cells_near(
 
 def _any_within(
     count: NDArray[np.int32],
-    lon: NDArray[np.float64],
-    centres: NDArray[np.float64],
+    lon: Floats,
+    centres: Floats,
     degrees: float,
 ) -> Bools:
     """Return True where anything is counted within some degrees of a centre, cyclically.
@@ -182,7 +183,7 @@ def _any_within(
     ``count[..., i]`` is the cumulative count of the first i longitudes, which rise from 0 to 360.
     """
 
-    def count_before(angle: NDArray[np.float64], side: str) -> NDArray[np.int32]:
+    def count_before(angle: Floats, side: str) -> NDArray[np.int32]:
         turns, angle = np.divmod(angle, 360.0)
         index = np.searchsorted(lon, angle, side=side)  # type: ignore[call-overload]
         return np.asarray(count[..., index] + turns.astype(np.int32) * count[..., -1:])

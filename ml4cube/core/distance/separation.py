@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ml4cube.core.distance.reach import EARTH_RADIUS_KM, Bools, Ints
-
-Floats = NDArray[np.float64]
+from ml4cube.core.distance.reach import EARTH_RADIUS_KM, Bools, Floats, Ints
 
 _PAIRS_AT_ONCE = 1 << 21
 
@@ -81,7 +78,7 @@ def run_lengths(part: Bools, widths: Sequence[Ints], period: Sequence[int]) -> l
     return lengths
 
 
-def nearest_on_axis(points: Floats, train: Floats) -> Ints:
+def nearest_on_axis(points: Floats | Ints, train: Floats | Ints) -> Ints:
     """Return for each point the index of the nearest train position along one axis."""
     order = np.argsort(train, kind="stable")
     rising = train[order]

@@ -1,5 +1,5 @@
 """Splitters with scikit-learn's protocol.
 
-Read `splitters` first, which has the four splitters, then `protocol`, their base class. `samples`
-finds the positions of samples in a cube.
+Read `splitters` first, which cut blocks and time, and `place_folds`, which leave out regions and
+locations; then `protocol`, their base class. `samples` finds the positions of samples in a cube.
 """

@@ -7,17 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.display import PrintedAsCall
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, check_choice
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, check_choice, check_whole
 from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.core.split_plan import TEST, TRAIN, SplitPlan
-from ml4cube.splits.buffers import Buffer, cut_dims
+from ml4cube.core.split_plan import TEST, TRAIN, Buffer, SplitPlan
+from ml4cube.splits.buffers import cut_dims
 from ml4cube.splits.cube import Cube, CubeView
 from ml4cube.splits.folds.samples import Samples
 from ml4cube.splits.label import CountInBlocks, check_name, check_parts, weigh_blocks, with_label
@@ -45,6 +45,8 @@ class CubeSplitter(PrintedAsCall, ABC):
     cube: Cube | None = None
     valid: ValidLike | None = None
     sample_size: SizesLike | None = None
+
+    _FEWEST_FOLDS: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         """Check the parameters that need no cube; `split` checks the others."""
@@ -218,9 +220,11 @@ class CubeSplitter(PrintedAsCall, ABC):
         request.split.add_request(param="groups", alias=True)
         return request
 
-    @abstractmethod
     def _check(self) -> None:
         """Check parameters that need no cube."""
+        for name, least in (("n_splits", self._FEWEST_FOLDS), ("seed", None)):
+            if hasattr(self, name):
+                check_whole(name, getattr(self, name), least)
 
     @abstractmethod
     def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:

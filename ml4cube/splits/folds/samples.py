@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,6 +245,13 @@ def _index_columns(table: Columns) -> dict[str, Ints]:
     }
 
 
+def origin_name(dim: str, names: Container[Any]) -> str:
+    """Return the name of the coordinate of samples along a dim; stores add "_origin" if taken."""
+    if dim in names:
+        return dim
+    return f"{dim}_origin"
+
+
 def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[str, str]]:
     """Return the positions along the dims that have a column, and reasons why some have none."""
     positions: dict[str, Ints] = {}
@@ -254,8 +261,7 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
     complete = all(dim in table for dim in view.sizes)
     index_columns = _index_columns(table)
     for dim, n in view.sizes.items():
-        # Stores call the column `<dim>_origin` if the name of the dim is taken.
-        values = table.get(dim, table.get(f"{dim}_origin"))
+        values = table.get(origin_name(dim, table))
         if dim in index_columns:
             index = index_columns[dim]
             if index.size and not 0 <= index.min() <= index.max() < n:
@@ -292,7 +298,7 @@ def _check_located(
 def _check_same_cube(table: Columns, view: CubeView) -> None:
     """Refuse a cube in which the positions of a store's samples have other coordinates."""
     for dim, index in _index_columns(table).items():
-        values = table.get(dim, table.get(f"{dim}_origin"))
+        values = table.get(origin_name(dim, table))
         axis = None
         if dim in view.ds.coords:
             axis = view.ds.coords[dim].values
@@ -348,9 +354,7 @@ def _bare_view(
         cube_shape = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
         for dim, index in index_columns.items():
             shape[dim] = int(cube_shape.get(dim, index.max(initial=0) + size.get(dim, 1)))
-            name = dim
-            if dim not in table:
-                name = f"{dim}_origin"
+            name = origin_name(dim, table)
             axis = None
             if name in table:
                 axis = whole_axis(index, table[name], shape[dim])

@@ -1,24 +1,19 @@
-"""BlockKFold, BlockShuffleSplit, ForwardChaining and LeaveRegionOut."""
+"""BlockKFold, BlockShuffleSplit and ForwardChaining."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import (
-    InvalidTypeError,
     InvalidValueError,
-    check_choice,
-    check_whole,
 )
 from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.core.partition import check_enough, hash_ids, partition, starts_in_order
+from ml4cube.core.partition import hash_ids, partition, starts_in_order
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan, check_fractions
 from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
@@ -26,9 +21,7 @@ from ml4cube.splits.buffers import BufferLike, CyclicLike, GapLike, cut_dims, pl
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.folds.protocol import CubeSplitter, Ints, fold_plan, plans_of_tests
 from ml4cube.splits.label import CountInBlocks
-from ml4cube.splits.regions import RegionMap
 from ml4cube.splits.strata import StratifyLike
-from ml4cube.splits.validity import count_by_block, valid_mask
 
 
 @dataclass(eq=False, repr=False)
@@ -108,6 +101,7 @@ class BlockKFold(_BlockSplitter):
 
     Examples
     --------
+    >>> import xarray as xr
     >>> from sklearn.linear_model import Ridge
     >>> from sklearn.model_selection import cross_val_score
     >>> rng = np.random.default_rng(0)
@@ -117,10 +111,6 @@ class BlockKFold(_BlockSplitter):
     >>> cross_val_score(Ridge(), table[["a"]], table["b"], cv=folds).shape
     (5,)
     """
-
-    def _check(self) -> None:
-        check_whole("n_splits", self.n_splits, 2)
-        check_whole("seed", self.seed)
 
     def _shares(self) -> list[float]:
         return [1 / self.n_splits] * self.n_splits
@@ -153,6 +143,7 @@ class BlockShuffleSplit(_BlockSplitter):
 
     Examples
     --------
+    >>> import xarray as xr
     >>> ds = xr.Dataset({"t2m": (("time", "lat"), np.zeros((30, 12)))})
     >>> draws = BlockShuffleSplit(3, {"time": 6, "lat": 4}, test_size=0.2, cube=ds)
     >>> [test.size for train, test in draws.split(np.zeros((360, 2)))]
@@ -163,9 +154,10 @@ class BlockShuffleSplit(_BlockSplitter):
     _: KW_ONLY
     test_size: float = 0.2
 
+    _FEWEST_FOLDS = 1
+
     def _check(self) -> None:
-        check_whole("n_splits", self.n_splits, 1)
-        check_whole("seed", self.seed)
+        super()._check()
         check_fractions(self.test_size, names=("test_size", "val"))
         if not 0 < self.test_size < 1:
             raise InvalidValueError(
@@ -213,6 +205,7 @@ class ForwardChaining(CubeSplitter):
 
     Examples
     --------
+    >>> import xarray as xr
     >>> ds = xr.Dataset({"t2m": ("time", np.zeros(8))})
     >>> folds = ForwardChaining(3, gap=1, cube=ds)
     >>> [(train.tolist(), test.tolist()) for train, test in folds.split(np.zeros((8, 1)))]
@@ -224,8 +217,7 @@ class ForwardChaining(CubeSplitter):
     _: KW_ONLY
     dim: str | None = None
 
-    def _check(self) -> None:
-        check_whole("n_splits", self.n_splits, 1)
+    _FEWEST_FOLDS = 1
 
     def _time_dims(self) -> tuple[str, ...]:
         if self.dim is None:
@@ -260,93 +252,3 @@ class ForwardChaining(CubeSplitter):
                 note += f", gap of {gap_steps}"
                 plan = replace(plan, labels=labels.tobytes(), note=note)
             yield plan, weights
-
-
-@dataclass(eq=False, repr=False)
-class LeaveRegionOut(CubeSplitter):
-    """Leave one region out at a time: each region is tested once, the others are train.
-
-    Parameters
-    ----------
-    regions : str or DataArray
-        Region ids of any type on any of the cube's dims, or the name of a variable or
-        coordinate of the cube that holds them; gaps belong to no region.
-    cube : Dataset or DataArray, optional
-        The cube that the samples come from. Without it, X or groups must hold positions
-        ("lat_index"), as those of sample stores do.
-    valid, sample_size : object
-        As for `BlockKFold`.
-    buffer : int, str, timedelta or mapping, optional
-        Distance kept between train and test, taken from train, as for `assign_region_split`.
-    cyclic : str, list of str or bool, optional
-        Dims along which the first cell follows the last, as for `assign_block_split`.
-    background : {"excluded", "train"}
-        Part of the cells without a region.
-
-    See Also
-    --------
-    assign_region_split : one split, with a validation part.
-
-    Examples
-    --------
-    >>> ds = xr.Dataset({"t2m": (("time", "lat"), np.zeros((2, 4)))})
-    >>> biome = xr.DataArray(["bog", "bog", "fen", "heath"], dims="lat")
-    >>> folds = LeaveRegionOut(biome, cube=ds)
-    >>> [test.tolist() for train, test in folds.split(np.zeros((8, 1)))]
-    [[0, 1, 4, 5], [2, 6], [3, 7]]
-    """
-
-    regions: str | xr.DataArray
-    _: KW_ONLY
-    buffer: BufferLike | None = None
-    cyclic: CyclicLike | None = None
-    background: str = "excluded"
-
-    def _check(self) -> None:
-        check_choice("background", self.background, ("excluded", "train"))
-
-    def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
-        """Return the number of regions that hold samples; without X, those with valid cells.
-
-        Parameters
-        ----------
-        X : object
-            As for `split`.
-        y : object
-            Ignored.
-        groups : object
-            As for `split`.
-
-        Returns
-        -------
-        int
-            Number of folds that `split` yields.
-        """
-        if X is None and groups is None:
-            if self.cube is None:
-                raise InvalidTypeError(
-                    f"{self!r} has no cube; pass X to count its regions, or construct it with "
-                    "cube=ds"
-                )
-            view = CubeView.of(self.cube)
-            region_map = RegionMap.of(self.regions, view)
-            counts = count_by_block(valid_mask(self.valid, view), region_map.grid)
-        else:
-            samples = self._locate(X, groups)
-            region_map = RegionMap.of(self.regions, samples.view)
-            counts = samples.count(region_map.grid)
-        return int((region_map.sum(counts) > 0).sum())
-
-    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
-        region_map = RegionMap.of(self.regions, view)
-        cut = cut_dims(region_map.grid)
-        apart = plan_buffer(self.buffer, None, self.cyclic, view, cut)
-        weights, _ = count(region_map.grid, None)
-        region_weights = region_map.sum(weights)
-        check_enough(2, region_weights, f"regions of {region_map.name!r}")
-        for region in np.flatnonzero(region_weights > 0):
-            region_labels = np.full(region_weights.size, TRAIN, dtype=np.uint8)
-            region_labels[region] = TEST
-            labels = region_map.label(region_labels, self.background)
-            note = f"region {region_map.ids[region]} of {region_map.name}"
-            yield fold_plan(region_map.grid, labels, weights, note, None, *apart), weights

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.distance.separation import nearest_on_axis
 from ml4cube.core.split_plan import HELD_OUT, TRAIN
 from ml4cube.splits.cube import CubeView, in_chunks
 from ml4cube.splits.label_layout import Layout
@@ -66,11 +67,13 @@ class Steps:
 
     def least_distance(self) -> int:
         """Return the fewest steps from a train step to a held-out one."""
-        train, held_out = np.flatnonzero(self.train), np.flatnonzero(self.held_out)
-        after = np.searchsorted(train, held_out)
-        before = np.abs(held_out - train[np.maximum(after - 1, 0)])
-        beyond = np.abs(train[np.minimum(after, train.size - 1)] - held_out)
-        return int(np.minimum(before, beyond).min())
+        return least_apart(self.train, self.held_out)
+
+
+def least_apart(train: Bools, held_out: Bools) -> int:
+    """Return the fewest steps along a line from a train cell to a held-out one."""
+    trained, tested = np.flatnonzero(train), np.flatnonzero(held_out)
+    return int(np.abs(tested - trained[nearest_on_axis(tested, trained)]).min())
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ml4cube.core.split_plan import TRAIN
-from ml4cube.splits.distances import ANY_TIME, spacing
+from ml4cube.splits.distances import ANY_TIME, Floats, spacing
 from ml4cube.splits.leakage.case import Case
 from ml4cube.splits.leakage.expected_error import Neighbourhoods, Promise, expected_promise
 from ml4cube.splits.leakage.findings import Findings, percent, rounded
 
 # By domain ("space", "time"), distances to train.
-Distances = dict[str, NDArray[np.float64]]
+Distances = dict[str, Floats]
 
 # Most test cells at the location of a train cell: those of a pole, or of a fold of the grid.
 _MAX_SAME = 0.02
@@ -157,7 +156,7 @@ def _median_in_space(distances: Distances) -> float:
     return 0.0
 
 
-def _span(values: NDArray[np.float64]) -> str:
+def _span(values: Floats) -> str:
     """Return the distances between which eight in ten lie."""
     low, high = (rounded(float(number)) for number in np.quantile(values, [0.1, 0.9]))
     if low == high:

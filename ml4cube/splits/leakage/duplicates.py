@@ -27,9 +27,10 @@ from ml4cube.core.fingerprint import (
     combine,
     fingerprint_columns,
 )
-from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL, SplitPlan
+from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.splits.cube import CubeView
+from ml4cube.splits.distances import sample_of
 from ml4cube.splits.label import read_recipe
 from ml4cube.splits.leakage.case import Case
 from ml4cube.splits.leakage.findings import Findings, percent
@@ -73,33 +74,6 @@ class Duplicates:
     tiles: str
 
 
-def check_counts(case: Case, findings: Findings) -> None:
-    """Count the cells of each part, and those that the cube has twice."""
-    layout, valued, view = case.layout, case.valued, case.view
-    cells_per_label = valued.cells_per_label(view)
-    for part, code in {"train": TRAIN, "val": VAL, "test": TEST}.items():
-        meaning = f"cells labelled {part} with a value"
-        findings.row(f"{part} cells", valued.counts[code] * cells_per_label, "cells", meaning)
-    excluded = layout.counts[EXCLUDED] * layout.cells_per_label(view)
-    findings.row("excluded cells", excluded, "cells", "cells labelled excluded")
-    if gaps := valued.counts[EXCLUDED] * cells_per_label - excluded:
-        meaning = "cells of the parts that are ignored because they have no value"
-        findings.row("cells without a value", gaps, "cells", meaning)
-    held_out = sum(valued.counts[code] for code in HELD_OUT)
-    repeated = valued.shared_cells(view)
-    shared = sum(repeated.values())
-    meaning = "held-out cells whose location and time are also in train, because a meridian "
-    meaning += "(0 and 360) or a time occurs twice in the cube"
-    status = "leak" if shared else "ok"
-    findings.row("shared cells", shared * cells_per_label, "cells", meaning, 0, status)
-    for where, cells in repeated.items():
-        if cells:
-            findings.leaks.append(
-                f"{percent(cells / held_out)} of the held-out cells are {where} that occurs twice "
-                "in the cube and is also in train"
-            )
-
-
 def check_duplicates(case: Case, findings: Findings) -> None:
     """Judge copies in all variables together, and in each that does not repeat by nature."""
     copies = find_duplicates(case.view, case.layout.label, case.names)
@@ -107,30 +81,40 @@ def check_duplicates(case: Case, findings: Findings) -> None:
     judged = [duplicates for duplicates in by_variable.values() if not duplicates.repeats]
     if copies:
         judged.append(copies.get("") or next(iter(copies.values())))
+    worst = max(judged, key=lambda duplicates: duplicates.cells, default=None)
     cells, status = 0, "unknown"
-    if judged:
-        worst = max(judged, key=lambda duplicates: duplicates.cells)
-        cells, status = worst.cells, "leak" if worst.cells else "ok"
-        findings.compared = worst.tiles
-        parts = ""
-        if case.part == "test" and findings.rows["val cells"]["found"]:
-            parts = " (test and val)"
-        fraction = cells / max(worst.held_out_cells, 1)
-        findings.shares[f"bitwise copies of train{parts}"] = fraction
-        if cells:
-            where = _format_span(worst.span, case.view)
-            text = f"{percent(fraction)} of the held-out cells are bitwise copies of train cells"
-            findings.leaks.append(text + where)
+    if worst is not None:
+        _judge(worst, case, findings)
+        cells, status = worst.cells, _status(worst, "leak")
     meaning = f"held-out cells in {findings.compared or 'tiles'} that are bitwise equal in train"
     findings.row("duplicate cells", cells, "cells", meaning, 0, status)
     if len(by_variable) < 2:
         return
     for name, duplicates in by_variable.items():
-        meaning, status_of_copies = "its copies", "leak"
+        meaning, status = "its copies", _status(duplicates, "leak")
         if duplicates.repeats:
-            meaning, status_of_copies = "the variable also repeats within train", "warning"
-        status = status_of_copies if duplicates.cells else "ok"
+            meaning = "the variable also repeats within train"
+            status = _status(duplicates, "warning")
         findings.row(f"duplicate cells of {name}", duplicates.cells, "cells", meaning, 0, status)
+
+
+def _status(duplicates: Duplicates, of_copies: str) -> str:
+    if duplicates.cells:
+        return of_copies
+    return "ok"
+
+
+def _judge(worst: Duplicates, case: Case, findings: Findings) -> None:
+    """Note which fraction of the held-out cells are copies, and that they are a leak."""
+    findings.compared = worst.tiles
+    parts = ""
+    if case.part == "test" and findings.rows["val cells"]["found"]:
+        parts = " (test and val)"
+    fraction = worst.cells / max(worst.held_out_cells, 1)
+    findings.shares[f"bitwise copies of train{parts}"] = fraction
+    if worst.cells:
+        text = f"{percent(fraction)} of the held-out cells are bitwise copies of train cells"
+        findings.say(text + _format_span(worst.span, case.view), "leak")
 
 
 def find_duplicates(
@@ -282,7 +266,7 @@ def _find(tiling: _Tiling, prints: Words, labels: Words, label: xr.DataArray) ->
     mixed_tiles = np.unique(np.concatenate([*mixed_groups, np.zeros(0, dtype=np.intp)]))
     cells = np.delete(copied_cells, mixed_tiles).sum()
     # Of many mixed tiles, a sample stands for all. A tile may be in several groups.
-    sample = _sample_of(mixed_tiles)
+    sample = sample_of(mixed_tiles, _TILES_COMPARED, np.random.default_rng(0))
     _count_in_groups(copied_cells, mixed_groups, sample, tiling, label, shape)
     if in_sample := held_out_cells[sample].sum():
         cells += copied_cells[sample].sum() / in_sample * held_out_cells[mixed_tiles].sum()
@@ -306,12 +290,6 @@ def _prints_of_runs(prints: Words, run: int) -> Words:
         return prints
     n_runs = len(prints) - run + 1
     return combine([prints[k : k + n_runs] for k in range(run)])
-
-
-def _sample_of(tiles: Ints) -> Ints:
-    if tiles.size <= _TILES_COMPARED:
-        return tiles
-    return np.random.default_rng(0).choice(tiles, _TILES_COMPARED, replace=False)
 
 
 def _repeated(tiles: Ints, tiles_of_map: int) -> Ints:

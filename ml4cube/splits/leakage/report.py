@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,16 +12,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ml4cube.core.display import Summarized, Summary, Table, shown
-from ml4cube.cube.opening import as_dataset
 from ml4cube.splits.cube import Cube
 from ml4cube.splits.leakage.carried_forward import check_carried
 from ml4cube.splits.leakage.case import Case, CurvesByDomain
 from ml4cube.splits.leakage.changed_copies import check_changed_copies
 from ml4cube.splits.leakage.deployment import check_deployment, check_distances, check_same_places
-from ml4cube.splits.leakage.duplicates import check_counts, check_duplicates
+from ml4cube.splits.leakage.duplicates import check_duplicates
 from ml4cube.splits.leakage.findings import Findings
-from ml4cube.splits.leakage.separation import check_neighbours
-from ml4cube.splits.leakage.stores import check_stores, is_store, part_of_pair
+from ml4cube.splits.leakage.separation import check_counts, check_neighbours
+from ml4cube.splits.leakage.stores import check_stores, is_store, open_cube_or_store, part_of_pair
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +54,7 @@ class LeakageReport(Summarized):
 
     Examples
     --------
+    >>> import xarray as xr
     >>> from ml4cube.splits import assign_time_split
     >>> ds = xr.Dataset({"t2m": ("time", np.arange(20.0))})
     >>> report = leakage_report(assign_time_split(ds, 0.7, gap=3))
@@ -197,13 +196,14 @@ def leakage_report(
 
     Examples
     --------
+    >>> import xarray as xr
     >>> from ml4cube.splits import assign_time_split
     >>> values = np.random.default_rng(0).normal(size=(60, 12, 12)).cumsum(axis=0)
     >>> ds = xr.Dataset({"t2m": (("time", "lat", "lon"), values)})
     >>> leakage_report(assign_time_split(ds, 0.7, gap=3)).leaks
     False
     """
-    ds, deployment = _open(ds), _open(deployment)
+    ds, deployment = open_cube_or_store(ds), open_cube_or_store(deployment)
     if is_store(ds):
         findings = Findings(part_of_pair(ds, deployment))
         check_stores(ds, deployment, findings)
@@ -243,16 +243,3 @@ def _report(findings: Findings, unit: str, curves_by_domain: CurvesByDomain) -> 
         curves_by_domain,
         findings.shares,
     )
-
-
-def _open(path_or_cube: Any) -> Any:
-    """Open a path or URL; return anything else as it is."""
-    if not isinstance(path_or_cube, str | os.PathLike):
-        return path_or_cube
-    cube = as_dataset(path_or_cube)
-    if "ml4cube_format" not in cube.attrs:
-        return cube
-    # Every sample will be read, so a damaged file is refused now.
-    from ml4cube.store.format import open_store
-
-    return open_store(path_or_cube, verify=True)

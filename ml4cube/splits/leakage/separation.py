@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.distance.separation import nearest_box, run_lengths
-from ml4cube.core.split_plan import PARTS, TRAIN
+from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.splits.distances import SAMPLE, Cells, sample_of
 from ml4cube.splits.label import read_recipe
@@ -36,6 +36,33 @@ _SCATTERED_PIECES = 3.5
 # A label with at least this many runs along each dim is ragged: it does not consist of a few
 # regions, even if it is connected, as half of all cells are when assigned one by one.
 _RAGGED_RUNS = 5
+
+
+def check_counts(case: Case, findings: Findings) -> None:
+    """Count the cells of each part, and those that the cube has twice."""
+    layout, valued, view = case.layout, case.valued, case.view
+    cells_per_label = valued.cells_per_label(view)
+    for part, code in {"train": TRAIN, "val": VAL, "test": TEST}.items():
+        meaning = f"cells labelled {part} with a value"
+        findings.row(f"{part} cells", valued.counts[code] * cells_per_label, "cells", meaning)
+    excluded = layout.counts[EXCLUDED] * layout.cells_per_label(view)
+    findings.row("excluded cells", excluded, "cells", "cells labelled excluded")
+    if gaps := valued.counts[EXCLUDED] * cells_per_label - excluded:
+        meaning = "cells of the parts that are ignored because they have no value"
+        findings.row("cells without a value", gaps, "cells", meaning)
+    held_out = sum(valued.counts[code] for code in HELD_OUT)
+    repeated = valued.shared_cells(view)
+    shared = sum(repeated.values())
+    meaning = "held-out cells whose location and time are also in train, because a meridian "
+    meaning += "(0 and 360) or a time occurs twice in the cube"
+    status = "leak" if shared else "ok"
+    findings.row("shared cells", shared * cells_per_label, "cells", meaning, 0, status)
+    for where, cells in repeated.items():
+        if cells:
+            findings.leaks.append(
+                f"{percent(cells / held_out)} of the held-out cells are {where} that occurs twice "
+                "in the cube and is also in train"
+            )
 
 
 def check_neighbours(case: Case, findings: Findings) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ml4cube.core.split_plan import HELD_OUT, TRAIN
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label_layout import Layout
-from ml4cube.splits.leakage.coarse_fields import Floats
+from ml4cube.splits.leakage.coarse_fields import Floats, least_apart
 
 # Windows of running means that are looked for, in steps, and how often one must fit in the record.
 _WINDOWS = range(4, 25)
@@ -122,13 +122,6 @@ def _cells_apart(layout: Layout, dim: str) -> int | None:
         if cells.size > _LINES:
             starts[other] = rng.choice(cells, _LINES)
     codes = label.isel(starts).values.reshape(-1, label.sizes[dim])
-    fewest = None
-    for line in codes:
-        train, held_out = np.flatnonzero(line == TRAIN), np.flatnonzero(np.isin(line, HELD_OUT))
-        if train.size and held_out.size:
-            after = np.searchsorted(train, held_out)
-            before = held_out - train[np.maximum(after - 1, 0)]
-            beyond = train[np.minimum(after, train.size - 1)] - held_out
-            apart = int(np.minimum(np.abs(before), np.abs(beyond)).min())
-            fewest = apart if fewest is None else min(fewest, apart)
-    return fewest
+    parts = [(line == TRAIN, np.isin(line, HELD_OUT)) for line in codes]
+    apart = [least_apart(*of_line) for of_line in parts if all(map(np.any, of_line))]
+    return min(apart, default=None)

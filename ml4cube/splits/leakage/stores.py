@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -20,13 +21,27 @@ from ml4cube.core.fingerprint import (
 )
 from ml4cube.core.sample_facts import SAMPLE_DIM
 from ml4cube.cube.coordinates import is_category
-from ml4cube.splits.folds.samples import Samples, store_spec
+from ml4cube.cube.opening import as_dataset
+from ml4cube.splits.folds.samples import Samples, origin_name, store_spec
 from ml4cube.splits.leakage.findings import Findings, percent
 
 # Cells whose fingerprints are computed at once.
 _CELLS_AT_ONCE = 1 << 21
 # Samples with fewer distinct values, added up over the variables, may be equal by chance.
 _FEWEST_VALUES = 4
+
+
+def open_cube_or_store(path_or_cube: Any) -> Any:
+    """Open a path or URL; return anything else as it is."""
+    if not isinstance(path_or_cube, str | os.PathLike):
+        return path_or_cube
+    cube = as_dataset(path_or_cube)
+    if "ml4cube_format" not in cube.attrs:
+        return cube
+    # Every sample will be read, so a damaged file is refused now.
+    from ml4cube.store.format import open_store
+
+    return open_store(path_or_cube, verify=True)
 
 
 def is_store(ds: object) -> TypeGuard[xr.Dataset]:
@@ -93,7 +108,7 @@ def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | Non
     # neighbours are farther than 1 + `half_cell`.
     units = dict(zip(spec["dims"], spec["size"], strict=True))
     for dim in units:
-        if is_category(dim, train.coords.get(_origin_name(train, dim))):
+        if is_category(dim, train.coords.get(origin_name(dim, train.coords))):
             units[dim] -= 0.5
     circle = both.view.lon_circle()
     periods = [0.0] * len(units)
@@ -133,7 +148,7 @@ def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
 
 def _same_coordinates(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
     """Return True if equal positions along a dim have equal coordinates."""
-    name = _origin_name(train, dim)
+    name = origin_name(dim, train.coords)
     if name not in train.coords or name not in held_out.coords:
         return name not in train.coords and name not in held_out.coords
     at_position = []
@@ -142,13 +157,6 @@ def _same_coordinates(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool
         at_position.append(dict(zip(positions.tolist(), store[name].values[first], strict=True)))
     ours, theirs = at_position
     return all(ours[i] == theirs[i] for i in ours.keys() & theirs.keys())
-
-
-def _origin_name(store: xr.Dataset, dim: str) -> str:
-    """Return the name of the coordinate of the first cells of samples along a dim."""
-    if dim in store.coords:
-        return dim
-    return f"{dim}_origin"
 
 
 def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:

@@ -1,20 +1,21 @@
-"""LeaveLocationOut and LeaveLocationTimeOut."""
+"""LeaveRegionOut, LeaveLocationOut and LeaveLocationTimeOut."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError, check_whole
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
-from ml4cube.core.partition import partition, starts_in_order
-from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan
+from ml4cube.core.partition import check_enough, partition, starts_in_order
+from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, Buffer, SplitPlan
 from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.buffers import (
-    Buffer,
     BufferLike,
     CyclicLike,
     GapLike,
@@ -26,7 +27,98 @@ from ml4cube.splits.cube import CubeView
 from ml4cube.splits.folds.protocol import CubeSplitter, Ints, fold_plan, plans_of_tests
 from ml4cube.splits.label import CountInBlocks
 from ml4cube.splits.locations import location_grid
-from ml4cube.splits.regions import MAX_MAP_CELLS
+from ml4cube.splits.regions import MAX_MAP_CELLS, RegionMap
+from ml4cube.splits.validity import count_by_block, valid_mask
+
+
+@dataclass(eq=False, repr=False)
+class LeaveRegionOut(CubeSplitter):
+    """Leave one region out at a time: each region is tested once, the others are train.
+
+    Parameters
+    ----------
+    regions : str or DataArray
+        Region ids of any type on any of the cube's dims, or the name of a variable or
+        coordinate of the cube that holds them; gaps belong to no region.
+    cube : Dataset or DataArray, optional
+        The cube that the samples come from. Without it, X or groups must hold positions
+        ("lat_index"), as those of sample stores do.
+    valid, sample_size : object
+        As for `BlockKFold`.
+    buffer : int, str, timedelta or mapping, optional
+        Distance kept between train and test, taken from train, as for `assign_region_split`.
+    cyclic : str, list of str or bool, optional
+        Dims along which the first cell follows the last, as for `assign_block_split`.
+    background : {"excluded", "train"}
+        Part of the cells without a region.
+
+    See Also
+    --------
+    assign_region_split : one split, with a validation part.
+
+    Examples
+    --------
+    >>> ds = xr.Dataset({"t2m": (("time", "lat"), np.zeros((2, 4)))})
+    >>> biome = xr.DataArray(["bog", "bog", "fen", "heath"], dims="lat")
+    >>> folds = LeaveRegionOut(biome, cube=ds)
+    >>> [test.tolist() for train, test in folds.split(np.zeros((8, 1)))]
+    [[0, 1, 4, 5], [2, 6], [3, 7]]
+    """
+
+    regions: str | xr.DataArray
+    _: KW_ONLY
+    buffer: BufferLike | None = None
+    cyclic: CyclicLike | None = None
+    background: str = "excluded"
+
+    def _check(self) -> None:
+        check_choice("background", self.background, ("excluded", "train"))
+
+    def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
+        """Return the number of regions that hold samples; without X, those with valid cells.
+
+        Parameters
+        ----------
+        X : object
+            As for `split`.
+        y : object
+            Ignored.
+        groups : object
+            As for `split`.
+
+        Returns
+        -------
+        int
+            Number of folds that `split` yields.
+        """
+        if X is None and groups is None:
+            if self.cube is None:
+                raise InvalidTypeError(
+                    f"{self!r} has no cube; pass X to count its regions, or construct it with "
+                    "cube=ds"
+                )
+            view = CubeView.of(self.cube)
+            region_map = RegionMap.of(self.regions, view)
+            counts = count_by_block(valid_mask(self.valid, view), region_map.grid)
+        else:
+            samples = self._locate(X, groups)
+            region_map = RegionMap.of(self.regions, samples.view)
+            counts = samples.count(region_map.grid)
+        return int((region_map.sum(counts) > 0).sum())
+
+    def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
+        region_map = RegionMap.of(self.regions, view)
+        cut = cut_dims(region_map.grid)
+        apart = plan_buffer(self.buffer, None, self.cyclic, view, cut)
+        weights, _ = count(region_map.grid, None)
+        region_weights = region_map.sum(weights)
+        check_enough(2, region_weights, f"regions of {region_map.name!r}")
+        for region in np.flatnonzero(region_weights > 0):
+            region_labels = np.full(region_weights.size, TRAIN, dtype=np.uint8)
+            region_labels[region] = TEST
+            labels = region_map.label(region_labels, self.background)
+            note = f"region {region_map.ids[region]} of {region_map.name}"
+            yield fold_plan(region_map.grid, labels, weights, note, None, *apart), weights
 
 
 @dataclass(eq=False, repr=False)
@@ -55,7 +147,6 @@ class LeaveLocationOut(CubeSplitter):
 
     Examples
     --------
-    >>> import xarray as xr
     >>> ds = xr.Dataset({"t2m": (("time", "station"), np.zeros((2, 4)))})
     >>> folds = LeaveLocationOut(2, cube=ds)
     >>> [test.tolist() for train, test in folds.split(np.zeros((8, 1)))]
@@ -68,10 +159,6 @@ class LeaveLocationOut(CubeSplitter):
     buffer: BufferLike | None = None
     cyclic: CyclicLike | None = None
     seed: int = 42
-
-    def _check(self) -> None:
-        check_whole("n_splits", self.n_splits, 2)
-        check_whole("seed", self.seed)
 
     def _folds(self, view: CubeView, count: CountInBlocks) -> Iterator[tuple[SplitPlan, Ints]]:
         grid = location_grid(view, self.dims)
@@ -110,7 +197,6 @@ class LeaveLocationTimeOut(CubeSplitter):
 
     Examples
     --------
-    >>> import xarray as xr
     >>> ds = xr.Dataset({"t2m": (("time", "station"), np.zeros((2, 4)))})
     >>> folds = LeaveLocationTimeOut(2, cube=ds)
     >>> [(train.tolist(), test.tolist()) for train, test in folds.split(np.zeros((8, 1)))]
@@ -124,10 +210,6 @@ class LeaveLocationTimeOut(CubeSplitter):
     gap: GapLike | None = None
     cyclic: CyclicLike | None = None
     seed: int = 42
-
-    def _check(self) -> None:
-        check_whole("n_splits", self.n_splits, 2)
-        check_whole("seed", self.seed)
 
     def _time_dims(self) -> tuple[str, ...]:
         return TIME_NAMES
