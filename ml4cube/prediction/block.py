@@ -58,7 +58,7 @@ class BlockPredictor:
             tile = Tile(self.windows, block)
             if tile.is_empty:
                 continue
-            inputs = self._inputs(tile)
+            inputs = TileInputs(self, tile)
             for batch, index in self._batches(tile, inputs.result_gaps(self.keep_gaps)):
                 x = inputs.batch(index)
                 feedback = self.windows.feedback
@@ -95,20 +95,16 @@ class BlockPredictor:
         if tile.is_empty:
             gaps = np.ones((len(self.bound.recipe.predicted), *shape), bool)
             return np.full((n_members, self.channels, *shape), np.nan), gaps
-        inputs = self._inputs(tile)
+        inputs = TileInputs(self, tile)
         gaps = inputs.result_gaps(self.keep_gaps)
-        overlap = [axis.overlap for axis in self.windows.axes]
-        placer = Placer(tile.results, overlap, n_members * self.channels)
+        shared = [axis.shared for axis in self.windows.axes]
+        placer = Placer(tile.results, shared, n_members * self.channels)
         for batch, index in self._batches(tile, gaps):
             x, key = inputs.batch(index), (tile.block.id, batch)
             channels = [self._results(inputs, x, index, key, m) for m in range(n_members)]
             placer.add(tile.result_index(index), join_channels(channels))
         means = tile.in_block(placer.cells())
         return means.reshape(n_members, self.channels, *shape), tile.in_block(gaps)
-
-    def _inputs(self, tile: Tile) -> TileInputs:
-        """Read the inputs of a tile."""
-        return TileInputs(self, tile)
 
     def _batches(self, tile: Tile, gaps: Flags) -> Iterator[tuple[int, Index]]:
         """Yield batches of windows with an entry to predict: their number and their index."""

@@ -41,7 +41,7 @@ class DimWindows:
     offset: int
     target_size: int
     # Target cells that neighbouring windows share.
-    overlap: int = 0
+    shared: int = 0
     # Cells at a window's end that are not known when a forecast starts, except for forcings.
     n_later: int = 0
     # Whether the targets have a lead time.
@@ -50,15 +50,15 @@ class DimWindows:
     is_single: bool = False
 
     @classmethod
-    def covering(cls, cells: int, lead: DimLead, overlap: int) -> DimWindows:
-        """Return windows whose targets lie side by side, but for `overlap`.
+    def covering(cls, cells: int, lead: DimLead, shared: int) -> DimWindows:
+        """Return windows whose targets lie side by side, but for some `shared` cells.
 
         The last one is shifted inward, so that all are whole.
         """
         last = cells - lead.input_size
-        regular = np.arange(0, last + 1, lead.target_size - overlap, dtype=np.intp)
+        regular = np.arange(0, last + 1, lead.target_size - shared, dtype=np.intp)
         starts = regular if regular[-1] == last else np.append(regular, last)
-        return cls(cells, lead.input_size, starts, lead.offset, lead.target_size, overlap)
+        return cls(cells, lead.input_size, starts, lead.offset, lead.target_size, shared)
 
     @classmethod
     def starting(cls, cells: int, lead: DimLead, inits: Ints, rollout: int) -> DimWindows:
@@ -102,14 +102,14 @@ class ResultAxis:
     first: Ints
     # Entries of a window, and those that neighbouring windows share.
     size: int
-    overlap: int = 0
+    shared: int = 0
 
     @classmethod
     def of(cls, dim: str, windows: DimWindows) -> list[ResultAxis]:
         """Return the axes for a dim of the cube: two for one with a lead time."""
         if not windows.is_per_window:
             first = windows.starts + windows.offset
-            return [cls(dim, dim, windows.cells, first, windows.target_size, windows.overlap)]
+            return [cls(dim, dim, windows.cells, first, windows.target_size, windows.shared)]
         count = len(windows.starts)
         numbers = np.arange(count)
         if not windows.is_lead:
@@ -123,7 +123,7 @@ class ResultAxis:
     @property
     def stride(self) -> int:
         """Entries from a window to the next one, except the last."""
-        return self.size - self.overlap
+        return self.size - self.shared
 
     @property
     def has_overlaps(self) -> bool:
@@ -253,7 +253,7 @@ class Windows:
         shape = self.result_shape
         stride = {axis.name: axis.stride for axis in self.axes}
         fewest = dict.fromkeys(shape, 1)
-        fewest |= {axis.name: _FEWEST_STRIDES for axis in self.axes if axis.overlap}
+        fewest |= {axis.name: _FEWEST_STRIDES for axis in self.axes if axis.shared}
         n_strides = {a: max(-(-chunks.get(a, 1) // stride[a]), fewest[a]) for a in shape}
 
         def size() -> dict[str, int]:

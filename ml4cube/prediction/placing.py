@@ -151,14 +151,12 @@ def _lead_dim(shifted: Lead, coords: Mapping[str, xr.Variable]) -> str | None:
 
 def _refuse_forecast(init_times: Any, rollout: int) -> None:
     """Refuse what only a data set with a lead time can do."""
-    if init_times is not None:
-        raise InvalidValueError(
-            "init_times needs a data set with target_offset along time, got none"
-        )
-    if rollout > 1:
-        raise InvalidValueError(
-            f"rollout={rollout} needs a data set with target_offset along time, got none"
-        )
+    is_asked = {"init_times": init_times is not None, f"rollout={rollout}": rollout > 1}
+    for argument, is_given in is_asked.items():
+        if is_given:
+            raise InvalidValueError(
+                f"{argument} needs a data set with target_offset along time, got none"
+            )
 
 
 def _check_is_time(lead_dim: str, cube: xr.Dataset, dims: Iterable[str]) -> None:

@@ -154,7 +154,7 @@ def _description(models: Sequence[Model], bound: BoundRecipe, windows: Windows) 
         "features": bound.channels,
         "targets": bound.recipe.predicted,
         "window": {dim: of_dim.known_size for dim, of_dim in windows.dims.items()},
-        "overlap": {dim: of_dim.overlap for dim, of_dim in windows.dims.items()},
+        "overlap": {dim: of_dim.shared for dim, of_dim in windows.dims.items()},
     }
     if windows.rollout > 1:
         description["rollout"] = windows.rollout

@@ -107,15 +107,15 @@ class Placer:
     Weights fall towards the ends of a window; windows that lie side by side have none.
     """
 
-    def __init__(self, windows: BoxWindows, overlap: Sequence[int], channels: int) -> None:
+    def __init__(self, windows: BoxWindows, shared: Sequence[int], channels: int) -> None:
         self._windows = windows
         shape = (channels, *windows.box)
-        self._is_blended = max(windows.depths) > 1 or max(overlap) > 0
+        self._is_blended = max(windows.depths) > 1 or max(shared) > 0
         if not self._is_blended:
             self._cells = np.full(shape, np.nan)
             self._views = windows.views(self._cells)
             return
-        tapers = [_taper(windows.size[axis], overlap[axis]) for axis in windows.order]
+        tapers = [_taper(windows.size[axis], shared[axis]) for axis in windows.order]
         self._window_weights = reduce(np.multiply.outer, tapers, np.ones(()))
         self._sum = np.zeros(shape)
         # One for all channels, until one of them has a gap where another has a value.
@@ -163,9 +163,9 @@ class Placer:
         yield from map(slice, [0, *ends.tolist()], [*ends.tolist(), len(index[0])])
 
 
-def _taper(size: int, overlap: int) -> NDArray[np.float64]:
+def _taper(size: int, shared: int) -> NDArray[np.float64]:
     """Return the weights of a window's cells along an axis: a squared sine at both ends."""
     from_end = np.minimum(np.arange(size), np.arange(size)[::-1])
-    share = np.minimum((from_end + 0.5) / max(overlap, 0.5), 1.0)  # without overlap 1
+    share = np.minimum((from_end + 0.5) / max(shared, 0.5), 1.0)  # 1 where none is shared
     weights: NDArray[np.float64] = np.sin(share * (math.pi / 2)) ** 2
     return weights
