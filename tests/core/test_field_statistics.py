@@ -246,7 +246,8 @@ def test_a_block_cut_into_slabs_has_the_moments_of_the_whole(
     where = rng.random(x.shape) < 0.9
     weights = rng.integers(0, 4, x.shape) * 0.7691032167529132 if weighed else None
     whole = Moments.of(x, axes, where, weights)
-    monkeypatch.setattr("ml4cube.core.sums.fields._SLAB_CELLS", 50)
+    for name in ("_SLAB_CELLS", "_LEAST_ENTRIES"):
+        monkeypatch.setattr(f"ml4cube.core.sums.fields.{name}", 50)
     found = Moments.of(x, axes, where, weights)
     for name in ("count", "gaps", "infs", "min", "max"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
