@@ -324,7 +324,9 @@ class PTXrDataset(Summarized, Dataset[Any]):
         """
         rows = np.atleast_1d(self._rows(index))
         coords = self._source.coords(rows)
-        return {k: v if np.ndim(index) else v[0] for k, v in coords.items()}
+        if np.ndim(index):
+            return dict(coords)
+        return {name: values[0] for name, values in coords.items()}
 
     def to_dataset(
         self, batch: Batch, index: int | Sequence[int] | NDArray[Any], *, unscale: bool = False
@@ -361,9 +363,12 @@ class PTXrDataset(Summarized, Dataset[Any]):
         [[3.0, 4.0, 5.0]]
         """
         rows = np.atleast_1d(self._rows(index))
-        tensors = [tensor.detach().cpu() for tensor in self.unpack(batch)]
-        # Predictions under autocast may be bfloat16, which numpy lacks.
-        arrays = [(t.float() if t.dtype == torch.bfloat16 else t).numpy() for t in tensors]
+        arrays = []
+        for tensor in self.unpack(batch):
+            # Predictions under autocast may be bfloat16, which numpy lacks.
+            if tensor.dtype == torch.bfloat16:
+                tensor = tensor.float()
+            arrays.append(tensor.detach().cpu().numpy())
         if unscale:
             self._check_scaling_known()
         return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)

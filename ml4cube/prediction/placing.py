@@ -50,7 +50,8 @@ def window_cells(
         if overlap is None:
             recipe = fitted.recipe
             shared = dict(zip(recipe.dims, recipe.overlap, strict=True))
-            return size, {dim: 0 if dim in shifted else shared[dim] for dim in shape}
+            shared |= dict.fromkeys(shifted, 0)
+            return size, {dim: shared[dim] for dim in shape}
     else:
         sizes = parse_sizes("sample_size", sample_size, shape)
         for dim, n in sizes.items():

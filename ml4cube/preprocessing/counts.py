@@ -175,10 +175,10 @@ def with_stage_counts(
     if "filled" in earlier_counts:
         counts["filled"] = earlier_counts["filled"].data
     for code, name in REASONS.items():
-        if any(
-            earlier_stage.mask if code == MASK else earlier_stage.gap_variables
-            for earlier_stage in (*stages, stage)
-        ):
+        causes: list[Any] = [each.gap_variables for each in (*stages, stage)]
+        if code == MASK:
+            causes = [each.mask for each in (*stages, stage)]
+        if any(causes):
             count = _count(earlier_codes == code, counted)
             earlier = earlier_counts.get(name, count)
             earlier = earlier.where(still_valid, count)  # type: ignore[no-untyped-call]

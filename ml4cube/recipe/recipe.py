@@ -378,8 +378,10 @@ class Recipe:
         Recipe
             Equal to the one that was written.
         """
-        raw = json.loads(text)
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+        fields = json.loads(text)
+        for name, value in fields.items():
+            if isinstance(value, list):
+                fields[name] = tuple(value)
         return cls(**fields)
 
 
