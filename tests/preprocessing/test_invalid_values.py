@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from ml4cube.cli.inputs import open_cube
 from ml4cube.cli.inspection import inspect
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.preprocessing import get_statistics, standardize
@@ -100,7 +101,9 @@ def test_scaled_values_have_no_such_attributes(tmp_path: Path) -> None:
 def test_inspect_names_attributes_that_xarray_does_not_apply(tmp_path: Path) -> None:
     cube({"nodata": -9999, "valid_max": 50.0}).to_zarr(tmp_path / "c.zarr", zarr_format=2)
     notes = " ".join(
-        inspect(str(tmp_path / "c.zarr"), gaps=False).run(lambda _: None).values["notes"]
+        inspect(str(tmp_path / "c.zarr"), gaps=False, open_cube=open_cube)
+        .run(lambda _: None)
+        .values["notes"]
     )
     assert "'t' has attributes for gaps, [-9999.0], which xarray does not apply" in notes
     assert "'t' is valid from -inf to 50" in notes

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.missing import bool_mask
 from ml4cube.cube.variables import data_variables, split_label
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.postprocessing import undo_standardizing
@@ -988,3 +989,11 @@ def test_a_counted_piece_can_be_joined_with_an_uncounted_one() -> None:
     cube = xr.Dataset({"a": ("x", [1.0, np.nan, 3.0, 4.0])})
     pieces = [pp.drop_nan_values(cube.isel(x=slice(2)), ["a"]), cube.isel(x=slice(2, 4))]
     assert xr.concat(pieces, "x").sizes == {"x": 4}
+
+
+def test_a_mask_has_one_meaning_in_core_and_on_cubes() -> None:
+    mask = np.array([0.0, -0.0, 1.0, -2.5, np.nan, np.inf])
+    cube = xr.Dataset({"t": ("x", np.ones(mask.size)), "filter_mask": ("x", mask)})
+    for of_any_kind in (cube, cube.chunk(x=4)):
+        kept = pp.apply_filter(of_any_kind).t.notnull().values
+        assert kept.tolist() == bool_mask(mask).tolist() == [False, False, True, True, False, False]
