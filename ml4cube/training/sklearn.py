@@ -36,8 +36,12 @@ from ml4cube.training.callbacks import LoggerCallback, is_better, no_best_model
 from ml4cube.training.files.checkpoint import WRITTEN_BY, refuse_foreign, write_bytes
 from ml4cube.training.files.paths import absolute_path, check_writable
 from ml4cube.training.inputs.batches import as_pair, set_epoch
-from ml4cube.training.inputs.checks import check_count, check_loader, import_package
-from ml4cube.training.inputs.rollout import refuse_several_steps
+from ml4cube.training.inputs.checks import (
+    check_count,
+    check_loader,
+    import_package,
+    refuse_several_steps,
+)
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.measure.summary import data_text, summary_of_run
 from ml4cube.training.state import History, TrainState, best_row

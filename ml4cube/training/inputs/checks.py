@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, cast
 
@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ml4cube.core.display import one_line
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.same_scaling import check_same_scaling
+from ml4cube.core.same_scaling import check_same_scaling, datasets_in
 from ml4cube.loading.loaders import EpochLoader
+from ml4cube.loading.tensors import PTXrDataset
 from ml4cube.training.files.checkpoint import to_plain
 from ml4cube.training.inputs.batches import sets_by_argument
 from ml4cube.training.inputs.outside_model import held_parameters
@@ -209,3 +210,19 @@ def check_loader(name: str, loader: Any) -> None:
         raise InvalidTypeError(
             f"{name} must be a loader or a list, got an iterator, which is used up after one epoch"
         )
+
+
+def refuse_several_steps(data: Mapping[str, Any], advice: str) -> None:
+    """Refuse data, given by argument, whose samples hold several steps of a forecast."""
+    for argument, loader in data.items():
+        for dataset in sample_data_in(loader):
+            if dataset.rollout > 1:
+                raise InvalidValueError(
+                    f"{argument} must have samples of one step, got PTXrDataset(..., "
+                    f"rollout={dataset.rollout}), whose X holds the true later steps; {advice}"
+                )
+
+
+def sample_data_in(loader: Any) -> Iterable[PTXrDataset]:
+    """Return the PTXrDatasets that a loader takes its samples from."""
+    return datasets_in(loader, lambda data: isinstance(data, PTXrDataset))

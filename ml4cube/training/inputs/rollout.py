@@ -16,8 +16,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, caller_level
-from ml4cube.core.same_scaling import datasets_in
 from ml4cube.loading.tensors import PTXrDataset
+from ml4cube.training.inputs.checks import sample_data_in
 from ml4cube.training.inputs.options import Options
 
 
@@ -241,22 +241,6 @@ class RolledOut:
         return output
 
 
-def refuse_several_steps(data: Mapping[str, Any], advice: str) -> None:
-    """Refuse data, given by argument, whose samples hold several steps of a forecast."""
-    for argument, loader in data.items():
-        for dataset in datasets_in(loader, is_sample_data):
-            if dataset.rollout > 1:
-                raise InvalidValueError(
-                    f"{argument} must have samples of one step, got PTXrDataset(..., "
-                    f"rollout={dataset.rollout}), whose X holds the true later steps; {advice}"
-                )
-
-
-def is_sample_data(data: Any) -> bool:
-    """Return True for a `PTXrDataset`."""
-    return isinstance(data, PTXrDataset)
-
-
 def lead_dim(data: PTXrDataset) -> str:
     """Return the dim along which targets lie later than inputs."""
     dims = [dim for dim, (offset, _) in (data.lead or {}).items() if offset]
@@ -305,7 +289,7 @@ def find_rollout(
     if train is not None:
         _check_steps(options, train, data)
     for argument, loader in data.items():
-        for dataset in datasets_in(loader, is_sample_data):
+        for dataset in sample_data_in(loader):
             if dataset.rollout == 1:
                 continue
             rollout = Rollout.of(dataset)
@@ -321,7 +305,7 @@ def find_rollout(
 def _check_steps(options: Options, train: Any, data: Mapping[str, Any]) -> None:
     """Refuse more steps than the training data have, and warn of losses that do not compare."""
     wanted = options.rollout_steps
-    available = min((dataset.rollout for dataset in datasets_in(train, is_sample_data)), default=1)
+    available = min((dataset.rollout for dataset in sample_data_in(train)), default=1)
     if max(wanted, default=1) > available:
         raise InvalidValueError(
             f"rollout must be at most that of the training data, {available}, got "

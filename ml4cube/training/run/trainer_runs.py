@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ml4cube.core.display import Summary, counted, one_line
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError
 from ml4cube.training.callbacks import explain_interrupt
-from ml4cube.training.inputs.rollout import refuse_several_steps
+from ml4cube.training.inputs.checks import refuse_several_steps
 from ml4cube.training.measure.summary import run_facts, summary_of_run
 from ml4cube.training.run.engine import Engine
 from ml4cube.training.run.loop import Loop
