@@ -13,13 +13,8 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.ledger.folders import Files
 from ml4cube.ledger.local import LocalFolder
 from ml4cube.recipe.bound import BoundRecipe
-from ml4cube.store.format import (
-    ArrayLayout,
-    StoreLayout,
-    StoreMetadata,
-    write_metadata,
-    write_shard,
-)
+from ml4cube.store.format import ArrayLayout, StoreLayout, write_metadata, write_shard
+from ml4cube.store.metadata import StoreMetadata
 from ml4cube.store.shard_encoding import Compressor
 
 WINDOW = {"lat": 2, "lon": 3}

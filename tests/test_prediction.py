@@ -34,7 +34,7 @@ from ml4cube.prediction import predict_cube, run
 from ml4cube.preprocessing import CubeScaler, accounting, drop_nan_values, get_statistics
 from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.splits.cube import CubeView
-from ml4cube.store.format import StoreMetadata
+from ml4cube.store.metadata import StoreMetadata
 from ml4cube.training.ranks.dist import World, launch
 from tests.cubes import cell_id_cube
 from tests.distributed_runner import kept_ranks

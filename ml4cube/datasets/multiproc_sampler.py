@@ -50,7 +50,8 @@ from ml4cube.sampling.rescaling import entries_of, scaling_of_samples
 from ml4cube.sampling.sampled_cube import MAX_CHUNK_MB, sample_cube
 from ml4cube.sampling.shards import Piece, ShardJob, make_shard
 from ml4cube.sampling.tiling import Callback, TiledRecipe
-from ml4cube.store.format import SAMPLES, StoreMetadata, open_store, write_axes, write_metadata
+from ml4cube.store.format import SAMPLES, open_store, write_axes, write_metadata
+from ml4cube.store.metadata import StoreMetadata
 from ml4cube.store.precision import Precision
 from ml4cube.store.shard_encoding import Compressor
 

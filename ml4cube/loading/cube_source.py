@@ -40,7 +40,7 @@ from ml4cube.sampling.rescaling import entries_of, scaling_of_samples
 from ml4cube.sampling.sampled_cube import SampledCube, sample_cube
 from ml4cube.sampling.samples import Schema, make_samples, variables_read
 from ml4cube.sampling.tiling import TiledRecipe
-from ml4cube.store.format import StoreMetadata
+from ml4cube.store.metadata import StoreMetadata
 
 if TYPE_CHECKING:
     import xarray as xr

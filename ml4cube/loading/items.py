@@ -27,7 +27,7 @@ from ml4cube.loading.views import (
 from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.recipe.roles import INPUT, TARGET, ArrayName, DimLead
 from ml4cube.sampling.selection import check_known
-from ml4cube.store.format import StoreMetadata
+from ml4cube.store.metadata import StoreMetadata
 
 _SAMPLE_ANEW = (
     "sample the cube again with to_pred=, which leaves gaps in targets, or with "

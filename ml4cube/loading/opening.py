@@ -16,7 +16,8 @@ from ml4cube.loading.dataset_options import DatasetOptions
 from ml4cube.loading.sources import SampleSource
 from ml4cube.loading.store_files import open_samples
 from ml4cube.loading.views import cut_windows
-from ml4cube.store.format import StoreMetadata, open_store
+from ml4cube.store.format import open_store
+from ml4cube.store.metadata import StoreMetadata
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -22,7 +22,7 @@ from ml4cube.core.statistics import scale_parameters
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import TARGET, ArrayName, Lead
-from ml4cube.store.format import StoreMetadata, store_facts
+from ml4cube.store.metadata import StoreMetadata, store_facts
 
 if TYPE_CHECKING:
     import xarray as xr

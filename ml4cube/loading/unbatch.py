@@ -15,7 +15,7 @@ from ml4cube.loading.ring.arrays import Field
 from ml4cube.loading.sources import SampleSource, known_scaling, unscaled
 from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import INPUT, WEIGHT, ArrayName, DimLead
-from ml4cube.store.format import StoreMetadata
+from ml4cube.store.metadata import StoreMetadata
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -16,7 +16,7 @@ from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.recipe.fitted import FittedRecipe
 from ml4cube.recipe.recipe import Recipe
-from ml4cube.store.format import StoreMetadata
+from ml4cube.store.metadata import StoreMetadata
 
 # How values are scaled by statistics that do not say it.
 _DEFAULT = "standardize"

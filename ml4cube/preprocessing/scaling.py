@@ -14,7 +14,7 @@ from ml4cube.core.statistics import SCALE_FNS, scale_values
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.rescaling import rescale
 from ml4cube.preprocessing.scaler import CubeScaler
-from ml4cube.store.format import StoreMetadata
+from ml4cube.store.metadata import StoreMetadata
 
 GivenStatistics = core.Statistics | CubeScaler | xr.Dataset | str | os.PathLike[str]
 

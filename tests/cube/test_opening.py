@@ -24,7 +24,8 @@ from ml4cube.preprocessing import (
     normalize,
     standardize,
 )
-from ml4cube.store.format import StoreMetadata, open_axes, open_store, verify_store
+from ml4cube.store.format import open_axes, open_store, verify_store
+from ml4cube.store.metadata import StoreMetadata
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from ml4cube.postprocessing import undo_normalizing, undo_standardizing
 from ml4cube.prediction.cube import predict_cube
 from ml4cube.preprocessing import CubeScaler, Statistics
 from ml4cube.splits import assign_block_split
-from ml4cube.store.format import StoreMetadata, open_store
+from ml4cube.store.format import open_store
+from ml4cube.store.metadata import StoreMetadata
 
 SHAPE = {"time": 36, "level": 2, "lat": 4, "lon": 4}
 FORMS = {

@@ -11,7 +11,8 @@ from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.source import fitted_recipe
 from ml4cube.recipe.fitted import FittedRecipe
-from ml4cube.store.format import StoreMetadata, open_store
+from ml4cube.store.format import open_store
+from ml4cube.store.metadata import StoreMetadata
 from tests.cubes import cell_id_cube
 from tests.samplestores import sampled
 

@@ -19,7 +19,8 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.xr_dataset import XrDataset
 from ml4cube.prediction import predict_cube
-from ml4cube.store.format import StoreMetadata, open_store
+from ml4cube.store.format import open_store
+from ml4cube.store.metadata import StoreMetadata
 from tests.samplestores import paths
 
 SOME_DAYS = [day for day in range(40) if day not in (8, 9, 21)]

@@ -45,7 +45,8 @@ from ml4cube.sampling import tiling
 from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.splits import cube as cube_of_splits
-from ml4cube.store.format import SAMPLES, StoreMetadata, open_axes, open_store, verify_store
+from ml4cube.store.format import SAMPLES, open_axes, open_store, verify_store
+from ml4cube.store.metadata import StoreMetadata
 from tests import oracle_splits
 from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube

@@ -47,7 +47,7 @@ from ml4cube.sampling.identity.cube import hash_of
 from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.parts import Parts
 from ml4cube.sampling.sampled_cube import sample_cube
-from ml4cube.store.format import StoreMetadata
+from ml4cube.store.metadata import StoreMetadata
 from tests.cubes import cell_id_cube
 from tests.samplestores import paths
 

@@ -24,7 +24,6 @@ from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
-    StoreMetadata,
     open_axes,
     open_store,
     verify_store,
@@ -32,6 +31,7 @@ from ml4cube.store.format import (
     write_metadata,
     write_shard,
 )
+from ml4cube.store.metadata import StoreMetadata
 from ml4cube.store.shard_encoding import Compressor
 
 RNG = np.random.default_rng(0)

@@ -82,25 +82,17 @@ def make_output(
     if location is None:
         return Output(template, targets, world)
     check_template(location, template)
-    if world.size > 1 and (folder_of(location).is_session or is_in_memory(location)):
-        raise InvalidValueError(
-            f"out={str(location)!r} can be written by one process only; with several ranks, write "
-            "to a path or a URL"
-        )
-    if len(set(world.gather_objects(call and call.id))) > 1:  # the ranks have other models
+    ids = world.gather_objects(call and call.id)
+    if len(ids) > 1:
+        _check_shared(location)
+    if len(set(ids)) > 1:  # the ranks have other models
         call = None
-    exists = is_written = False
     with WriteErrors.of(location):
-        if append or not overwrite:
-            exists = is_taken(folder_of(location))
+        exists = not overwrite and is_taken(folder_of(location))
         if append and not exists:
             template = prepared(template)
         template = storable(template)
-        if append and exists:
-            is_written = not Extension.of(location, template, targets)
-        elif exists:
-            _check_finished(location, call, world)
-            is_written = True
+        is_written = exists and _is_finished(location, template, targets, world, append, call)
     output = StoreOutput(
         template, targets, world, location, overwrite=overwrite, append=append and exists, call=call
     )
@@ -109,6 +101,30 @@ def make_output(
         # of a run that was killed after its last step
         remove_work_folder(location, call.id if call else "", PREDICTIONS)
     return output
+
+
+def _check_shared(location: Location) -> None:
+    """Refuse a place that only one of several ranks could write to."""
+    if folder_of(location).is_session or is_in_memory(location):
+        raise InvalidValueError(
+            f"out={str(location)!r} can be written by one process only; with several ranks, write "
+            "to a path or a URL"
+        )
+
+
+def _is_finished(
+    location: Location,
+    template: xr.Dataset,
+    targets: tuple[str, ...],
+    world: World,
+    append: bool,
+    call: CallId | None,
+) -> bool:
+    """Return True if a cube that exists has all that is asked for; refuse that of another call."""
+    if append:
+        return Extension.of(location, template, targets) is None
+    _check_finished(location, call, world)
+    return True
 
 
 def _check_finished(location: Location, call: CallId | None, world: World) -> None:
