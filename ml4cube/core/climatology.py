@@ -235,14 +235,6 @@ class Design:
             return 366 * self.groups_of_day
         return int(self.group_of_step.max(initial=-1)) + 1
 
-    @property
-    def numbers_of_cell(self) -> int:
-        """Numbers that the sums hold for one cell."""
-        k = 0
-        if self.columns is not None:
-            k = self.columns.shape[1]
-        return 2 * self.n_groups + k * (k + 5) // 2
-
 
 def waves(phases: Floats, harmonics: int) -> Floats:
     """Return columns of 1, and cosine and sine of each harmonic."""
@@ -443,13 +435,6 @@ def warning_of_years(years: int | None) -> str:
         f"with fewer than {FEW_YEARS} years, the noise of a climatology counts as skill of the "
         "models beside it"
     )
-
-
-def counted(years: int) -> str:
-    """Return a number of years as a phrase."""
-    if years == 1:
-        return "1 year"
-    return f"{years} years"
 
 
 def is_one_year(attrs: Mapping[Any, Any]) -> bool:

@@ -14,12 +14,13 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import date_keys
 from ml4cube.core.climatology import ClimatologySums, Cycle, Design
+from ml4cube.core.distance.separation import unit_vectors
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.cube.coordinates import dates_along
+from ml4cube.cube.coordinates import dates_along, latitude_and_longitude, map_dims
 from ml4cube.gap_filling.artificial import Flags, known_neighbours
-from ml4cube.gap_filling.places import map_points
 
 Floats = NDArray[np.float64]
 
@@ -144,9 +145,31 @@ def _climatology(array: xr.DataArray, time_dim: str | None, options: MethodOptio
 
 
 def _of_places(array: xr.DataArray, time_dim: str | None, options: MethodOptions) -> Method:
-    dims, points, is_sphere = map_points(array, time_dim)
+    dims, points, is_sphere = _map_points(array, time_dim)
     estimate = partial(_spatial, points=points, is_sphere=is_sphere, neighbours=options.neighbours)
     return Method(estimate, dims)
+
+
+def _map_points(array: xr.DataArray, time_dim: str | None) -> tuple[tuple[str, ...], Floats, bool]:
+    """Return the dims of a map, the points of its cells, and whether these lie on a sphere."""
+    dims = map_dims(array.coords.values(), array.dims)
+    if not dims:
+        raise InvalidValueError(
+            f"method='spatial' needs dims of places, {array.name!r} has {array.dims}"
+        )
+    sizes = {dim: array.sizes[dim] for dim in dims}
+    places = latitude_and_longitude(array.coords.values(), time_dim)
+    if places is None:
+        cells = np.indices(tuple(sizes.values())).reshape(len(dims), -1).T
+        return dims, cells.astype(np.float64), False
+    lat, lon = (
+        in_degrees(
+            coord.variable.set_dims(sizes).values,
+            coord.attrs.get("units"),
+        )
+        for coord in places
+    )
+    return dims, unit_vectors(lat.ravel(), lon.ravel()), True
 
 
 def _dates(method: str, array: xr.DataArray, time_dim: str | None) -> tuple[str, xr.DataArray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from operator import itemgetter
 from typing import Any
 
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 from ml4cube.core.climatology import GROUPS, group_numbers
 from ml4cube.core.sums.fields import Moments
 from ml4cube.core.sums.quantiles import Histogram
+from ml4cube.cube.classes import MOST_CLASSES, as_text, class_names, holds_classes
 from ml4cube.cube.coordinates import dates_along
-from ml4cube.insights.classes import class_fractions
-from ml4cube.insights.sums import Floats, VariableSums
+from ml4cube.insights.sums import Floats, SummedVariable
 from ml4cube.splits.cube import microseconds
 
 #: Probabilities of the quantiles.
@@ -26,11 +27,11 @@ _LONGEST_STEP = {"month": 45.0, "season": 135.0}
 _MICROSECONDS_PER_DAY = 86_400_000_000
 
 
-def distribution_of(sums: VariableSums) -> dict[str, Any]:
+def distribution_of(sums: SummedVariable) -> dict[str, Any]:
     """Return gaps, and the distribution of the values."""
-    total = merged_steps(sums.steps)
+    total = merged_steps(sums.sums.steps)
     gaps = gap_fraction(total, sums.weight_of_step.sum())
-    classes = class_fractions(sums.array, sums.histogram)
+    classes = _class_fractions(sums.array, sums.sums.histogram)
     no_quantile = ("probability", [np.nan] * len(PROBABILITIES))
     if classes is not None:
         of_classes = {str(n): v for n, v in classes.variables.items()}
@@ -39,7 +40,7 @@ def distribution_of(sums: VariableSums) -> dict[str, Any]:
     quantiles = [np.nan] * len(PROBABILITIES)
     fractions, edges = _no_bins()
     if total.count:
-        histogram = sums.histogram
+        histogram = sums.sums.histogram
         quantiles = [float(histogram.quantile(p, total.min, total.max)) for p in PROBABILITIES]
         low, high = (quantiles[PROBABILITIES.index(p)] for p in (_LOWEST, _HIGHEST))
         fractions, edges = _in_equal_bins(histogram, low, high)
@@ -52,6 +53,24 @@ def distribution_of(sums: VariableSums) -> dict[str, Any]:
         "bin_edge": ("edge", edges),
         **_season(sums),
     }
+
+
+def _class_fractions(array: xr.DataArray, histogram: Histogram) -> xr.Dataset | None:
+    """Return the fraction and the name of each class; None if the values are numbers."""
+    if not holds_classes(array):
+        return None
+    used = ~np.isnan(histogram.edges)
+    values, counts = histogram.edges[used], histogram.counts[used]
+    if histogram.width > 0 or len(values) > MOST_CLASSES:
+        return None
+    names = class_names(array)
+    return xr.Dataset(
+        {
+            "class_fraction": ("class", counts / (counts.sum() or math.nan)),
+            "class_name": ("class", [names.get(v, as_text(v)) for v in values.tolist()]),
+        },
+        {"class": values},
+    )
 
 
 def merged_steps(steps: Moments) -> Moments:
@@ -93,14 +112,14 @@ def _no_bins() -> tuple[Floats, Floats]:
     return np.full(_BINS, np.nan), np.full(_BINS + 1, np.nan)
 
 
-def _season(sums: VariableSums) -> dict[str, Any]:
+def _season(sums: SummedVariable) -> dict[str, Any]:
     """Return the mean of each month or season, and the spread of the steps' means in it."""
     by, groups = cycle_of(sums.array, sums.time_dim)
     if by is None:
         return {}
     means, spreads = [], []
     for group in range(len(GROUPS[by])):
-        steps = sums.steps.map(itemgetter(groups == group))
+        steps = sums.sums.steps.map(itemgetter(groups == group))
         of_steps = steps.mean[steps.count > 0]
         means.append(float(merged_steps(steps).mean))
         spreads.append(float(of_steps.std()) if of_steps.size else np.nan)

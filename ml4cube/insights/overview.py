@@ -23,7 +23,7 @@ from ml4cube.insights.distribution import (
     gap_fraction,
     merged_steps,
 )
-from ml4cube.insights.sums import Floats, Pair, VariableSums, sum_up
+from ml4cube.insights.sums import Floats, Pair, SummedVariable, sum_up
 from ml4cube.preprocessing.statistics import chosen_variables
 from ml4cube.splits.ranges import ranges_of
 
@@ -215,15 +215,15 @@ def _correlations(
     names: list[str],
     numbers: list[str],
     pair_sums: Mapping[Pair, PairSums],
-    sums: Mapping[str, VariableSums],
+    sums: Mapping[str, SummedVariable],
 ) -> dict[str, Any]:
     """Return the correlation of each pair of variables, and its number of cells."""
     correlation, pairs = (np.full((len(names), len(names)), fill) for fill in (np.nan, 0))
     for name in numbers:
         i = names.index(name)
-        pairs[i, i] = sums[name].steps.count.sum()
+        pairs[i, i] = sums[name].sums.steps.count.sum()
         # of a constant there is none
-        correlation[i, i] = 1.0 if merged_steps(sums[name].steps).m2 > 0 else np.nan
+        correlation[i, i] = 1.0 if merged_steps(sums[name].sums.steps).m2 > 0 else np.nan
     for pair, of_pair in pair_sums.items():
         if set(pair) <= set(numbers):
             i, j = (names.index(name) for name in pair)
@@ -237,23 +237,24 @@ def _correlations(
     }
 
 
-def _maps_and_series(sums: VariableSums, is_number: bool) -> dict[str, xr.DataArray]:
+def _maps_and_series(sums: SummedVariable, is_number: bool) -> dict[str, xr.DataArray]:
     """Return the gaps of each place, and gaps and means of each time step."""
     name, time_dim = str(sums.array.name), sums.time_dim
     gaps = {"units": "1", "long_name": f"fraction of gaps of {name}"}
     result = {}
     if sums.place_dims:
-        steps = sums.array.size // sums.known.size
-        result["gaps_by_place"] = _like(sums.array, sums.place_dims, 1 - sums.known / steps, gaps)
+        known = sums.sums.known
+        fractions = 1 - known / (sums.array.size // known.size)
+        result["gaps_by_place"] = _like(sums.array, sums.place_dims, fractions, gaps)
     if time_dim is not None:
-        fractions = gap_fraction(sums.steps, sums.weight_of_step)
+        fractions = gap_fraction(sums.sums.steps, sums.weight_of_step)
         result["gaps_by_time"] = _like(sums.array, [time_dim], fractions, gaps)
         if is_number:
             mean = {
                 "units": str(sums.array.attrs.get("units", "")),
                 "long_name": f"mean of {name}",
             }
-            result["mean_by_time"] = _like(sums.array, [time_dim], sums.steps.mean, mean)
+            result["mean_by_time"] = _like(sums.array, [time_dim], sums.sums.steps.mean, mean)
     return {f"{name}_{key}": array for key, array in result.items()}
 
 
@@ -272,7 +273,7 @@ def _like(
 def _documented(
     result: xr.Dataset,
     cube: xr.Dataset,
-    sums: Mapping[str, VariableSums],
+    sums: Mapping[str, SummedVariable],
     window: Mapping[str, int] | None,
 ) -> xr.Dataset:
     """Add coordinates and attributes."""

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, caller_level, prefixed
-from ml4cube.core.grid import Block
 from ml4cube.core.metric_registry import METRICS
 from ml4cube.core.missing import find_gaps
 from ml4cube.core.sums.fields import Moments
+from ml4cube.core.sums.mergeable import Mergeable, decoded
 from ml4cube.core.sums.pairs import PairSums
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.cube.areas import cell_weights
@@ -38,54 +38,86 @@ _SUMS_OF_PAIRS = METRICS["correlation"].sums
 _WEIGHTS = "weights of cells"
 
 
-class BlockSums(NamedTuple):
-    """Sums of one variable in a block: known cells of each place, moments of each time step."""
+@dataclass(eq=False)
+class ValueSums(Mergeable):
+    """Sums of the values of one variable; all but `known` are weighted."""
 
+    # Known cells of each place, along the dims other than time.
     known: NDArray[np.int64]
+    # Moments of each time step, or of all cells without a time dim.
     steps: Moments
     histogram: Histogram
 
+    @classmethod
+    def of(cls, values: NDArray[Any], weights: Floats | None, time_axis: int | None) -> ValueSums:
+        """Sum up a block."""
+        axes = tuple(range(values.ndim))
+        places = tuple(axis for axis in axes if axis != time_axis)
+        known = (~find_gaps(values)).astype(np.int64)
+        if time_axis is not None:
+            known = known.sum(time_axis)
+        histogram = block_histogram(axes, default_bins(1), values, None, weights)
+        return cls(known, Moments.of(values, places, None, weights), histogram)
 
-@dataclass(eq=False)
-class VariableSums:
-    """Sums of one variable over all blocks; all but `known` are weighted."""
+    def merge(self, other: ValueSums) -> ValueSums:
+        """Return the sums over the cells of both, which are of the same places and steps."""
+        both = ValueSums(self.known.copy(), self.steps.map(np.copy), self.histogram)
+        both.merge_at((), (), other)
+        return both
+
+    def merge_at(self, places: Any, steps: Any, other: ValueSums) -> None:
+        """Merge the sums of some places and steps, in place."""
+        self.known[places] += other.known
+        self.steps.merge_at(steps, other.steps)
+        self.histogram = self.histogram.merge(other.histogram)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> ValueSums:
+        """Read the dict that `to_dict` returned."""
+        steps, histogram = Moments.from_dict(raw["steps"]), Histogram.from_dict(raw["histogram"])
+        return cls(decoded(raw["known"]), steps, histogram)
+
+
+@dataclass(frozen=True, eq=False)
+class SummedVariable:
+    """One variable, how its cells are weighted, and its sums."""
 
     array: xr.DataArray
     time_dim: str | None
     # How cells are weighted, and the weight of all cells, known or not, of each time step.
     weighting: str
     weight_of_step: Floats
-    # Known cells of each place, along the dims other than time.
-    known: NDArray[np.int64] = field(init=False)
-    # Moments of each time step, or of all cells without a time dim.
-    steps: Moments = field(init=False)
-    histogram: Histogram = field(init=False)
+    sums: ValueSums
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def of(
+        cls, array: xr.DataArray, time_dim: str | None, weighting: str, weight_of_step: Floats
+    ) -> SummedVariable:
         """Start without cells."""
-        self.known = np.zeros([self.array.sizes[dim] for dim in self.place_dims], np.int64)
-        self.steps = Moments.empty(self.weight_of_step.shape)
-        self.histogram = Histogram.empty((), default_bins(1), np.float64)
+        places = [array.sizes[dim] for dim in array.dims if dim != time_dim]
+        histogram = Histogram.empty((), default_bins(1), np.float64)
+        steps = Moments.empty(weight_of_step.shape)
+        sums = ValueSums(np.zeros(places, np.int64), steps, histogram)
+        return cls(array, time_dim, weighting, weight_of_step, sums)
 
     @property
     def place_dims(self) -> list[str]:
         """Dims other than time."""
         return [str(dim) for dim in self.array.dims if dim != self.time_dim]
 
-    def add(self, slices: Slices, block: BlockSums) -> None:
+    def add(self, slices: Slices, block: ValueSums) -> None:
         """Add the sums of a block."""
-        self.known[tuple(slices[dim] for dim in self.place_dims)] += block.known
+        places = tuple(slices[dim] for dim in self.place_dims)
         steps = () if self.time_dim is None else slices[self.time_dim]
-        self.steps.merge_at(steps, block.steps)
-        self.histogram = self.histogram.merge(block.histogram)
+        self.sums.merge_at(places, steps, block)
 
 
 def sum_up(
     cube: xr.Dataset, names: Sequence[str]
-) -> tuple[dict[str, VariableSums], dict[Pair, PairSums]]:
+) -> tuple[dict[str, SummedVariable], dict[Pair, PairSums]]:
     """Sum up variables, and pairs of them, a few blocks at a time."""
     dims_of = {name: frozenset(cube[name].dims) for name in names}
-    sums: dict[str, VariableSums] = {}
+    sums: dict[str, SummedVariable] = {}
     pair_sums: dict[Pair, PairSums] = {}
     for dims in dict.fromkeys(dims_of.values()):
         own = [name for name in names if dims_of[name] == dims]
@@ -98,7 +130,7 @@ def _sum_group(
     cube: xr.Dataset,
     own: Sequence[str],
     fewer: Sequence[str],
-    sums: dict[str, VariableSums],
+    sums: dict[str, SummedVariable],
     pair_sums: dict[Pair, PairSums],
 ) -> None:
     """Add the sums of variables with the same dims, and of their pairs."""
@@ -111,7 +143,7 @@ def _sum_group(
         weights, weighting = None, f"none, {error}"
     of_step = _weight_of_step(first, time_dim, weights)
     sums |= {
-        name: VariableSums(cube[name].transpose(*first.dims), time_dim, weighting, of_step)
+        name: SummedVariable.of(cube[name].transpose(*first.dims), time_dim, weighting, of_step)
         for name in own
     }
     pairs = [*combinations(own, 2), *((one, other) for one in own for other in fewer)]
@@ -145,25 +177,16 @@ def _sum_block(
     own: Sequence[str],
     pairs: Sequence[Pair],
     time_axis: int | None,
-    _: Block,
+    _: object,
     values: Cells,
-) -> tuple[list[BlockSums], list[PairSums]]:
+) -> tuple[list[ValueSums], list[PairSums]]:
     """Sum up one block of all variables."""
     weights = values.get(_WEIGHTS)
-    axes = tuple(range(values[own[0]].ndim))
-    place_axes = tuple(axis for axis in axes if axis != time_axis)
-    sums = []
+    sums, of_pairs = [], []
     for name in own:
-        has_value = ~find_gaps(values[name])
         with prefixed(f"variable {name!r}"):
-            sums.append(
-                BlockSums(
-                    has_value.astype(np.int64) if time_axis is None else has_value.sum(time_axis),
-                    Moments.of(values[name], place_axes, None, weights),
-                    block_histogram(axes, default_bins(1), values[name], None, weights),
-                )
-            )
-    return sums, [
-        PairSums.of(values[first], values[other], weights, names=_SUMS_OF_PAIRS)
-        for first, other in pairs
-    ]
+            sums.append(ValueSums.of(values[name], weights, time_axis))
+    for first, other in pairs:
+        pair = values[first], values[other]
+        of_pairs.append(PairSums.of(*pair, weights, names=_SUMS_OF_PAIRS))
+    return sums, of_pairs

@@ -23,6 +23,7 @@ from ml4cube.core.sums.pairs import PairSums
 from ml4cube.core.sums.quantiles import Histogram
 from ml4cube.evaluation import evaluate
 from ml4cube.evaluation.sums.named_sums import NamedSums
+from ml4cube.insights.sums import ValueSums
 
 N = 48
 STEPS = xr.date_range("2001-01-01", periods=N, freq="11D").values
@@ -48,12 +49,18 @@ def _scorecard(cells, steps):
         return evaluate(truth.copy(data=cells), truth, by="x", progress=False).sums
 
 
+def _values(cells, steps):
+    """Each row as other cells of one time step of the same places."""
+    return reduce(ValueSums.merge, [ValueSums.of(row[np.newaxis], None, 0) for row in cells])
+
+
 #: How each kind of sums is made of cells (steps, 3) with gaps and of the positions of these steps.
 MADE = {
     VariableStatistics: lambda cells, steps: VariableStatistics.of(cells),
     Moments: lambda cells, steps: Moments.of(cells, (0,), None, 1.0 + steps[:, None] % [3, 4, 5]),
     FieldStatistics: _field,
     Histogram: lambda cells, steps: Histogram.of(cells.T, 8),
+    ValueSums: _values,
     PairSums: lambda cells, steps: PairSums.of(
         cells, np.roll(cells, 1, axis=1), 1.0 + steps[:, None] % 3, steps[:, None] % 2, 2
     ),
@@ -118,7 +125,7 @@ def test_json_keeps_every_bit(kind):
     cells = np.random.default_rng(0).normal(size=(N, 3))
     cells[5:9] = np.nan
     for some in (cells, cells[:0]):
-        if kind is NamedSums and not len(some):
+        if kind in (NamedSums, ValueSums) and not len(some):
             continue  # there are no scores of no dates
         sums = MADE[kind](some, np.arange(len(some)))
         again = type(sums).from_json(sums.to_json())

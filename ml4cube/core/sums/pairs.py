@@ -370,7 +370,12 @@ def _sums_of_slab(
         "gaps": has_group & ~has_truth,
         "unpredicted": has_group & has_truth & ~is_predicted,
     }
-    counts = {name: np.bincount(group[flag], minlength=n_groups) for name, flag in flags.items()}
+    counts = {}
+    for name, flag in flags.items():
+        if n_groups == 1:  # several times as fast
+            counts[name] = np.array([np.count_nonzero(flag)])
+        else:
+            counts[name] = np.bincount(group[flag], minlength=n_groups)
     pairs = Groups(group[is_pair], weight[is_pair], n_groups)
     return counts | pairs.sums(Cells(prediction[is_pair], truth[is_pair]), names)
 

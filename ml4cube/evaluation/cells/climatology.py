@@ -15,12 +15,12 @@ from ml4cube.core.climatology import (
     Climatology,
     Cycle,
     Design,
-    counted,
     group_numbers,
     hours,
     train_years,
     warning_of_years,
 )
+from ml4cube.core.display import counted
 from ml4cube.core.errors import caller_level, check_choice
 from ml4cube.core.sums.pairs import combined
 from ml4cube.cube.opening import as_dataset
@@ -58,7 +58,7 @@ class ClimatologyOptions:
         described, years = f"{cycle.described} of {train.described}", None
         if is_time(timing.truth_dates):
             years = train_years(dates[train.steps_with_cells])
-            described += f", from {counted(years)}"
+            described += f", from {counted(years, 'year')}"
         return cls(train, design, None, described, years)
 
     @property
