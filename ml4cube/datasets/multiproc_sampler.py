@@ -34,18 +34,14 @@ from ml4cube.ledger.draft import Draft, WriteErrors, remove_work_folder
 from ml4cube.ledger.folders import Files
 from ml4cube.ledger.locations import Location, folder_of, is_in_memory, paths_of, targets_of
 from ml4cube.progress import Stage
+from ml4cube.sampling.cf_encoding import check_stored_names
 from ml4cube.sampling.identity.callback import checked_identity, copy_of
 from ml4cube.sampling.identity.cube import SourceChangedError
 from ml4cube.sampling.identity.provenance import Call, provenance
-from ml4cube.sampling.layout import (
-    ORDERS,
-    check_stored_names,
-    chunk_samples,
-    layout_of,
-    shard_tasks,
-)
+from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
 from ml4cube.sampling.parts import Parts, has_no_cells_of
-from ml4cube.sampling.plan import SamplePlan, make_plan, refuse_empty
+from ml4cube.sampling.plan import SamplePlan, refuse_empty
+from ml4cube.sampling.planning import make_plan
 from ml4cube.sampling.rescaling import entries_of, scaling_of_samples
 from ml4cube.sampling.sampled_cube import MAX_CHUNK_MB, sample_cube
 from ml4cube.sampling.shards import Piece, ShardJob, make_shard

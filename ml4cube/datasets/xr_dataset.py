@@ -28,12 +28,8 @@ from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.roles import INPUT
 from ml4cube.sampling.outcomes import OUTCOMES, classify
 from ml4cube.sampling.parts import Parts
-from ml4cube.sampling.plan import (
-    accounting_of,
-    fill_statistics,
-    refuse_empty,
-    warn_of_nothing_to_fill,
-)
+from ml4cube.sampling.plan import accounting_of, refuse_empty, warn_of_nothing_to_fill
+from ml4cube.sampling.planning import fill_statistics
 from ml4cube.sampling.rescaling import scaling_of_samples, select_statistics
 from ml4cube.sampling.sampled_cube import sample_cube
 from ml4cube.sampling.samples import make_samples, scale_samples, schema_of, train_statistics

@@ -35,7 +35,8 @@ from ml4cube.sampling.identity.callback import identity_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.outcomes import CellsByRole, classify, deciding_variables
 from ml4cube.sampling.parts import PART_ARGUMENTS, Parts
-from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
+from ml4cube.sampling.plan import SamplePlan, refuse_empty
+from ml4cube.sampling.planning import make_plan, makes_samples
 from ml4cube.sampling.rescaling import entries_of, scaling_of_samples
 from ml4cube.sampling.sampled_cube import SampledCube, sample_cube
 from ml4cube.sampling.samples import Schema, make_samples, variables_read

@@ -1,9 +1,9 @@
-"""Coordinates and attributes of a cube, as a sample store holds them."""
+"""Coordinates, attributes and names of a cube, as a sample store holds them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,13 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.cube.masks_and_labels import RECIPE_ATTR
+from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.sampling.tiling import Axis
+from ml4cube.store.format import AXES
+from ml4cube.store.names import check_writable_names
 
 #: Long name, in a store, of the cell numbers along a dim without a coordinate.
 NUMBERED = "number of the cell, which has no coordinate"
@@ -99,3 +102,22 @@ def as_json(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)  # the order of a set differs between runs
     return _as_text(value)
+
+
+def check_stored_names(recipe: Recipe, stored: Iterable[str]) -> None:
+    """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
+    files = {MANIFEST.partition("/")[0], AXES}
+    origins = {origin_name(dim, recipe) for dim in recipe.dims} | {
+        f"{d}_index" for d in recipe.dims
+    }
+    stored = tuple(stored)
+    check_writable_names((*recipe.dims, *recipe.array_dims, *stored, *sorted(origins)))
+    for kind, names, taken in (
+        ("dim", recipe.dims, files),
+        ("variable", stored, files | origins | set(recipe.array_dims)),
+    ):
+        if refused := [name for name in names if name in taken]:
+            raise InvalidValueError(
+                f"{kind} {refused[0]!r} of the samples must have another name than {sorted(taken)},"
+                " which the store uses itself; rename it (ds.rename, or in the callback)"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +13,13 @@ from ml4cube.core.partition import hash_ids
 from ml4cube.core.scaling import ENTRIES_ATTR, Scaling, encode_entries
 from ml4cube.core.statistics import scaled_attrs
 from ml4cube.cube.reader import CubeReader
-from ml4cube.ledger.manifest import MANIFEST
 from ml4cube.recipe.recipe import Recipe
-from ml4cube.sampling.cf_encoding import jsonable, origin_name, without_epoch
+from ml4cube.sampling.cf_encoding import jsonable, without_epoch
 from ml4cube.sampling.plan import SamplePlan
 from ml4cube.sampling.sampled_cube import SampledCube
 from ml4cube.sampling.shards import Piece
 from ml4cube.sampling.tiling import shard_bytes
-from ml4cube.store.format import AXES, ArrayLayout, StoreLayout
-from ml4cube.store.names import check_writable_names
+from ml4cube.store.format import ArrayLayout, StoreLayout
 from ml4cube.store.precision import Precision
 from ml4cube.store.shard_encoding import Compressor
 
@@ -145,22 +143,3 @@ def chunk_samples(chunk_size: Any, recipe: Recipe) -> int | None:
             f"windows, here of shape {recipe.window_shape}"
         )
     return check_whole("chunk_size", sizes[0], 1)
-
-
-def check_stored_names(recipe: Recipe, stored: Iterable[str]) -> None:
-    """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
-    files = {MANIFEST.partition("/")[0], AXES}
-    origins = {origin_name(dim, recipe) for dim in recipe.dims} | {
-        f"{d}_index" for d in recipe.dims
-    }
-    stored = tuple(stored)
-    check_writable_names((*recipe.dims, *recipe.array_dims, *stored, *sorted(origins)))
-    for kind, names, taken in (
-        ("dim", recipe.dims, files),
-        ("variable", stored, files | origins | set(recipe.array_dims)),
-    ):
-        if refused := [name for name in names if name in taken]:
-            raise InvalidValueError(
-                f"{kind} {refused[0]!r} of the samples must have another name than {sorted(taken)},"
-                " which the store uses itself; rename it (ds.rename, or in the callback)"
-            )

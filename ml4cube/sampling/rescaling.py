@@ -10,6 +10,7 @@ import xarray as xr
 from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.core.scaling import Entries, Scaling
 from ml4cube.core.statistics import SCALE_FNS, Statistics
+from ml4cube.preprocessing.cubes import check_no_fill_value
 from ml4cube.preprocessing.rescaling import warn_of_erased
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.recipe.fitted import scaling_of
@@ -46,6 +47,13 @@ def check_statistics(
     chosen = select_statistics(given, scaled)
     scaling_in(cube, chosen, recipe)
     warn_of_erased(chosen, str(recipe.scale_fn))
+
+
+def check_no_fill_values(statistics: Statistics, cube: xr.Dataset) -> None:
+    """Refuse statistics of variables of a cube whose extremes are the source's fill value."""
+    for name in statistics:
+        if name in cube:
+            check_no_fill_value(name, statistics[name], cube[name])
 
 
 def scaling_in(cube: xr.Dataset, statistics: Statistics, recipe: Recipe) -> dict[str, Scaling]:

@@ -98,6 +98,14 @@ class TiledRecipe:
         """How samples are cut from any cube."""
         return self.bound.recipe
 
+    @property
+    def boxes(self) -> Grid:
+        """Boxes of cells like tiles, whose windows share cells with neighbours; boxes do not."""
+        shape = self.bound.sizes
+        of_dims = zip(self.recipe.dims, self.tiles.tile, self.recipe.stride, strict=True)
+        sizes = {dim: min(windows * stride, shape[dim]) for dim, windows, stride in of_dims}
+        return Grid.blocks(shape, sizes)
+
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Return the first cell of each sample along every dim, as value and as index."""
         result: Arrays = {}

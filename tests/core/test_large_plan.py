@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 import zarr
 from ml4cube.core.statistics import Statistics
-from ml4cube.sampling import plan as sample_plan
+from ml4cube.sampling import planning
 from ml4cube.sampling.counting import TileCount
 from ml4cube.store.shard_encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -69,7 +69,7 @@ sampler = MultiProcSampler(
     train_cube=folder + "/train.zarr", test_cube=folder + "/test.zarr",
 )
 engine = Pretend()
-_, plan = sample_plan.make_plan(sampler.cube, engine, sampler.targets)
+_, plan = planning.make_plan(sampler.cube, engine, sampler.targets)
 layout = layout_of(
     sampler.cube, plan, "train", None, {},
     Precision.parse(None, None), Compressor(),

@@ -13,8 +13,7 @@ from distributed import Client
 
 from ml4cube.core.errors import RunError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.sampling import plan as sample_plan
-from ml4cube.sampling import tiling
+from ml4cube.sampling import planning, tiling
 from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
@@ -39,7 +38,7 @@ def sample(folder: Path, callback: Any, client: Any = None) -> None:
 @pytest.mark.parametrize("when", ["writing", pytest.param("counting", marks=pytest.mark.soak)])
 def test_a_killed_worker(tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "_SHARD_BYTES", (256, 512))  # many tasks
-    monkeypatch.setattr(sample_plan, "_COUNT_BYTES", 256)
+    monkeypatch.setattr(planning, "_COUNT_BYTES", 256)
     flag, calls = tmp_path / "killed", str(tmp_path / "calls")
     notes = str(tmp_path / "out/train.zarr.partial/ml4cube-journal-*/*.json")
 

@@ -40,8 +40,7 @@ from ml4cube.datasets.xr_dataset import XrDataset
 from ml4cube.ledger.draft import Draft
 from ml4cube.ledger.local import LocalLock
 from ml4cube.preprocessing import assign_mask
-from ml4cube.sampling import plan as sample_plan
-from ml4cube.sampling import tiling
+from ml4cube.sampling import planning, tiling
 from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.splits import cube as cube_of_splits
@@ -61,7 +60,7 @@ SHAPE = {"time": 8, "lat": 9, "lon": 10}
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores of several shards and cubes of several tiles, though the test cubes are tiny."""
     monkeypatch.setattr(tiling, "_SHARD_BYTES", (2048, 8192))
-    monkeypatch.setattr(sample_plan, "_COUNT_BYTES", 2048)
+    monkeypatch.setattr(planning, "_COUNT_BYTES", 2048)
 
 
 def sampler(ds: Any, folder: Path, **options: Any) -> MultiProcSampler:
