@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,44 +13,24 @@ from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
-    caller_level,
     check_flags,
     check_whole,
 )
-from ml4cube.core.grid import Block, SizesLike
+from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.sample_facts import outcome_table
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.cube.engine import Threads
 from ml4cube.recipe.preparation import Arrays
-from ml4cube.recipe.roles import INPUT
-from ml4cube.sampling.outcomes import OUTCOMES, classify
+from ml4cube.sampling.block_samples import BlockReader
 from ml4cube.sampling.parts import Parts
-from ml4cube.sampling.plan import accounting_of, refuse_empty, warn_of_nothing_to_fill
-from ml4cube.sampling.planning import fill_statistics
+from ml4cube.sampling.plan import warn_of_nothing_to_fill
 from ml4cube.sampling.rescaling import scaling_of_samples, select_statistics
 from ml4cube.sampling.sampled_cube import sample_cube
-from ml4cube.sampling.samples import make_samples, scale_samples, schema_of, train_statistics
+from ml4cube.sampling.samples import scale_samples, schema_of, train_statistics
 from ml4cube.sampling.selection import check_targets
-from ml4cube.sampling.tiling import Callback, TiledRecipe, block_order
+from ml4cube.sampling.tiling import Callback, block_order
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class _BlockSamples:
-    """Samples of one block."""
-
-    samples: Arrays
-    origins: Arrays
-    # Part of each sample, as the split label has it.
-    labels: NDArray[np.uint8]
-    # Number of the block's windows by outcome.
-    counts: NDArray[np.int64]
-
-    @property
-    def parts(self) -> set[int]:
-        return set(self.labels.tolist())
 
 
 class XrDataset(Summarized):
@@ -167,7 +145,7 @@ class XrDataset(Summarized):
     ) -> None:
         """Check every argument, then read the blocks."""
         check_flags({"rand_chunk": rand_chunk})
-        self._patience = check_whole("patience", patience, 1)
+        check_whole("patience", patience, 1)
         if num_chunks is not None:
             check_whole("num_chunks", num_chunks, 1)
         parts = Parts(
@@ -194,16 +172,16 @@ class XrDataset(Summarized):
             statistics=statistics,
             missing_chunks=missing_chunks,
         )
-        self._num_chunks = num_chunks
-        self._blocks = parts.blocks(self._cube.ds, self._cube.tiled.bound)
-        ids = self._block_ids(chunk_indices, rand_chunk)
-        self._counts = np.zeros(len(OUTCOMES), np.int64)
-        samples, origins, self._labels = self._read_samples(ids)
-        self.statistics = self._statistics_of(samples)
-        recipe, schema = self._cube.recipe, schema_of(samples)
+        blocks = parts.blocks(self._cube.ds, self._cube.tiled.bound)
+        ids = _block_ids(blocks, chunk_indices, rand_chunk, self._cube.recipe.seed)
+        reader, recipe = BlockReader(self._cube, blocks), self._cube.recipe
+        read = reader.read(ids, num_chunks, patience)
+        check_targets(recipe, read.samples, self._cube.ds)
+        self._labels, self.accounting = read.labels, reader.accounting
+        self.statistics = self._statistics_of(read.samples)
+        schema = schema_of(read.samples)
         scaling = scaling_of_samples(self.statistics, schema, recipe, self._cube.ds)
-        self._samples = scale_samples(recipe, samples, scaling, origins)
-        self.accounting = self._count_outcomes()
+        self._samples = scale_samples(recipe, read.samples, scaling, read.origins)
         warn_of_nothing_to_fill(recipe, self.accounting)
 
     def _summary(self) -> Summary:
@@ -214,97 +192,6 @@ class XrDataset(Summarized):
             self._cube.facts,
             {"Windows": outcome_table(self.accounting, PARTS), "Statistics": self.statistics},
         )
-
-    def _block_ids(self, chosen: Sequence[int] | None, rand_chunk: bool) -> list[int]:
-        """Return the ids of the blocks to use, in their order."""
-        blocks = self._blocks
-        if chosen is None:
-            return list(map(int, block_order(blocks, rand_chunk, self._cube.recipe.seed)))
-        unknown = [id for id in chosen if not 0 <= id < len(blocks)]
-        if unknown or not len(chosen):
-            raise InvalidValueError(
-                f"chunk_indices={list(chosen)!r} names {unknown or 'no'} blocks; the cube has "
-                f"{len(blocks)}, 0 to {len(blocks) - 1}"
-            )
-        if len({*chosen}) < len(chosen):
-            raise InvalidValueError(
-                f"chunk_indices must name each block once, got {list(chosen)!r}"
-            )
-        return [int(id) for id in chosen]
-
-    def _tile(self, id: int) -> Block | None:
-        """Return the windows that start in a block, or None if there are none."""
-        block = self._blocks.block(id)
-        windows = self._cube.tiled.bound.windows
-        # From cells to windows, rounded up: the first window that starts at this cell or later.
-        start = -(-np.array(block.start) // windows.stride)
-        stop = np.minimum(-(-np.array(block.stop) // windows.stride), windows.counts)
-        if (start >= stop).any():
-            return None
-        return Block(id, block.dims, block.index, tuple(start.tolist()), tuple(stop.tolist()))
-
-    def _read_samples(self, ids: Sequence[int]) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
-        """Read the samples of the blocks used, with their origins and their parts."""
-        tiled = self._cube.tiled
-        if self._cube.recipe.fills_from_train:
-            tiled = replace(tiled, fill=fill_statistics(self._cube, Threads(1)))
-        tiles = (tile for id in ids if (tile := self._tile(id)) is not None)
-        used = self._used_blocks(tiled, tiles)
-        found = set().union(*(block.parts for block in used))
-        empty = [part for part in self._needed_parts if PARTS[part] not in found]
-        if not used or empty:
-            refuse_empty(self._count_outcomes(), empty or list(PARTS))
-        check_targets(self._cube.recipe, used[0].samples, self._cube.ds)
-        samples = _joined([block.samples for block in used])
-        origins = _joined([block.origins for block in used])
-        return samples, origins, np.concatenate([block.labels for block in used])
-
-    @property
-    def _needed_parts(self) -> tuple[str, ...]:
-        """Parts that must not be empty."""
-        return ("train", "test") if self._cube.recipe.targets else ()
-
-    def _used_blocks(self, tiled: TiledRecipe, tiles: Iterable[Block]) -> list[_BlockSamples]:
-        """Return the first blocks with samples, and later ones that hold a lacking part."""
-        lacking = {PARTS[part] for part in self._needed_parts}
-        used: list[_BlockSamples] = []
-        useless_in_row = 0
-        number = self._num_chunks
-        for tile in tiles:
-            enough = number is not None and len(used) >= number
-            if enough and not lacking:
-                break
-            if useless_in_row >= self._patience:
-                warnings.warn(
-                    f"{useless_in_row} blocks in a row gave no sample to use, so the blocks after "
-                    "them were not read (see accounting); raise patience= to read them",
-                    stacklevel=caller_level(),
-                )
-                break
-            block = self._samples_of_block(tiled, tile)
-            if block is None or (enough and not block.parts & lacking):
-                useless_in_row += 1
-                continue
-            if enough:
-                _drop_replaceable(used)
-            used.append(block)
-            lacking -= block.parts
-            useless_in_row = 0
-        for block in used:
-            self._counts += block.counts
-        return used
-
-    def _samples_of_block(self, tiled: TiledRecipe, tile: Block) -> _BlockSamples | None:
-        """Return the samples of one block; if there are none, count its windows and return None."""
-        cells = self._cube.reader.cells.read(tiled.bound.cells_of(tile))
-        codes = classify(tiled, {INPUT: cells}, tile)
-        counts = np.bincount(codes, minlength=len(OUTCOMES))
-        keep = np.flatnonzero(codes < len(PARTS))
-        if not keep.size:
-            self._counts += counts
-            return None
-        samples, origins = make_samples(tiled, cells, tile, keep), tiled.origins(tile, keep)
-        return _BlockSamples(samples, origins, codes[keep], counts)
 
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""
@@ -320,12 +207,6 @@ class XrDataset(Summarized):
                 "give statistics= or scale_fn=None"
             )
         return train_statistics(recipe, {name: v[train] for name, v in samples.items()})
-
-    def _count_outcomes(self) -> dict[str, int]:
-        """Return the number of windows by outcome; those never read are unused."""
-        bound, counts = self._cube.tiled.bound, self._counts.copy()
-        counts[OUTCOMES.index("unused")] += len(bound.windows) - counts.sum()
-        return accounting_of(bound.total, counts, PARTS)
 
     def get_datasets(self) -> dict[str, NDArray[Any]] | tuple[Pair, Pair]:
         """Return the samples.
@@ -363,15 +244,16 @@ class XrDataset(Summarized):
         return (x[train], y[train]), (x[test], y[test])
 
 
-def _joined(blocks: Sequence[Arrays]) -> Arrays:
-    """Return the arrays of all samples from those of each block."""
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-
-
-def _drop_replaceable(used: list[_BlockSamples]) -> None:
-    """Drop the last block whose parts the other blocks have too."""
-    for number in reversed(range(len(used))):
-        others = [block.parts for other, block in enumerate(used) if other != number]
-        if used[number].parts <= set().union(*others):
-            del used[number]
-            return
+def _block_ids(blocks: Grid, chosen: Sequence[int] | None, at_random: bool, seed: int) -> list[int]:
+    """Return the ids of the blocks to use, in their order."""
+    if chosen is None:
+        return list(map(int, block_order(blocks, at_random, seed)))
+    unknown = [id for id in chosen if not 0 <= id < len(blocks)]
+    if unknown or not len(chosen):
+        raise InvalidValueError(
+            f"chunk_indices={list(chosen)!r} names {unknown or 'no'} blocks; the cube has "
+            f"{len(blocks)}, 0 to {len(blocks) - 1}"
+        )
+    if len({*chosen}) < len(chosen):
+        raise InvalidValueError(f"chunk_indices must name each block once, got {list(chosen)!r}")
+    return [int(id) for id in chosen]
