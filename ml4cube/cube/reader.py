@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Slices = Mapping[str, slice]
 
+# More layers than computations have on one file: of these a graph may have a million tasks.
+_MANY_LAYERS = 32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -148,8 +151,24 @@ def _source(variable: xr.Variable) -> Source:
         kind: type[_MemorySource] = _DaskSource
         if _is_persisted(data):
             kind = _HeldSource
-        return kind(dims=dims, dtype=dtype, array=data, origin=origin)
+        return kind(dims=dims, dtype=dtype, array=_in_one_layer(data), origin=origin)
     return _file_source(dims, file, dtype)
+
+
+def _in_one_layer(data: Any) -> Any:
+    """Put the graph of an array joined from many files into one layer.
+
+    With every block that is read, dask goes through all layers.
+    """
+    from dask.array import Array
+    from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+    layers = getattr(data.dask, "layers", {})
+    if len(layers) <= _MANY_LAYERS:
+        return data
+    layer = MaterializedLayer(data.dask.to_dict())
+    graph = HighLevelGraph({data.name: layer}, {data.name: set()})
+    return Array(graph, data.name, data.chunks, meta=data._meta)  # type: ignore[no-untyped-call]
 
 
 def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Source:

@@ -134,3 +134,22 @@ def test_a_task_gets_only_its_own_cells_of_a_cube_in_memory() -> None:
     part = own.narrow({"t": slice(10, 12), "x": slice(0, 100)})
     assert len(pickle.dumps(part)) < 3000
     assert [list(one.sources) for one in reader.split(shares_memory=True)] == [["a"], []]
+
+
+def test_of_a_cube_joined_from_many_files_a_block_looks_at_its_own(tmp_path: Path) -> None:
+    """Reading all blocks must not take time by the square of the number of files."""
+    pieces = []
+    for i in range(60):
+        piece = xr.Dataset({"a": (("t", "x"), np.full((2, 3), i, "f4"))})
+        piece.to_zarr(tmp_path / f"{i}.zarr", consolidated=False)
+        pieces.append(xr.open_zarr(tmp_path / f"{i}.zarr", consolidated=False))
+    joined = xr.concat(pieces, "t")
+    reader = CubeReader.of(joined, ["a"], ("t", "x"))
+    box = {"t": slice(41, 43), "x": slice(1, 3)}
+    np.testing.assert_array_equal(reader.read(box)["a"], [[20, 20], [21, 21]])
+    layers = reader.sources["a"].array.dask.layers  # type: ignore[attr-defined]
+    assert len(layers) == 1
+    own = pickle.dumps(reader.narrow(box))
+    assert len(own) < len(pickle.dumps(reader)) / 10
+    read = pickle.loads(own).read(box)["a"]  # noqa: S301, our own bytes
+    np.testing.assert_array_equal(read, [[20, 20], [21, 21]])
