@@ -1,240 +1,109 @@
-"""Samples of a store, read straight from its shard files.
-
-A read through zarr-python takes milliseconds at least, which is slow if every chunk of a store is
-read in every epoch.
-"""
+"""Samples of a store, read straight from its files into the arrays of a loader."""
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
-from ml4cube.cube.chunks.codecs import CHECKSUM_BYTES, Bytes, ChunkCodecs
+from ml4cube.cube.chunks.codecs import Bytes
+from ml4cube.cube.chunks.files import LocalFiles
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
-from ml4cube.ledger.locations import location_of
-from ml4cube.ledger.manifest import read_manifest
+from ml4cube.cube.chunks.stored import ChunkFiles
 from ml4cube.loading.dataset_source import DatasetSource, even_counts
 from ml4cube.loading.ring.arrays import Scratch
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import ArrayName
-from ml4cube.store.format import read_metadata
 
 if TYPE_CHECKING:
     import xarray as xr
 
-logger = logging.getLogger(__name__)
-
-# Zarr's offset of a chunk that a shard lacks.
-_ABSENT = np.iinfo(np.uint64).max
-
-
-def sharded_arrays(path: str, names: Mapping[str, str]) -> dict[str, ShardedArray]:
-    """Make a reader of each variable of a sample store, whose array in the store is given."""
-    fs, root = url_to_fs(path)
-    files = read_manifest(path)
-    local = isinstance(fs, LocalFileSystem)
-    arrays = {}
-    for name, stored in names.items():
-        sizes = {
-            key.removeprefix(f"{stored}/"): size
-            for key, (size, _) in files.items()
-            if key.startswith(f"{stored}/c/")
-        }
-        metadata = read_metadata(path, files, f"{stored}/zarr.json")
-        where = f"{root.rstrip('/')}/{stored}"
-        arrays[name] = ShardedArray(where, None if local else fs, metadata, sizes)
-        if local:
-            arrays[name].note_files()
-    return arrays
-
-
-class ShardedArray:
-    """Reader of chunks along the first axis of an array; picklable, for any thread."""
-
-    def __init__(
-        self, root: str, fs: Any, metadata: Mapping[str, Any], file_sizes: Mapping[str, int]
-    ) -> None:
-        """Make a reader from an array's ``zarr.json``, as a store's format has it.
-
-        `root` is the path of the array inside the fsspec file system `fs`, None for local files;
-        `file_sizes` are the bytes of its files by their path inside the array.
-        """
-        self.root, self.fs = root, fs
-        self.file_sizes, self._metadata = file_sizes, metadata
-        self.shape = tuple(metadata["shape"])
-        self.dtype = np.dtype(metadata["data_type"]).newbyteorder("<")
-        # In samples. A shard is a file.
-        shard_shape = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-        self.chunk_size = self.shard_size = shard_shape[0]
-        encoding = metadata["codecs"]
-        if encoding[0]["name"] == "sharding_indexed":
-            sharding = encoding[0]["configuration"]
-            encoding, self.chunk_size = sharding["codecs"], sharding["chunk_shape"][0]
-        codecs = ChunkCodecs.of_v3(encoding)
-        assert codecs is not None, encoding
-        self.codecs = codecs
-        # By number of a shard: offset and size of each of its chunks in the file.
-        self._indices: dict[int, NDArray[np.uint64]] = {}
-        # By path inside the array: inode, time of change and size of a local file.
-        self._identities: dict[str, tuple[int, ...]] = {}
-        self._scratch = Scratch()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ShardedArray, (self.root, self.fs, self._metadata, self.file_sizes)
-
-    def note_files(self) -> None:
-        """Remember the present local files, to refuse others that replace them."""
-        # A copy in another process remembers files from their first read on.
-        for key in self.file_sizes:
-            try:
-                self._check_same(key, os.stat(f"{self.root}/{key}"))
-            except FileNotFoundError:
-                raise StoreError(f"{self.root}/{key} is missing; make the store again") from None
-
-    def read(self, chunk: int, out: NDArray[Any]) -> None:
-        """Fetch and decode one chunk."""
-        self.decode(chunk, self.fetch(chunk), out)
-
-    def fetch(self, chunk: int) -> Bytes:
-        """Read the encoded bytes of a chunk."""
-        shard, chunk_in_shard = divmod(chunk, self.shard_size // self.chunk_size)
-        key = self._key(shard)
-        offset, size = 0, self.file_sizes[key]
-        if self.chunk_size != self.shard_size:
-            if shard not in self._indices:
-                self._indices[shard] = self._read_index(key)
-            offset, size = self._indices[shard][chunk_in_shard].tolist()
-        if offset == _ABSENT or offset + size > self.file_sizes[key]:
-            raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
-        return self._read_range(key, offset, size)
-
-    def decode(self, chunk: int, data: Bytes, out: NDArray[Any]) -> None:
-        """Decode the fetched bytes of a chunk."""
-        direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk_size
-        window = self.shape[1:]
-        target = out
-        if not direct:
-            target = self._scratch.take("chunk", (self.chunk_size, *window), self.dtype)
-        _decode(self.describe(chunk), self.codecs, data, target)
-        if not direct:
-            out[...] = target[: len(out)]
-
-    def describe(self, chunk: int) -> str:
-        """Describe a chunk for an error message."""
-        first = chunk * self.chunk_size
-        last = min(first + self.chunk_size, self.shape[0]) - 1
-        return f"samples {first} to {last} in {self.root}/{self._key(first // self.shard_size)}"
-
-    def _key(self, shard: int) -> str:
-        """Return the path of a shard inside the array."""
-        return "/".join(["c", str(shard), *("0" for _ in self.shape[1:])])
-
-    def _read_index(self, key: str) -> NDArray[np.uint64]:
-        """Return offset and size of every chunk in a shard, which end its file."""
-        index = np.empty((self.shard_size // self.chunk_size, 2), "<u8")
-        size = index.nbytes + CHECKSUM_BYTES
-        if self.file_sizes[key] < size:
-            raise StoreError(f"{self.root}/{key} is too short; make the store again")
-        data = self._read_range(key, self.file_sizes[key] - size, size)
-        _decode(f"the index of {self.root}/{key}", ChunkCodecs(None, checksum=True), data, index)
-        return index
-
-    def _read_range(self, key: str, offset: int, size: int) -> Bytes:
-        """Return bytes of a file, valid until the next read by the same thread."""
-        path = f"{self.root}/{key}"
-        if self.fs is not None:
-            raw = np.frombuffer(self.fs.cat_file(path, start=offset, end=offset + size), np.uint8)
-        else:
-            # Used again, because page faults of a new array take as long as reading. Larger than
-            # needed, so that it soon has the size of the largest chunk.
-            raw = self._scratch.take("file", (size + size // 4,), np.dtype(np.uint8))[:size]
-            with open(path, "rb") as file:
-                self._check_same(key, os.fstat(file.fileno()))
-                file.seek(offset)
-                raw = raw[: file.readinto(raw.data)]
-        if len(raw) != size:
-            raise StoreError(f"{path} is shorter than it was when it was opened")
-        return raw
-
-    def _check_same(self, key: str, status: os.stat_result) -> None:
-        """Refuse a file that replaced the one read before, because samples of both would mix."""
-        identity = self._identities.setdefault(
-            key, (status.st_ino, status.st_mtime_ns, self.file_sizes[key])
-        )
-        if identity != (status.st_ino, status.st_mtime_ns, status.st_size):
-            raise StoreError(
-                f"{self.root}/{key} was replaced or changed since the store was opened; "
-                "open it again"
-            )
-
-
-def _decode(what: str, codecs: ChunkCodecs, data: Bytes, out: NDArray[Any]) -> None:
-    try:
-        codecs.decode(data, out)
-    except ValueError as error:
-        raise StoreError(f"{what} cannot be decoded: {error}; make the store again") from error
-
 
 class StoreSource(DatasetSource):
-    """Samples of a sample store as it was opened, read straight from its shard files."""
+    """Samples of a sample store as it was opened, read straight from its files."""
 
-    def __init__(self, ds: xr.Dataset, recipe: Recipe, arrays: Mapping[str, ShardedArray]) -> None:
+    def __init__(self, ds: xr.Dataset, recipe: Recipe, arrays: Mapping[str, ChunkFiles]) -> None:
         super().__init__(ds, recipe)
-        self._arrays = dict(arrays)
-        first = next(iter(self._arrays.values()))
-        self.remote = first.fs is not None
-        self.counts = even_counts(ds.sizes[self._dim], first.chunk_size)
+        self._arrays = arrays
+        first = next(iter(arrays.values()))
+        self.remote = not isinstance(first.files, LocalFiles)
+        self.counts = even_counts(ds.sizes[self._dim], first.chunks[0])
+        # By description of a file: what changes if it is replaced.
+        self._versions: dict[str, object] = {}
+        self._scratch = Scratch()
+        chunks_per_file = 1 if first.index is None else first.index.shape[0]
+        for chunk in range(0, len(self.counts), chunks_per_file):
+            for array in self._arrays.values():
+                self._check_same(array, chunk)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the files, which a copy in another process notes when it reads them."""
+        return {**self.__dict__, "_versions": {}}
 
     def read(self, chunk: int, out: Mapping[ArrayName, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
+
+        def read(name: ArrayName) -> None:
+            array = self._arrays[name.variable]
+            array.read_chunk(_index(array, chunk), out[name], self._bytes)
+            self._check_same(array, chunk)
+
         if not self.remote or len(out) == 1:
-            for name, target in out.items():
-                self._arrays[name.variable].read(chunk, target)
+            for name in out:
+                read(name)
             return
         # Remote reads mostly wait, so ask for all variables at once.
-        arrays = [self._arrays[name.variable] for name in out]
-        with ThreadPoolExecutor(len(arrays), thread_name_prefix="ml4cube-fetch") as threads:
-            fetched = list(threads.map(lambda array: array.fetch(chunk), arrays))
-        for array, data, target in zip(arrays, fetched, out.values(), strict=True):
-            array.decode(chunk, data, target)
+        with ThreadPoolExecutor(len(out), thread_name_prefix="ml4cube-fetch") as threads:
+            list(threads.map(read, out))
+
+    def _bytes(self, n: int) -> Bytes:
+        """Return an array of bytes, valid until this thread asks again; larger than needed."""
+        return self._scratch.take("file", (n + n // 4,), np.uint8)[:n]
+
+    def _check_same(self, array: ChunkFiles, chunk: int) -> None:
+        """Refuse a file that replaced the one before, because samples of both would mix."""
+        if self.remote:
+            return
+        key = array.key_of(_index(array, chunk))
+        path, version = array.files.describe(key), array.files.version(key)
+        if version is None:
+            raise StoreError(f"{path} is missing; make the store again")
+        if self._versions.setdefault(path, version) != version:
+            raise StoreError(
+                f"{path} was replaced or changed since the store was opened; open it again"
+            )
 
     def describe(self, chunk: int) -> str:
         """Describe a chunk for an error message."""
-        return next(iter(self._arrays.values())).describe(chunk)
+        array = next(iter(self._arrays.values()))
+        path = array.files.describe(array.key_of(_index(array, chunk)))
+        return f"samples {self.starts[chunk]} to {self.starts[chunk + 1] - 1} in {path}"
+
+
+def _index(array: ChunkFiles, chunk: int) -> tuple[int, ...]:
+    """Return the position of a chunk, which holds whole windows."""
+    return (chunk,) + (0,) * (len(array.chunks) - 1)
 
 
 def open_samples(ds: xr.Dataset, recipe: Recipe | None) -> DatasetSource:
     """Choose how to read samples: a store straight from its files, unless it was changed."""
-    from zarr.storage import StorePath
-
-    if recipe is None:  # made by hand
-        return DatasetSource(ds)
     names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
-    arrays = [_array_behind(ds[name].variable) for name in names]
-    if not arrays or None in arrays or not ds.sizes[recipe.array_dims[0]]:
+    if recipe is None or not names or not ds.sizes[recipe.array_dims[0]]:
         return DatasetSource(ds, recipe)
-    groups = [
-        location_of("store", StorePath(array.store, array.path.rpartition("/")[0]))
-        for array in arrays
-    ]
-    # A location that needs storage options is not a str.
-    if not isinstance(groups[0], str) or any(group != groups[0] for group in groups):
-        logger.warning(
-            "samples that were opened with storage options, or from several stores, are read "
-            "through xarray, which is slower; give PTXrDataset the path or URL of one store"
-        )
+    arrays: dict[str, ChunkFiles] = {}
+    for name in names:
+        array = _array_behind(ds[name].variable)
+        files = None if array is None else ChunkFiles.of(array)
+        if files is None or files.chunks[1:] != array.shape[1:]:
+            return DatasetSource(ds, recipe)
+        arrays[name] = files
+    if len({array.chunks[0] for array in arrays.values()}) > 1:
         return DatasetSource(ds, recipe)
-    stored = {name: array.basename for name, array in zip(names, arrays, strict=True)}
-    return StoreSource(ds, recipe, sharded_arrays(groups[0], stored))
+    return StoreSource(ds, recipe, arrays)
 
 
 def _array_behind(variable: xr.Variable) -> Any:

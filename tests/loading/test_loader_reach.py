@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 import xarray as xr
 from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+from zarr.storage import FsspecStore
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from tests.cubes import cell_id_cube
@@ -31,20 +32,19 @@ def remote(tmp_path: Path) -> Iterator[str]:
 
 
 class Gate:
-    """Lets reads through only when `DEPTH` of them wait at once; no clock decides."""
+    """Lets requests through only when so many of them wait at once; no clock decides."""
 
-    def __init__(self, read: Any) -> None:
-        self._read, self.passed = read, 0
-        self._together = threading.Barrier(DEPTH)
-        self._lock = threading.Lock()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+        self._get, self._depth, self.passed = FsspecStore.get, depth, 0
+        self._open = asyncio.Event()
+        monkeypatch.setattr(FsspecStore, "get", lambda *args, **options: self(*args, **options))
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        with self._lock:
-            self.passed += 1
-            waits = self.passed <= DEPTH
-        if waits:
-            self._together.wait(timeout=60)
-        return self._read(*args, **options)
+    async def __call__(self, *args: Any, **options: Any) -> Any:
+        self.passed += 1
+        if self.passed == self._depth:
+            self._open.set()
+        await asyncio.wait_for(self._open.wait(), timeout=60)
+        return await self._get(*args, **options)
 
 
 @pytest.mark.parametrize("buffer_mb", [64, 0.008])
@@ -53,9 +53,7 @@ def test_many_reads_of_a_remote_store_wait_at_once(
 ) -> None:
     data = PTXrDataset(remote, features="a")
     data.take(range(0, 400, 40))  # the indices of the shards are known
-    kind = type(fsspec.filesystem("memory"))
-    gate = Gate(kind.cat_file)
-    monkeypatch.setattr(kind, "cat_file", lambda self, *a, **k: gate(self, *a, **k))
+    gate = Gate(monkeypatch, DEPTH)
     loader = prep_dataloader(data, batch_size=8, buffer_mb=buffer_mb)
     # a loader that asked for fewer chunks at a time would wait for ever
     assert sorted(int(x) for b in loader for x in b[:, 0, 0, 0]) == list(range(400))
@@ -67,15 +65,9 @@ def test_all_variables_of_a_chunk_wait_at_once(
 ) -> None:
     data = PTXrDataset(remote, features=["a", "b", "c"], cache_mb=0)
     data[0]  # the indices of the shards are known
-    together, kind = threading.Barrier(3), type(fsspec.filesystem("memory"))
-    plain = kind.cat_file
-
-    def late(self: Any, *args: Any, **options: Any) -> Any:
-        together.wait(timeout=60)
-        return plain(self, *args, **options)
-
-    monkeypatch.setattr(kind, "cat_file", late)
+    gate = Gate(monkeypatch, 3)
     assert data[15][:, 0, 0].tolist() == [15, 1015, 2015]
+    assert gate.passed == 3
 
 
 def test_a_remote_cube_is_known_to_be_slow() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,10 @@ class Files(ABC):
     def read(self, parts: Sequence[Part]) -> list[Bytes | None]:
         """Read parts of files; None for a file that is absent."""
 
+    def read_into(self, part: Part, take: Callable[[int], Bytes]) -> Bytes | None:
+        """Read a part of a file, on disk into the array that `take` returns for so many bytes."""
+        return self.read([part])[0]
+
     @abstractmethod
     def version(self, key: str) -> object:
         """Return what changes if a file is replaced, as far as that costs no request."""
@@ -58,6 +62,17 @@ class LocalFiles(Files):
     def read(self, parts: Sequence[Part]) -> list[Bytes | None]:
         """Read parts of files."""
         return [self._read(part) for part in parts]
+
+    def read_into(self, part: Part, take: Callable[[int], Bytes]) -> Bytes | None:
+        """Read a part of a file into an array, whose pages the system need not clear again."""
+        if part.stop is None:
+            return self._read(part)
+        try:
+            with open(self.describe(part.key), "rb", buffering=0) as file:
+                data = take(part.stop - part.start)
+                return data[: os.preadv(file.fileno(), [data.data], part.start)]
+        except FileNotFoundError:
+            return None
 
     def _read(self, part: Part) -> Bytes | None:
         try:

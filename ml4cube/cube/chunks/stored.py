@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,6 +141,43 @@ class ChunkFiles:
                 result[target] = buffer[source]
         return result
 
+    def read_chunk(self, chunk: Index, out: NDArray[Any], take: Callable[[int], Bytes]) -> None:
+        """Read a chunk into an array, or its first rows if the array has fewer; none may lack.
+
+        `take` returns an array for its encoded bytes.
+        """
+        key = self.key_of(chunk)
+        place: tuple[int, int | None] | None = (0, None)
+        if self.index is not None:
+            (places,) = self._indices.of(self.files, self.index, [key])
+            place = self._place_of(key, places, chunk, self.index)
+        data = None
+        if place is not None:
+            part = Part(key, *place)
+            data = self.files.read_into(part, take)
+        if data is None:
+            raise ValueError(f"chunk {'/'.join(map(str, chunk))} is missing")
+        target = out
+        if out.dtype != self.dtype or not out.flags.c_contiguous or out.shape != self.chunks:
+            target = np.empty(self.chunks, self.dtype)
+        self._decode(chunk, data, target)
+        if target is not out:
+            out[...] = target[: len(out)]
+
+    def _place_of(
+        self, key: str, places: NDArray[np.uint64] | None, chunk: Index, index: ShardIndex
+    ) -> tuple[int, int] | None:
+        """Return the first byte of a chunk in its shard, and the end; None if it is absent."""
+        start, size = _ABSENT, 0
+        if places is not None:
+            inside = tuple(i % n for i, n in zip(chunk, index.shape, strict=True))
+            start, size = places[inside].tolist()
+        if start == _ABSENT:
+            return None
+        if size > self._most_bytes:
+            raise ValueError(f"shard {self.files.describe(key)} has a damaged index")
+        return start, start + size
+
     def _fetch(self, chunks: Iterable[Index]) -> Iterator[tuple[Index, Bytes | None]]:
         """Yield the encoded bytes of chunks; None where one is absent."""
         by_file: dict[Index, list[Index]] = {}
@@ -166,15 +203,11 @@ class ChunkFiles:
         for key, places, chunks in zip(keys, all_places, shards.values(), strict=True):
             present = []
             for chunk in chunks:
-                start, size = _ABSENT, 0
-                if places is not None:
-                    start, size = places[tuple(np.mod(chunk, index.shape).tolist())].tolist()
-                if start == _ABSENT:
+                place = self._place_of(key, places, chunk, index)
+                if place is None:
                     yield chunk, None
-                elif size > self._most_bytes:
-                    raise ValueError(f"shard {self.files.describe(key)} has a damaged index")
                 else:
-                    present.append((start, start + size, chunk))
+                    present.append((*place, chunk))
             for start, stop, chunk in sorted(present):
                 if not _reaches(stretches, key, start - self.files.gap):
                     stretches.append(_Stretch(key, start, stop, []))
@@ -192,6 +225,10 @@ class ChunkFiles:
         """Bytes that no encoded chunk exceeds: codecs add little to what they cannot compress."""
         return 2 * math.prod(self.chunks) * self.dtype.itemsize + 2**16
 
+    def key_of(self, chunk: Index) -> str:
+        """Return the key of the file that holds a chunk."""
+        return self._key(self._file(chunk))
+
     def _file(self, chunk: Index) -> Index:
         """Return the index of the file that holds a chunk."""
         if self.index is None:
@@ -205,7 +242,7 @@ class ChunkFiles:
         try:
             self.codecs.decode(data, out)
         except ValueError as error:
-            where = self.files.describe(self._key(self._file(chunk)))
+            where = self.files.describe(self.key_of(chunk))
             if self.index is not None:
                 where = f"{'/'.join(map(str, chunk))} in {where}"
             raise ValueError(f"chunk {where}: {error}") from error

@@ -134,7 +134,7 @@ class Scratch(threading.local):
     def __reduce__(self) -> tuple[Any, ...]:
         return Scratch, ()
 
-    def take(self, name: Hashable, shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Array:
+    def take(self, name: Hashable, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an array that is valid until the next call for the same name."""
         array = self._arrays.get(name)
         kind = shape[1:], np.dtype(dtype)
