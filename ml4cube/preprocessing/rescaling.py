@@ -203,8 +203,8 @@ def _entries(name: str, array: xr.DataArray, offset: xr.DataArray) -> list[xr.Va
     if ENTRIES_ATTR in array.attrs:
         return _entries_of_samples(array, offset.shape)
     dims = [str(dim) for dim in offset.dims]
-    labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
-    coords = {str(d): array.indexes[d].values for d in array.dims if d in array.indexes}
+    labels = {dim: offset[dim].values for dim in dims if dim in offset.indexes}
+    coords = {str(d): array[d].values for d in array.dims if d in array.indexes}
     sizes = {str(dim): n for dim, n in array.sizes.items()}
     matched = match_entries(name, dims, offset, labels, sizes, coords)
     return [xr.Variable((dim,), entries) for dim, entries in matched]

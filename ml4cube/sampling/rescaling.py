@@ -59,7 +59,7 @@ def check_no_fill_values(statistics: Statistics, cube: xr.Dataset) -> None:
 def scaling_in(cube: xr.Dataset, statistics: Statistics, recipe: Recipe) -> dict[str, Scaling]:
     """Return offset and scale of every variable that is scaled, in every cell of a cube."""
     sizes = {dim: cube.sizes[dim] for dim in recipe.dims}
-    coords = {dim: cube.indexes[dim].values for dim in recipe.dims if dim in cube.indexes}
+    coords = {dim: cube[dim].values for dim in recipe.dims if dim in cube.indexes}
     return scaling_of(statistics, recipe.scale_fn, sizes, coords)
 
 
