@@ -565,6 +565,16 @@ def test_a_cube_is_the_same_by_any_name_of_its_folder(tmp_path: Path, monkeypatc
     assert len({call(name) for name in names}) == 1
 
 
+def test_a_change_behind_a_link_to_a_folder_is_another_cube(tmp_path: Path) -> None:
+    write(tmp_path / "a", 1.0)
+    (tmp_path / "a/a/c").rename(tmp_path / "elsewhere")
+    (tmp_path / "a/a/c").symlink_to(tmp_path / "elsewhere")
+    before = call(tmp_path / "a")
+    chunk = next(path for path in (tmp_path / "elsewhere").rglob("*") if path.is_file())
+    os.utime(chunk, (1, 1))
+    assert call(tmp_path / "a") != before
+
+
 def test_broken_and_circular_links_are_ignored(tmp_path: Path) -> None:
     write(tmp_path / "a", 1.0)
     (tmp_path / "a/a/lost").symlink_to(tmp_path / "nothing")
