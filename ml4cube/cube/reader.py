@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
-from ml4cube.cube.chunks.blocks import chunks_behind
+from ml4cube.cube.chunks.blocks import chunks_behind, shards_behind
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
 from ml4cube.cube.chunks.stored import StoredChunks, stored_chunks
 from ml4cube.cube.variables import repeats_dim
@@ -37,6 +37,8 @@ class Source:
     dtype: np.dtype[Any]
     # Whether any process can read all cells from it. Of others, tasks are sent their own cells.
     is_shared: bool = True
+    # Whether cells come from elsewhere, so that reading them is mostly waiting.
+    is_remote: bool = False
 
     def read(self, slices: Slices) -> NDArray[Any]:
         """Read the cells inside `slices` of the whole cube."""
@@ -180,11 +182,11 @@ def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Sour
             cells = range(n)[key]
             is_single.append(isinstance(cells, int))
             first.append(cells if isinstance(cells, int) else cells.start)
-        stored = stored_chunks(zarr.array)
         return _ZarrSource(
             dims=dims,
             dtype=dtype,
-            stored=stored,
+            is_remote=zarr.is_remote,
+            stored=stored_chunks(zarr.array),
             first=tuple(first),
             is_single=tuple(is_single),
         )
@@ -192,7 +194,8 @@ def _file_source(dims: tuple[str, ...], file: Any, dtype: np.dtype[Any]) -> Sour
         return _LazySource(dims=dims, dtype=dtype, array=file, is_shared=False)
     from ml4cube.cube.chunks.backend import read_directly
 
-    return _LazySource(dims=dims, dtype=dtype, array=read_directly(file))
+    direct = read_directly(file)
+    return _LazySource(dims=dims, dtype=dtype, array=direct, is_remote=zarr.is_remote)
 
 
 def _is_persisted(data: Any) -> bool:
@@ -221,6 +224,8 @@ class CubeReader:
     sources: Mapping[str, Source]
     # The largest chunk along each dim of the first variable, or the lengths of all, of dask's.
     chunks: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    # The cells of a shard of it along each dim; empty without shards.
+    shards: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, ds: xr.Dataset, names: Iterable[str], dims: Sequence[str]) -> CubeReader:
@@ -247,16 +252,22 @@ class CubeReader:
                 )
         first = next(iter(present.values()), None)
         chunks: dict[str, int | tuple[int, ...]] = {}
+        shards: dict[str, int] = {}
         if first is not None:
-            chunks, sizes = chunks_behind(first), sizes or first.sizes
+            chunks, shards, sizes = chunks_behind(first), shards_behind(first), sizes or first.sizes
         assert sizes is not None
         sources = {name: _source(variable) for name, variable in present.items()}
-        return cls(tuple(map(str, sizes)), tuple(sizes.values()), sources, chunks)
+        return cls(tuple(map(str, sizes)), tuple(sizes.values()), sources, chunks, shards)
 
     @property
     def is_in_memory(self) -> bool:
         """True if the cells of the first variable are in memory."""
         return type(next(iter(self.sources.values()), None)) is _MemorySource
+
+    @property
+    def is_remote(self) -> bool:
+        """True if cells of a variable come from elsewhere, so that reading is mostly waiting."""
+        return any(source.is_remote for source in self.sources.values())
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:

@@ -6,7 +6,7 @@ blocks have the same bits on threads, on processes and on a cluster, and however
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
@@ -17,6 +17,9 @@ from ml4cube.core.grid import Block
 from ml4cube.cube.chunks.blocks import block_shape
 from ml4cube.cube.engine import Engine, Threads, choose_engine, usable_cores
 from ml4cube.cube.reader import CubeReader
+
+# Blocks of a remote cube that are read at a time, and the bytes of their cells.
+_MOST_WAITING, _WAITING_BYTES = 32, 2**28
 
 Cells = Mapping[str, NDArray[Any]]
 Result = TypeVar("Result")
@@ -47,7 +50,7 @@ def blocks_of(
         first, last = box[dim].start, box[dim].stop
         cut = [(first, last)]
         if dim not in uncut:
-            whole = _spans(n, reader.chunks.get(dim, 1), shape[dim])
+            whole = _spans(n, reader.chunks.get(dim, 1), shape[dim], reader.shards.get(dim, 1))
             cut = [(max(a, first), min(b, last)) for a, b in whole if a < last and b > first]
         spans.append(cut)
     blocks = []
@@ -58,10 +61,19 @@ def blocks_of(
     return blocks
 
 
-def _spans(n: int, chunks: int | tuple[int, ...], most: int) -> list[tuple[int, int]]:
-    """Cut a dim into spans of whole chunks, of at most so many cells if there are several."""
+def _spans(n: int, chunks: int | tuple[int, ...], most: int, shard: int) -> list[tuple[int, int]]:
+    """Cut a dim into spans of whole chunks, of at most so many cells if there are several.
+
+    Spans are whole shards, or lie inside one.
+    """
     if isinstance(chunks, int):
-        return [(start, min(start + most, n)) for start in range(0, n, most)]
+        length = most
+        if most >= shard:
+            length -= most % shard
+        starts: list[int] = []
+        for first in range(0, n, max(shard, length)):
+            starts += range(first, min(first + max(shard, length), n), length)
+        return list(pairwise([*starts, n]))
     ends = [0]
     for stop in np.cumsum(chunks).tolist():
         # a longer span takes the place of the one before
@@ -83,14 +95,25 @@ def scan(
     A few blocks are in memory at a time. Without an engine, an active dask client is used, else
     threads; a cube whose first variable is in memory is not sent away.
     """
+    blocks = list(blocks)
     if engine is None:
-        engine = Threads(usable_cores())
+        engine = Threads(_threads_for(reader, blocks))
         if not reader.is_in_memory:
             engine = choose_engine(engine)
     shared, own = reader.split(engine.shares_memory)
     tasks = ((block, own.narrow(block.slices)) for block in blocks)
     with engine:
         yield from engine.run_in_order(_work_on_block, (work, shared), tasks)
+
+
+def _threads_for(reader: CubeReader, blocks: Sequence[Block]) -> int:
+    """Return how many blocks to work on at a time: many where reading is waiting, and they fit."""
+    cores = usable_cores()
+    if not reader.is_remote or not blocks:
+        return cores
+    cell_bytes = sum(dtype.itemsize for dtype in reader.dtypes.values())
+    block_bytes = cell_bytes * max(block.size for block in blocks)
+    return max(cores, min(_MOST_WAITING, _WAITING_BYTES // max(block_bytes, 1)))
 
 
 def _work_on_block(

@@ -36,6 +36,14 @@ def chunks_behind(variable: xr.Variable) -> dict[str, int | tuple[int, ...]]:
     return {**_chunks_in_encoding(variable)}
 
 
+def shards_behind(variable: xr.Variable) -> dict[str, int]:
+    """Return the cells of a shard along each dim of the file; none if it has no shards."""
+    shards = variable.encoding.get("shards") or ()
+    if len(shards) != variable.ndim:
+        return {}
+    return dict(zip(map(str, variable.dims), map(int, shards), strict=True))
+
+
 def _chunks_in_encoding(variable: xr.Variable) -> dict[str, int]:
     chunks = variable.encoding.get("preferred_chunks") or {}
     # along each dim one size, or one per chunk

@@ -113,6 +113,18 @@ class StoreFiles(Files):
     path: str
     gap: int = 2**18
 
+    @classmethod
+    def of(cls, store: Any, path: str) -> StoreFiles:
+        """Return the files of a store, one of s3fs with more than its ten connections."""
+        from zarr.storage import FsspecStore
+
+        if type(store) is FsspecStore and type(store.fs).__module__.startswith("s3fs."):
+            options = store.fs.storage_options
+            config = {"max_pool_connections": _AT_A_TIME, **(options.get("config_kwargs") or {})}
+            fs = type(store.fs)(**{**options, "config_kwargs": config})
+            store = FsspecStore(fs, read_only=True, path=store.path)
+        return cls(store, path)
+
     def read(self, parts: Sequence[Part]) -> list[Bytes | None]:
         """Read parts of files, many at a time."""
         from zarr.core.sync import sync

@@ -34,6 +34,15 @@ class LazyZarr:
     in_this_process: bool = False
     absent_are_gaps: bool = False
 
+    @property
+    def is_remote(self) -> bool:
+        """True if chunks come from elsewhere than this machine's disk and memory."""
+        from zarr.storage import LocalStore
+
+        if self.array is None or self.in_this_process:
+            return False
+        return not isinstance(self.array.store, LocalStore)
+
     @classmethod
     def behind(cls, lazy: Any, dtype: np.dtype[Any]) -> LazyZarr:
         """Find the zarr array behind the data of a variable of some dtype, or of None."""

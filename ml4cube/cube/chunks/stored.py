@@ -324,7 +324,7 @@ def _files_of(stored: Any) -> Files:
     # a subclass of LocalStore may do more than read files
     if type(stored.store) is LocalStore:
         return LocalFiles(str(stored.store.root / stored.path))
-    return StoreFiles(stored.store, stored.path)
+    return StoreFiles.of(stored.store, stored.path)
 
 
 @dataclass(frozen=True)
