@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Slices = Mapping[str, slice]
 
+# Regions of a remote cube that are read at a time, and the bytes of their cells.
+_MOST_WAITING, _WAITING_BYTES = 32, 2**28
+
 # More layers than computations have on one file: of these a graph may have a million tasks.
 _MANY_LAYERS = 32
 
@@ -264,10 +267,15 @@ class CubeReader:
         """True if the cells of the first variable are in memory."""
         return type(next(iter(self.sources.values()), None)) is _MemorySource
 
-    @property
-    def is_remote(self) -> bool:
-        """True if cells of a variable come from elsewhere, so that reading is mostly waiting."""
-        return any(source.is_remote for source in self.sources.values())
+    def reads_at_a_time(self, n_cells: int) -> int:
+        """Return how many regions of so many cells to read at a time: several if that is waiting.
+
+        Their cells fit into 256 MB.
+        """
+        if not any(source.is_remote for source in self.sources.values()):
+            return 1
+        region_bytes = n_cells * sum(dtype.itemsize for dtype in self.dtypes.values())
+        return min(max(_WAITING_BYTES // max(region_bytes, 1), 1), _MOST_WAITING)
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:

@@ -6,7 +6,7 @@ blocks have the same bits on threads, on processes and on a cluster, and however
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
@@ -17,9 +17,6 @@ from ml4cube.core.grid import Block
 from ml4cube.cube.chunks.blocks import block_shape
 from ml4cube.cube.engine import Engine, Threads, choose_engine, usable_cores
 from ml4cube.cube.reader import CubeReader
-
-# Blocks of a remote cube that are read at a time, and the bytes of their cells.
-_MOST_WAITING, _WAITING_BYTES = 32, 2**28
 
 Cells = Mapping[str, NDArray[Any]]
 Result = TypeVar("Result")
@@ -97,23 +94,14 @@ def scan(
     """
     blocks = list(blocks)
     if engine is None:
-        engine = Threads(_threads_for(reader, blocks))
+        largest = max((block.size for block in blocks), default=0)
+        engine = Threads(max(usable_cores(), reader.reads_at_a_time(largest)))
         if not reader.is_in_memory:
             engine = choose_engine(engine)
     shared, own = reader.split(engine.shares_memory)
     tasks = ((block, own.narrow(block.slices)) for block in blocks)
     with engine:
         yield from engine.run_in_order(_work_on_block, (work, shared), tasks)
-
-
-def _threads_for(reader: CubeReader, blocks: Sequence[Block]) -> int:
-    """Return how many blocks to work on at a time: many where reading is waiting, and they fit."""
-    cores = usable_cores()
-    if not reader.is_remote or not blocks:
-        return cores
-    cell_bytes = sum(dtype.itemsize for dtype in reader.dtypes.values())
-    block_bytes = cell_bytes * max(block.size for block in blocks)
-    return max(cores, min(_MOST_WAITING, _WAITING_BYTES // max(block_bytes, 1)))
 
 
 def _work_on_block(

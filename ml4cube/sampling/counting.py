@@ -5,7 +5,7 @@ Imports nothing that a worker does not need.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,12 @@ from ml4cube.core.errors import RunError
 from ml4cube.core.grid import Block
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.engine import Threads
 from ml4cube.cube.reader import CubeReader
 from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.recipe import Recipe
 from ml4cube.recipe.roles import INPUT
-from ml4cube.sampling.outcomes import OUTCOMES, as_labels, classify, gaps_of, mask_of
+from ml4cube.sampling.outcomes import OUTCOMES, CellsByRole, as_labels, classify, gaps_of, mask_of
 from ml4cube.sampling.samples import Schema, make_samples, schema_of, train_statistics
 from ml4cube.sampling.tiling import TiledRecipe
 
@@ -55,16 +56,30 @@ def count_tiles(job: CountJob, tiles: list[tuple[int, dict[str, CubeReader]]]) -
 
     Each tile has a reader for every role.
     """
-    return [_count_tile(job, id, readers) for id, readers in tiles]
+    return [_count_tile(job, id, cells) for id, cells in _read_tiles(job, tiles)]
 
 
-def _count_tile(job: CountJob, id: int, readers: Mapping[str, CubeReader]) -> TileCount:
+def _read_tiles(
+    job: CountJob, tiles: Sequence[tuple[int, dict[str, CubeReader]]]
+) -> Iterator[tuple[int, CellsByRole]]:
+    """Yield tiles and their cells by role; several are read at a time where that is waiting."""
+    bound, grid = job.tiled.bound, job.tiled.tiles
+
+    def read(_: None, task: tuple[int, dict[str, CubeReader]]) -> tuple[int, CellsByRole]:
+        id, readers = task
+        cells = {}
+        for role, box in bound.boxes(grid.block(id)).items():
+            reader = readers[role].joined(job.shared_reader)
+            cells[role] = reader.only(job.names[role]).read(box)
+        return id, cells
+
+    threads = Threads(job.shared_reader.reads_at_a_time(job.tiled.tile_cells))
+    yield from threads.run_in_order(read, None, tiles)
+
+
+def _count_tile(job: CountJob, id: int, cells: CellsByRole) -> TileCount:
     tiled = job.tiled
     tile = tiled.tiles.block(id)
-    cells = {}
-    for role, box in tiled.bound.boxes(tile).items():
-        reader = readers[role].joined(job.shared_reader)
-        cells[role] = reader.only(job.names[role]).read(box)
     outcomes = classify(tiled, cells, tile)
     counts = np.bincount(outcomes, minlength=len(OUTCOMES)).tolist()
     if not job.looks_at_samples:
@@ -110,9 +125,14 @@ def count_train_cells(
 ) -> list[Statistics]:
     """Return the statistics of the raw train cells of some boxes of cells."""
     tiled, shared_reader = shared
+
+    def read(_: None, task: tuple[Block, CubeReader]) -> Arrays:
+        box, reader = task
+        return reader.joined(shared_reader).read(box.slices)
+
     statistics = []
-    for box, reader in boxes:
-        cells = reader.joined(shared_reader).read(box.slices)
+    threads = Threads(shared_reader.reads_at_a_time(tiled.tile_cells))
+    for cells in threads.run_in_order(read, None, boxes):
         counted = as_labels(cells[tiled.label], tiled.label) == PARTS["train"]
         mask = mask_of(tiled.recipe, cells)
         if mask is not None and tiled.recipe.apply_mask:

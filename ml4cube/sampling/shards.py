@@ -15,6 +15,7 @@ from ml4cube.core.errors import RunError
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS
+from ml4cube.cube.engine import Threads
 from ml4cube.cube.reader import CubeReader
 from ml4cube.ledger.draft import WriteErrors
 from ml4cube.ledger.folders import Files, Folder
@@ -78,8 +79,15 @@ def make_shard(
     positions = np.arange(stop - first)  # in the shard, of the samples of all pieces
     if job.is_shuffled:
         positions = _mixed_positions(job.layout, stop - first, _shard_seed(job, shard))
-    for piece in pieces:
-        samples = _piece_samples(job, piece)
+
+    def read(_: None, piece: Piece) -> Arrays:
+        box = job.tiled.bound.cells_of(job.tiled.tiles.block(piece.tile))
+        return piece.reader.joined(job.shared_reader).read(box)
+
+    threads = Threads(job.shared_reader.reads_at_a_time(job.tiled.tile_cells))
+    cells_of_pieces = threads.run_in_order(read, None, pieces)
+    for piece, cells in zip(pieces, cells_of_pieces, strict=True):
+        samples = _piece_samples(job, piece, cells)
         positions_of_piece, positions = np.split(positions, [piece.stop - piece.first])
         for name, array in values.items():
             array[positions_of_piece] = samples[name]
@@ -87,10 +95,9 @@ def make_shard(
         return part, shard, write_shard(job.folder, job.layout, shard, values)
 
 
-def _piece_samples(job: ShardJob, piece: Piece) -> Arrays:
+def _piece_samples(job: ShardJob, piece: Piece, cells: Arrays) -> Arrays:
     tiled = job.tiled
     tile = tiled.tiles.block(piece.tile)
-    cells = piece.reader.joined(job.shared_reader).read(tiled.bound.cells_of(tile))
     keep = np.flatnonzero(classify(tiled, {INPUT: cells}, tile) == PARTS[job.part])
     if len(keep) != piece.expected:
         raise RunError(

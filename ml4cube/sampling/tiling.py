@@ -106,6 +106,12 @@ class TiledRecipe:
         sizes = {dim: min(windows * stride, shape[dim]) for dim, windows, stride in of_dims}
         return Grid.blocks(shape, sizes)
 
+    @property
+    def tile_cells(self) -> int:
+        """Cells that the windows of the largest tile cover."""
+        cells = self.bound.cells_of(self.tiles.block(0))
+        return math.prod(of_dim.stop - of_dim.start for of_dim in cells.values())
+
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Return the first cell of each sample along every dim, as value and as index."""
         result: Arrays = {}
