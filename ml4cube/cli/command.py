@@ -36,6 +36,7 @@ from ml4cube.core.errors import (
     StoreExistsError,
     check_choice,
 )
+from ml4cube.cube.engine import active_cluster
 
 _NO_RESULT: Mapping[str, str] = {}
 _COMMON = {
@@ -46,6 +47,9 @@ _COMMON = {
     "json": "Report in JSON.",
     "debug": "Show the traceback of an error.",
 }
+_SCHEDULER = (
+    "Address of a dask scheduler, on whose workers cubes are read, such as tcp://HOST:8786."
+)
 _TRUST = "Import and call also what a file names that a command wrote: of a run, of a store."
 # Arguments that a command makes for its function: the names of objects that it may import, and
 # `open_cube` with the arguments of the call.
@@ -101,6 +105,9 @@ class Command(click.Command):
             self.params = [*map(self._parameter, arguments), *_common_options()]
             if _NAMES in self._made:
                 self.params.append(click.Option(["--trust"], is_flag=True, help=_TRUST))
+            if _OPEN_CUBE in self._made:
+                option = click.Option(["--scheduler"], metavar="ADDRESS", help=_SCHEDULER)
+                self.params.append(option)
         return super().get_params(ctx)
 
     def _parameter(self, argument: Argument) -> click.Parameter:
@@ -137,11 +144,12 @@ class Command(click.Command):
         """Run the command and return its exit code; an error is one line on stderr."""
         common = {name: ctx.params.pop(name) for name in _COMMON}
         common["trust"] = ctx.params.pop("trust", False)
+        scheduler = ctx.params.pop("scheduler", None)
         wrong = InvalidTypeError, InvalidValueError, StoreExistsError
         # what cannot be opened before the work was asked wrongly too
         asked_wrongly: tuple[type[Exception], ...] = (*wrong, StoreError)
         try:
-            with _plain_warnings():
+            with _plain_warnings(), active_cluster(scheduler):
                 work = self._prepare(ctx.params, common)
                 asked_wrongly = wrong
                 return work()

@@ -204,4 +204,6 @@ def sample(
 
 SPLIT = Command(split, _SPLITS, without=["ds", "name", "recipe"], choice="method")
 STATS = Command(stats, "ml4cube.preprocessing:Statistics.from_cube", without=["ds"])
-SAMPLE = Command(sample, "ml4cube.datasets.multiproc_sampler:MultiProcSampler", without=["ds"])
+SAMPLE = Command(
+    sample, "ml4cube.datasets.multiproc_sampler:MultiProcSampler", without=["ds", "client"]
+)

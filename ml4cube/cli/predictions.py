@@ -143,5 +143,5 @@ def evaluate(
     return Task(lambda: plan, work)
 
 
-PREDICT = Command(predict, "ml4cube.prediction:predict_cube", without=["ds", "recipe"])
+PREDICT = Command(predict, "ml4cube.prediction:predict_cube", without=["ds", "recipe", "client"])
 EVALUATE = Command(evaluate, "ml4cube.evaluation:evaluate", without=["data", "predict", "cube"])

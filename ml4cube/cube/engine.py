@@ -372,14 +372,9 @@ class DaskCluster(_Workers):
 
     def __enter__(self) -> Self:
         """Connect; warn if there are no workers yet."""
-        from distributed import Client
-
-        given = self._given
-        connect: Any = Client
-        try:
-            self._client = connect(given, set_as_default=False) if isinstance(given, str) else given
-        except (OSError, ValueError) as error:
-            raise RunError(f"client={given!r} cannot be reached: {_first_line(error)}") from error
+        self._client = self._given
+        if isinstance(self._given, str):
+            self._client = _connected(self._given)
         self._check_connected()
         if not self._client.scheduler_info(n_workers=-1)["workers"]:
             logger.warning(
@@ -392,6 +387,28 @@ class DaskCluster(_Workers):
         """Disconnect, if the connection was made here."""
         if self._client is not self._given:
             self._client.close()
+
+
+@contextlib.contextmanager
+def active_cluster(address: str | None) -> Iterator[None]:
+    """Make a cluster the place of all work in this context, as an active client does."""
+    if address is None:
+        yield
+        return
+    with _connected(address, set_as_default=True):
+        yield
+
+
+def _connected(address: str, set_as_default: bool = False) -> Any:
+    from distributed import Client
+
+    connect: Any = Client
+    try:
+        return connect(address, set_as_default=set_as_default)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"the dask scheduler {address!r} cannot be reached: {_first_line(error)}"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

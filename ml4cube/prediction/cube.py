@@ -147,7 +147,8 @@ def predict_cube(
         Seed of `samples`. They do not depend on the number of ranks or workers.
     client : dask.distributed.Client or str, optional
         A cluster, or the address of its scheduler, whose workers predict the blocks, and write
-        them to `out`, which they all must reach. The model is sent to them.
+        them to `out`, which they all must reach. The model is sent to them. An active client is
+        used even if it is not named, unless the model is on a GPU or the cube in memory.
     missing_chunks : {"warn", "raise", "drop"}
         What to do about chunks of features and mask that the cube's zarr store lacks and that read
         as values: warn, refuse them, or take their cells for gaps, of integers too.

@@ -19,7 +19,7 @@ from ml4cube.prediction.layout import Expected, Layout
 from ml4cube.prediction.models import Model, device_of, input_dtype, running
 from ml4cube.prediction.output.opening import check_output, make_output, output_location
 from ml4cube.prediction.output.same_call import call_of, source_state
-from ml4cube.prediction.sharing import check_cluster, choose_blocks, predict_blocks, probe
+from ml4cube.prediction.sharing import choose_blocks, engine_for, predict_blocks, probe
 from ml4cube.prediction.template import make_template
 from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.training.ranks.dist import World
@@ -59,8 +59,8 @@ def run(
     has_doubles = any(cube[name].dtype == np.float64 for name in bound.features)
     dtype = input_dtype(models, has_doubles)
     batch_size = options.batch_size
+    device = device_of(models[0], options.device)
     if batch_size is None:
-        device = device_of(models[0], options.device)
         batch_size = _windows_per_call(bound, windows, dtype, device)
     location = output_location(options.out)
     targets = bound.recipe.predicted
@@ -74,7 +74,8 @@ def run(
     heeded = heed_absent_chunks(cube, read, options.missing_chunks, mask=mask)
     source = source_state(cube, read, location)
     world = World.current("cpu")  # blocks travel in main memory
-    check_cluster(options.client, world)
+    reader = CubeReader.of(heeded.cube, read, tuple(windows.dims))
+    engine = engine_for(options.client, world, device, reader)
     random = options.samples, options.seed
     with running(models, options.device, dtype, *random, bound.channels) as members:
         predictor = BlockPredictor(
@@ -82,7 +83,7 @@ def run(
             bound,
             windows,
             Layout.plain(expected),
-            CubeReader.of(heeded.cube, read, tuple(windows.dims)),
+            reader,
             options.mask,
             options.keep_gaps,
             options.reduce,
@@ -132,7 +133,7 @@ def run(
                 source.check_unchanged(location)
 
         return predict_blocks(
-            predictor, blocks, output, world, options.client, options.progress, check_source
+            predictor, blocks, output, world, engine, options.progress, check_source
         )
 
 

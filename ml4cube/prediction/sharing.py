@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.cube.chunks.blocks import source_chunks
-from ml4cube.cube.engine import DaskCluster, Engine, check_client
+from ml4cube.cube.engine import Engine, check_client, choose_engine
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_variables
 from ml4cube.prediction.block import BlockPredictor
@@ -110,13 +111,23 @@ def choose_blocks(predictor: BlockPredictor, cube: xr.Dataset) -> Grid:
     return Grid.blocks(windows.result_shape, windows.block_size(chunks, cells * n_leads))
 
 
-def check_cluster(client: Any, world: World) -> None:
-    """Refuse what is no cluster, and a cluster beside several ranks."""
+def engine_for(client: Any, world: World, device: torch.device, reader: CubeReader) -> Engine:
+    """Choose where blocks are predicted: by the ranks, or on a cluster that is given or active.
+
+    A model on a GPU, or a cube in memory, goes to a cluster only if that is given.
+    """
     check_client(client)
-    if client is not None and world.size > 1:
-        raise InvalidTypeError(
-            f"client must be None in a group of {world.size} ranks, which share the blocks already"
-        )
+    ranks = RankEngine(world)
+    if world.size > 1:
+        if client is not None:
+            raise InvalidTypeError(
+                f"client must be None in a group of {world.size} ranks, which share the blocks "
+                "already"
+            )
+        return ranks
+    if client is None and (device.type != "cpu" or reader.is_in_memory):
+        return ranks
+    return choose_engine(ranks, client)
 
 
 def predict_blocks(
@@ -124,18 +135,15 @@ def predict_blocks(
     blocks: Grid,
     output: Output,
     world: World,
-    client: Any,
+    engine: Engine,
     progress: bool,
     check_source: Callable[[], None],
 ) -> xr.Dataset:
-    """Predict all blocks, by the ranks or the workers of a cluster.
+    """Predict all blocks.
 
     `check_source` is called before the result is published.
     """
     _keep_freed_memory()
-    engine: Engine = RankEngine(world)
-    if client is not None:
-        engine = DaskCluster(client)
     try:
         done = output.begin()
         ids = [id for id in range(len(blocks)) if id not in done]

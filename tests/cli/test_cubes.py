@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
+import distributed
 import numpy as np
 import pytest
 import xarray as xr
 from xarray.backends import BackendEntrypoint
 
 from ml4cube.cli import files
+from ml4cube.cube.engine import DaskCluster
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_store
 from ml4cube.ledger.folders import whole_file
@@ -24,6 +27,7 @@ from ml4cube.ledger.manifest import read_manifest
 from ml4cube.preprocessing import Statistics
 from ml4cube.splits import assign_block_split, assign_region_split, assign_time_split
 from tests.cli.running import error_of, invoke, small_cube
+from tests.clusters import local_cluster
 
 TARGETS = "--train-cube train.zarr --test-cube test.zarr --val-cube val.zarr --nproc 1"
 SAMPLE = f"sample cube.zarr --recipe split.json --sample-size '{{lat: 2, lon: 2}}' {TARGETS}"
@@ -367,6 +371,30 @@ def test_rerun_of_a_source_that_needs_an_engine(folder, monkeypatch):
     invoke(f"sample cube.txt --engine named {TARGETS} --data-split 0.5 --block-size '{{time: 3}}'")
     assert "the call was given an engine, give --engine" in error_of("rerun train.zarr")
     assert "byte-equal" in invoke("rerun train.zarr --engine named").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", ["stats cube.zarr --recipe split.json --out {}.json", f"{SAMPLE} --scale-fn null"]
+)
+def test_a_scheduler_does_the_work_of_any_command(recipe, monkeypatch, line):
+    runs = []
+    run = DaskCluster.run
+    monkeypatch.setattr(DaskCluster, "run", lambda *given: runs.append(1) or run(*given))
+    with local_cluster(1) as cluster:
+        invoke(f"{line.replace('{}', 'there')} --scheduler {cluster.scheduler_address}")
+    assert runs
+    with pytest.raises(ValueError, match="client"):
+        distributed.default_client()  # it is disconnected
+    if "stats" in line:
+        invoke(line.replace("{}", "here"))
+        assert Path("here.json").read_bytes() == Path("there.json").read_bytes()
+
+
+def test_a_scheduler_that_is_not_there(recipe):
+    with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}):
+        told = error_of("stats cube.zarr --scheduler tcp://127.0.0.1:9", code=1)
+    assert "the dask scheduler 'tcp://127.0.0.1:9' cannot be reached" in told
 
 
 CALLBACK = """

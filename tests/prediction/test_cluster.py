@@ -5,14 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 
+from ml4cube.cube.engine import DaskCluster
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidTypeError, RunError
 from ml4cube.prediction import predict_cube
 from tests.clusters import local_cluster
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
+
+BATCH = {"batch_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +54,25 @@ def test_workers_write_the_bytes_of_one_process(tmp_path, client, monkeypatch):
     assert tree(tmp_path / "here.zarr") == tree(tmp_path / "cluster.zarr")
     here, there = (forecast(None, given) for given in (None, client.scheduler.address))
     np.testing.assert_array_equal(here.a, there.a)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["stored", "in memory", "on a GPU"])
+def test_an_active_client_predicts_what_it_can_read(tmp_path, client, monkeypatch, where):
+    runs = []
+    run = DaskCluster.run
+    monkeypatch.setattr(DaskCluster, "run", lambda *given: runs.append(1) or run(*given))
+    cube = cell_id_cube({"time": 8, "lat": 4}, "float32")
+    expected = predict_cube(lambda x: 2 * x, cube, features="a", out=None, progress=False)
+    assert not runs
+    if where != "in memory":
+        cube.to_zarr(tmp_path / "c.zarr")
+        cube = xr.open_zarr(tmp_path / "c.zarr", chunks=None)
+    if where == "on a GPU":
+        monkeypatch.setattr("ml4cube.prediction.run.device_of", lambda *given: torch.device("meta"))
+    found = predict_cube(lambda x: 2 * x, cube, features="a", out=None, progress=False, **BATCH)
+    xr.testing.assert_identical(found.a, expected.a)
+    assert len(runs) == (where == "stored")
 
 
 @pytest.mark.slow
