@@ -179,9 +179,11 @@ class Draft(AbstractContextManager["Draft"]):
 
     def discard(self) -> None:
         """Remove the work folder, or our part of it, and release the lock."""
-        if self.lock.is_held:
-            self._remove_ours({LOCK})
-        self.lock.release()
+        try:
+            if self.lock.is_held:
+                self._remove_ours({LOCK})
+        finally:
+            self.lock.release()
 
     def close(self) -> None:
         """Release the lock; finished tasks are kept for the next run."""

@@ -104,8 +104,12 @@ class LocalFolder(Folder):
 
     def lock(self, target: Folder) -> LocalLock:
         lock = LocalLock(self.root, target)
-        if isinstance(target, LocalFolder):
-            target._restore_replaced()
+        try:
+            if isinstance(target, LocalFolder):
+                target._restore_replaced()
+        except BaseException:
+            lock.release()
+            raise
         return lock
 
     def replace(
@@ -208,10 +212,12 @@ class LocalLock(Lock):
     def release(self) -> None:
         import fcntl
 
-        self._remove()
-        # a process forked in the meantime also has the file open
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._file.close()
+        try:
+            self._remove()
+        finally:  # also if this is interrupted, or later runs of this process would find it locked
+            # a process forked in the meantime also has the file open
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):

@@ -1138,6 +1138,24 @@ class TestTargets:
         others[0].close()
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.parametrize(
+        "step",
+        [
+            "draft.Draft._remove_ours",
+            "local.LocalLock._remove",
+            "local.LocalFolder._is_half_replaced",
+        ],
+    )
+    def test_an_interrupt_leaves_nothing_locked_in_this_process(
+        self, tmp_path: Path, monkeypatch: Any, step: str
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"ml4cube.ledger.{step}", die)
+            with pytest.raises(KeyboardInterrupt) as kept:  # with all objects of its frames
+                Draft(tmp_path / "train.zarr", "call", SAMPLES).discard()
+        Draft(tmp_path / "train.zarr", "call", SAMPLES).close()
+        assert kept.tb is not None
+
     @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
     def test_a_disk_without_locks_is_named_and_nothing_left_there(
         self, tmp_path: Path, monkeypatch: Any, number: int
