@@ -81,6 +81,17 @@ def test_planted_pickle_is_never_executed(tmp_path, monkeypatch, load):
     assert not mark.exists()
 
 
+def test_a_snapshot_of_an_older_format_is_refused_by_name(tmp_path):
+    path = tmp_path / "run.pt"
+    trainer(snapshot_path=path).train()
+    written = path.read_bytes()
+    write_file(path, {**read_file(path), "ml4cube_snapshot": 6})
+    with pytest.raises(StoreError, match=r"run\.pt is not a snapshot of format 7; give another"):
+        trainer(snapshot_path=path).train()
+    path.write_bytes(written)
+    trainer(snapshot_path=path).train()
+
+
 def test_older_formats_of_torch_are_refused(tmp_path):
     """Releases of torch before 2.6 execute pickles in them, whatever weights_only says."""
     path = tmp_path / "old.pt"

@@ -30,7 +30,7 @@ from ml4cube.training.state import History, TrainState, restore_rng
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 6
+FORMAT = 7
 # Settings without which the position inside an epoch has no meaning.
 _POSITION_SETTINGS = {"batch_size", "seed", "loader seed", "ranks"}
 
