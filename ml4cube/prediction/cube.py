@@ -148,7 +148,9 @@ def predict_cube(
     client : dask.distributed.Client or str, optional
         A cluster, or the address of its scheduler, whose workers predict the blocks, and write
         them to `out`, which they all must reach. The model is sent to them. An active client is
-        used even if it is not named, unless the model is on a GPU or the cube in memory.
+        used even if it is not named, unless the model is on a GPU or the cube in memory. The result
+        has the bits of one made here if torch has as many threads here as in a worker (dask starts
+        workers with one: ``torch.set_num_threads(1)``); other numbers of threads change last bits.
     missing_chunks : {"warn", "raise", "drop"}
         What to do about chunks of features and mask that the cube's zarr store lacks and that read
         as values: warn, refuse them, or take their cells for gaps, of integers too.
