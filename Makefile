@@ -5,7 +5,7 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-quick test-faults plant-faults test-newest lint docs notebooks clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-prediction bench-honesty bench-gpu_feed bench-loaders_in_trainers bench-against
+.PHONY: help setup demo test test-quick test-faults plant-faults test-newest lint docs notebooks clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-prediction bench-honesty bench-gpu_feed bench-loaders_in_trainers bench-against bench-sources bench-remote bench-cluster
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite (a quarter of an hour on two cores)"
@@ -16,7 +16,7 @@ help:
 	@echo "make notebooks    run the notebooks and keep their outputs (NOTEBOOKS=notebooks/NAME.ipynb: only one)"
 	@echo "make setup   only build $(VENV)/"
 	@echo "make bench-NAME    measure (statistics, loading, training, prediction, codecs, sampling,"
-	@echo "             sampling_speedup, honesty, gpu_feed), into benchmarks/results/"
+	@echo "             sampling_speedup, honesty, gpu_feed, sources, remote, cluster), into benchmarks/results/"
 	@echo "make bench-against BASE=COMMIT    compare the speed of every stage with that of another commit"
 	@echo "make bench-loaders_in_trainers    check our loaders inside other libraries' trainers"
 
@@ -51,7 +51,8 @@ plant-faults: setup
 	$(PY) scripts/plant_faults.py $(IN) --count $(or $(COUNT),20) -- -m "not slow and not soak"
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
-bench-statistics bench-codecs bench-gpu_feed bench-sampling_speedup bench-honesty: bench-%: setup
+bench-statistics bench-codecs bench-gpu_feed bench-sampling_speedup bench-honesty \
+	bench-sources bench-remote bench-cluster: bench-%: setup
 	$(PY) -P benchmarks/$*.py
 
 bench-against: setup
