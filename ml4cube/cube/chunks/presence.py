@@ -112,8 +112,8 @@ def _existing(array: Any, keys: Sequence[str]) -> set[str] | None:
 
     store = array.store
     if type(store) is LocalStore:  # looking for each file is quicker than walking through folders
-        folder = str(store.root / array.path)
-        return {key for key in keys if _exists(f"{folder}/{key}", array.shards is not None)}
+        folder, has_shards = str(store.root / array.path), array.shards is not None
+        return {key for key in keys if _exists(f"{folder}/{key}", has_shards)}
     if "http" in getattr(getattr(store, "fs", None), "protocol", ()):
         return None  # a web server lists pages, not files
     prefix = ""
