@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.cube.chunks.blocks import chunks_behind, shards_behind
 from ml4cube.cube.chunks.lazy_zarr import LazyZarr, file_behind
-from ml4cube.cube.chunks.stored import StoredChunks, stored_chunks
+from ml4cube.cube.chunks.stored import ChunkFiles, StoredChunks, stored_chunks
 from ml4cube.cube.variables import repeats_dim
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class Source:
         # a copy, so that pickling sends only these cells, not the array they are a view of
         cells, origin = np.array(self.read(slices)), tuple(slices[d].start for d in self.dims)
         return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
+
+    def for_one_run(self) -> Source:
+        """Return a source for the tasks of one run, in which its files are not replaced."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +121,11 @@ class _ZarrSource(Source):
     # has no such dim.
     first: tuple[int, ...]
     is_single: tuple[bool, ...]
+
+    def for_one_run(self) -> Source:
+        if isinstance(self.stored, ChunkFiles):
+            return replace(self, stored=self.stored.keeping_indices())
+        return self
 
     def read(self, slices: Slices) -> NDArray[Any]:
         dims = iter(self.dims)
@@ -298,7 +307,7 @@ class CubeReader:
         shared, own = {}, {}
         for name, source in self.sources.items():
             if shares_memory or source.is_shared:
-                shared[name] = source
+                shared[name] = source.for_one_run()
             else:
                 own[name] = source
         return replace(self, sources=shared), replace(self, sources=own)

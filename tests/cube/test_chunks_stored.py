@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from zarr.codecs import (
     ZstdCodec,
 )
 
+from ml4cube.cube.chunks.files import LocalFiles, StoreFiles
 from ml4cube.cube.chunks.stored import ChunkFiles
 
 V3: dict[str, Any] = {
@@ -161,6 +165,7 @@ def test_of_a_shard_the_index_is_read_once_and_neighbours_together() -> None:
     array, cells = sharded(store)
     reader = ChunkFiles.of(array)
     assert reader is not None
+    reader = reader.keeping_indices()
     store.requests.clear()
     with ThreadPoolExecutor(8) as pool:
         rows = list(
@@ -192,8 +197,10 @@ def test_a_failed_read_of_an_index_is_tried_again(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(reader.read(whole), cells)
 
 
-def test_a_shard_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
-    array, _ = sharded(tmp_path / "a")
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_a_shard_that_is_replaced_is_read_anew(tmp_path: Path, place: str) -> None:
+    store: Any = tmp_path / "a" if place == "disk" else Counting()
+    array, _ = sharded(store)
     reader = ChunkFiles.of(array)
     assert reader is not None
     whole = (slice(0, 24), slice(0, 8))
@@ -243,3 +250,52 @@ def test_a_damaged_chunk_of_a_shard_is_named(tmp_path: Path) -> None:
     assert reader is not None
     with pytest.raises(ValueError, match=rf"chunk \d+/\d+ in {file}: "):
         reader.read((slice(0, 24), slice(0, 8)))
+
+
+def test_a_shard_that_is_replaced_while_threads_ask_for_it_keeps_none_waiting(
+    tmp_path: Path,
+) -> None:
+    array, _ = sharded(tmp_path / "a")
+    reader = ChunkFiles.of(array)
+    assert reader is not None
+    version = itertools.count()
+    together = threading.Barrier(2)
+
+    def changing(self: Any, key: str) -> object:
+        return next(version)  # as if it was replaced before each read
+
+    def slowly(self: Any, parts: Any) -> Any:
+        if parts[0].start < 0:  # of an index
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(timeout=5)
+        return read(self, parts)
+
+    read = LocalFiles.read
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(LocalFiles, "version", changing)
+        patch.setattr(LocalFiles, "read", slowly)
+        box = (slice(0, 8), slice(0, 8))
+        one, other = (pool.submit(reader.read, box) for _ in range(2))
+        np.testing.assert_array_equal(one.result(timeout=30), other.result(timeout=30))
+
+
+@pytest.mark.parametrize("how", ["as options", "as positional arguments", "set later"])
+def test_connections_are_added_where_options_tell_all_of_a_file_system(how: str) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    arguments: Any = {"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "s"}
+    if how == "as positional arguments":
+        fs = s3fs.S3FileSystem(False, *arguments.values(), asynchronous=True)
+    else:
+        fs = s3fs.S3FileSystem(**arguments, asynchronous=True)
+    if how == "set later":
+        fs = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True)
+        fs.key = "k"
+    store = zarr.storage.FsspecStore(fs, path="b/c", allowed_exceptions=(KeyError,))
+    files = StoreFiles.of(store, "a")
+    assert files.store.fs.key == "k"
+    assert files.store.path == "b/c"
+    if how == "set later":
+        assert files.store.fs is fs
+    else:
+        assert files.store.fs.config_kwargs["max_pool_connections"] == 64
+        assert files.store.allowed_exceptions == (KeyError,)

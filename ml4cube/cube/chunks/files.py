@@ -119,10 +119,8 @@ class StoreFiles(Files):
         from zarr.storage import FsspecStore
 
         if type(store) is FsspecStore and type(store.fs).__module__.startswith("s3fs."):
-            options = store.fs.storage_options
-            config = {"max_pool_connections": _AT_A_TIME, **(options.get("config_kwargs") or {})}
-            fs = type(store.fs)(**{**options, "config_kwargs": config})
-            store = FsspecStore(fs, read_only=True, path=store.path)
+            fs, allowed = _with_connections(store.fs), store.allowed_exceptions
+            store = FsspecStore(fs, read_only=True, path=store.path, allowed_exceptions=allowed)
         return cls(store, path)
 
     def read(self, parts: Sequence[Part]) -> list[Bytes | None]:
@@ -160,3 +158,22 @@ class StoreFiles(Files):
     def describe(self, key: str) -> str:
         """Return the key of a file in the store."""
         return f"{self.path}/{key}".lstrip("/")
+
+
+def _with_connections(fs: Any) -> Any:
+    """Return a file system of s3fs with a connection for each request, where its options tell all.
+
+    One that was changed after it was made is returned as it is.
+    """
+    options = {**fs.storage_options, "skip_instance_cache": True}
+    config = {"max_pool_connections": _AT_A_TIME, **(options.get("config_kwargs") or {})}
+    if _settings(type(fs)(*fs.storage_args, **options)) != _settings(fs):
+        return fs
+    return type(fs)(*fs.storage_args, **{**options, "config_kwargs": config})
+
+
+def _settings(fs: Any) -> dict[str, Any]:
+    """Return the public attributes of a file system that are plain values."""
+    plain = (str, int, float, dict, list, tuple, type(None))
+    public = {name: value for name, value in vars(fs).items() if not name.startswith("_")}
+    return {name: value for name, value in public.items() if isinstance(value, plain)}

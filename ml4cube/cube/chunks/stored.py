@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,8 @@ class ChunkFiles:
 
     The file with index (1, 0) has the key ``c/1/0`` if `file_name` is ``c/{}/{}``. It is one chunk,
     or a shard of several, which then has an `index`. A chunk has `chunks` cells along each axis;
-    cells of absent chunks are `fill`. Indices of shards are read once.
+    cells of absent chunks are `fill`. On disk the index of a shard is read again only if its file
+    was replaced; elsewhere with every read, unless the reader is made to keep indices.
     """
 
     files: Files
@@ -72,6 +73,8 @@ class ChunkFiles:
     fill: Any
     codecs: ChunkCodecs
     index: ShardIndex | None
+    # Whether indices are kept of files whose replacement would not be noticed.
+    keeps_indices: bool = False
     _indices: _Indices = field(default_factory=lambda: _Indices(), compare=False, repr=False)
 
     @classmethod
@@ -111,6 +114,10 @@ class ChunkFiles:
             index=index,
         )
 
+    def keeping_indices(self) -> ChunkFiles:
+        """Return a reader of files that are not replaced while it is used."""
+        return replace(self, keeps_indices=True, _indices=_Indices())
+
     def read(self, box: Sequence[slice]) -> NDArray[Any]:
         """Read a box of cells."""
         shape = tuple(s.stop - s.start for s in box)
@@ -149,7 +156,7 @@ class ChunkFiles:
         key = self.key_of(chunk)
         place: tuple[int, int | None] | None = (0, None)
         if self.index is not None:
-            (places,) = self._indices.of(self.files, self.index, [key])
+            (places,) = self._indices.of(self.files, self.index, [key], self.keeps_indices)
             place = self._place_of(key, places, chunk, self.index)
         data = None
         if place is not None:
@@ -199,7 +206,7 @@ class ChunkFiles:
     ) -> Iterator[tuple[Index, Bytes | None]]:
         keys = [self._key(shard) for shard in shards]
         stretches: list[_Stretch] = []
-        all_places = self._indices.of(self.files, index, keys)
+        all_places = self._indices.of(self.files, index, keys, self.keeps_indices)
         for key, places, chunks in zip(keys, all_places, shards.values(), strict=True):
             present = []
             for chunk in chunks:
@@ -275,33 +282,44 @@ class _Indices:
         return _Indices, ()
 
     def of(
-        self, files: Files, index: ShardIndex, keys: Sequence[str]
+        self, files: Files, index: ShardIndex, keys: Sequence[str], keep: bool
     ) -> list[NDArray[np.uint64] | None]:
-        """Return the index of each shard; None for a shard that is absent."""
-        missing: list[str] = []
+        """Return the index of each shard; None for a shard that is absent.
+
+        Indices of files that may be replaced without notice are only kept if they are to be.
+        """
+        missing: dict[str, Future[NDArray[np.uint64] | None]] = {}
         with self._lock:
             for key in keys:
                 version = files.version(key)
+                if version is None and not keep:
+                    version = object()  # equals no other
                 if key not in self._entries or self._entries[key][0] != version:
-                    self._entries[key] = version, Future()
-                    missing.append(key)
+                    missing[key] = Future()
+                    self._entries[key] = version, missing[key]
             futures = [self._entries[key][1] for key in keys]
-        self._read(files, index, missing)
+        if missing:
+            self._read(files, index, missing)
         return [future.result() for future in futures]
 
-    def _read(self, files: Files, index: ShardIndex, keys: Sequence[str]) -> None:
-        if not keys:
-            return
-        entries = [self._entries[key] for key in keys]
+    def _read(
+        self,
+        files: Files,
+        index: ShardIndex,
+        missing: Mapping[str, Future[NDArray[np.uint64] | None]],
+    ) -> None:
         try:
-            parts = files.read([index.part(key) for key in keys])
-            decoded = [_decode_index(files, index, *part) for part in zip(keys, parts, strict=True)]
+            parts = files.read([index.part(key) for key in missing])
+            decoded = [
+                _decode_index(files, index, *part) for part in zip(missing, parts, strict=True)
+            ]
         except BaseException as error:
-            for key, (_, future) in zip(keys, entries, strict=True):
-                self._entries.pop(key, None)  # the next read tries again
+            with self._lock:
+                self._entries.clear()  # the next read tries again
+            for future in missing.values():
                 future.set_exception(error)
             raise
-        for (_, future), places in zip(entries, decoded, strict=True):
+        for future, places in zip(missing.values(), decoded, strict=True):
             future.set_result(places)
 
 
