@@ -165,15 +165,16 @@ def _with_connections(fs: Any) -> Any:
 
     One that was changed after it was made is returned as it is.
     """
-    options = {**fs.storage_options, "skip_instance_cache": True}
-    config = {"max_pool_connections": _AT_A_TIME, **(options.get("config_kwargs") or {})}
-    if _settings(type(fs)(*fs.storage_args, **options)) != _settings(fs):
+    make, options = type(fs), fs.storage_options
+    again = make(*fs.storage_args, **{**options, "skip_instance_cache": True})
+    if _settings(again) != _settings(fs):
         return fs
-    return type(fs)(*fs.storage_args, **{**options, "config_kwargs": config})
+    config = {"max_pool_connections": _AT_A_TIME, **(options.get("config_kwargs") or {})}
+    return make(*fs.storage_args, **{**options, "config_kwargs": config})
 
 
 def _settings(fs: Any) -> dict[str, Any]:
-    """Return the public attributes of a file system that are plain values."""
-    plain = (str, int, float, dict, list, tuple, type(None))
+    """Return the public attributes of a file system that are plain values and set."""
+    plain = (str, int, float, dict, list, tuple)
     public = {name: value for name, value in vars(fs).items() if not name.startswith("_")}
     return {name: value for name, value in public.items() if isinstance(value, plain)}
