@@ -100,7 +100,7 @@ def open_samples(ds: xr.Dataset, recipe: Recipe | None) -> DatasetSource:
         files = None if array is None else ChunkFiles.of(array)
         if files is None or files.chunks[1:] != array.shape[1:]:
             return DatasetSource(ds, recipe)
-        arrays[name] = files
+        arrays[name] = files.keeping_indices()  # nothing replaces the files of a store
     if len({array.chunks[0] for array in arrays.values()}) > 1:
         return DatasetSource(ds, recipe)
     return StoreSource(ds, recipe, arrays)
