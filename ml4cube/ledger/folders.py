@@ -80,15 +80,15 @@ class Folder(ABC):
         """Make the folder, where files can only be written to one that exists."""
 
     def remove(self, path: str) -> None:
-        """Remove a file if it exists."""
+        """Remove a file if it exists; places that replace stores otherwise need not."""
         raise NotImplementedError
 
     def clear(self) -> None:
-        """Remove all files, and the folder; also a file that is here instead."""
+        """Remove a work folder, which no session has, or the file that is here instead."""
         raise NotImplementedError
 
     def lock(self, target: Folder) -> Lock:
-        """Lock this work folder of a target."""
+        """Lock this work folder of a target; no session has one."""
         raise NotImplementedError
 
     def replace(

@@ -14,7 +14,6 @@ from ml4cube.core.errors import RunError
 from ml4cube.core.grid import Block
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.cube.engine import Threads
 from ml4cube.cube.reader import CubeReader
 from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.recipe import Recipe
@@ -73,7 +72,7 @@ def _read_tiles(
             cells[role] = reader.only(job.names[role]).read(box)
         return id, cells
 
-    threads = Threads(job.shared_reader.reads_at_a_time(job.tiled.tile_cells))
+    threads = job.tiled.threads(job.shared_reader)
     yield from threads.run_in_order(read, None, tiles)
 
 
@@ -131,7 +130,7 @@ def count_train_cells(
         return reader.joined(shared_reader).read(box.slices)
 
     statistics = []
-    threads = Threads(shared_reader.reads_at_a_time(tiled.tile_cells))
+    threads = tiled.threads(shared_reader)
     for cells in threads.run_in_order(read, None, boxes):
         counted = as_labels(cells[tiled.label], tiled.label) == PARTS["train"]
         mask = mask_of(tiled.recipe, cells)

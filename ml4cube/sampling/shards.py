@@ -15,7 +15,6 @@ from ml4cube.core.errors import RunError
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS
-from ml4cube.cube.engine import Threads
 from ml4cube.cube.reader import CubeReader
 from ml4cube.ledger.draft import WriteErrors
 from ml4cube.ledger.folders import Files, Folder
@@ -84,7 +83,7 @@ def make_shard(
         box = job.tiled.bound.cells_of(job.tiled.tiles.block(piece.tile))
         return piece.reader.joined(job.shared_reader).read(box)
 
-    threads = Threads(job.shared_reader.reads_at_a_time(job.tiled.tile_cells))
+    threads = job.tiled.threads(job.shared_reader)
     cells_of_pieces = threads.run_in_order(read, None, pieces)
     for piece, cells in zip(pieces, cells_of_pieces, strict=True):
         samples = _piece_samples(job, piece, cells)

@@ -19,6 +19,8 @@ from ml4cube.core.errors import InvalidTypeError
 from ml4cube.core.grid import Block, Grid, cell_ids
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.engine import Threads
+from ml4cube.cube.reader import CubeReader
 from ml4cube.recipe.bound import BoundRecipe
 from ml4cube.recipe.preparation import Arrays
 from ml4cube.recipe.recipe import Recipe
@@ -106,11 +108,12 @@ class TiledRecipe:
         sizes = {dim: min(windows * stride, shape[dim]) for dim, windows, stride in of_dims}
         return Grid.blocks(shape, sizes)
 
-    @property
-    def tile_cells(self) -> int:
-        """Cells that the windows of the largest tile cover."""
-        cells = self.bound.cells_of(self.tiles.block(0))
-        return math.prod(of_dim.stop - of_dim.start for of_dim in cells.values())
+    def threads(self, reader: CubeReader) -> Threads:
+        """Return threads that read tiles, ahead of their use where reading is waiting."""
+        box = self.bound.cells_of(self.tiles.block(0))  # of the largest
+        n_cells = math.prod(cells.stop - cells.start for cells in box.values())
+        # as many tiles as are being read wait for their use
+        return Threads(reader.reads_at_a_time(2 * n_cells))
 
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Return the first cell of each sample along every dim, as value and as index."""
